@@ -1,0 +1,5 @@
+"""Flower ClientApp: wiring only."""
+
+from fedsync.runtime.silo import app
+
+__all__ = ["app"]

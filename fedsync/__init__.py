@@ -1,0 +1,55 @@
+"""FedSync: federated learning on Flower for silos of unequal speed.
+
+The public names load on first use, so that ``import fedsync`` stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsync.config.cluster import ClusterConfig
+    from fedsync.config.strategy import StrategyConfig
+    from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
+    from fedsync.observe.replay import replay
+    from fedsync.runtime.strategy import FedSync
+    from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ClusterConfig": "fedsync.config.cluster",
+    "StrategyConfig": "fedsync.config.strategy",
+    "ConfigError": "fedsync.core.errors",
+    "FedSyncError": "fedsync.core.errors",
+    "PolicyError": "fedsync.core.errors",
+    "ProtocolError": "fedsync.core.errors",
+    "RunError": "fedsync.core.errors",
+    "replay": "fedsync.observe.replay",
+    "FedSync": "fedsync.runtime.strategy",
+    "SiloData": "fedsync.tasks.protocol",
+    "SiloSlot": "fedsync.tasks.protocol",
+    "Task": "fedsync.tasks.protocol",
+}
+
+__all__ = [
+    "ClusterConfig",
+    "ConfigError",
+    "FedSync",
+    "FedSyncError",
+    "PolicyError",
+    "ProtocolError",
+    "RunError",
+    "SiloData",
+    "SiloSlot",
+    "StrategyConfig",
+    "Task",
+    "replay",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsync' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

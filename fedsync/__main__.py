@@ -1,0 +1,5 @@
+"""``python -m fedsync`` is ``fedsync``."""
+
+from fedsync.cli import main
+
+main()

@@ -1,0 +1,62 @@
+"""Where a driver keeps the model and the updates that wait for a commit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsync.core.actions import Commit
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Vector
+
+MAX_MAGNITUDE = 1e30
+"""Largest value accepted in an update: sums of any number of silos stay finite in float32."""
+
+
+class ModelStore:
+    """The current model and the payloads of pending updates, by update id.
+
+    The model of each version is a new array, so references to older versions stay valid.
+
+    Args:
+        model: version 0, float32 [values].
+    """
+
+    def __init__(self, model: Vector) -> None:
+        self.model = model
+        self._pending: dict[str, Vector] = {}
+
+    def put(self, silo: str, update_id: str, update: Vector) -> None:
+        """Keep an update, after a check that it can do no harm.
+
+        Raises:
+            ProtocolError: wrong type or shape, or a value that is not finite.
+        """
+        if update.dtype != np.float32 or update.shape != self.model.shape:
+            raise ProtocolError(
+                silo, "shape", f"{update.dtype} {update.shape}, the model is float32 {self.model.shape}"
+            )
+        # NaN fails every comparison, so two passes without a temporary find it and infinity too.
+        low, high = np.min(update), np.max(update)
+        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
+            raise ProtocolError(
+                silo, "finite", f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+            )
+        self._pending[update_id] = update
+
+    def commit(self, commit: Commit) -> None:
+        """Add the weighted updates to the model, in the order of ``commit.weights``."""
+        model = self.model.copy()
+        scaled = np.empty_like(model)
+        for update_id, weight in commit.weights.items():
+            np.multiply(self._pending.pop(update_id), np.float32(weight), out=scaled)
+            model += scaled
+        self.model = model
+
+    def discard(self, update_id: str) -> None:
+        """Forget an update, if it is there."""
+        self._pending.pop(update_id, None)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Ids of the updates kept."""
+        return tuple(self._pending)

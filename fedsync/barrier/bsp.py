@@ -1,0 +1,31 @@
+"""Bulk synchronous parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsync.core.views import ClusterView, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Bsp:
+    """Wait for everybody, commit everything, let everybody go on.
+
+    A silo that failed its order is not waited for: it sits the round out and goes on with the others.
+
+    Source: the baseline of all the papers, for example LB-BSP, section 2.1.
+    """
+
+    def init(self) -> None:
+        """Bsp needs no state: the view says it all."""
+
+    def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
+        """Commit and release all as soon as nobody is busy."""
+        if view.anyone_busy:
+            return None, Verdict(reason="waiting for the silos still at work")
+        if not view.silos:
+            return None, Verdict(reason="no silo is here")
+        if not view.pending:
+            return None, Verdict(release=view.idle, reason=f"nothing in work: {len(view.silos)} silos begin")
+        reason = f"all {len(view.pending)} updates are in"
+        return None, Verdict(commit=tuple(view.pending), release=view.idle, reason=reason)

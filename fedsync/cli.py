@@ -1,0 +1,209 @@
+"""The command line: ``fedsync run | compare | validate | schema``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.config.yaml_file import YamlFile
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.observe.progress import RunProgress
+from fedsync.observe.tables import Comparison, comparison_table, silo_table
+
+app = typer.Typer(
+    help="Federated learning for silos of unequal speed, on Flower.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console = Console(width=None if sys.stdout.isatty() else 120)
+
+EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class Runtime(StrEnum):
+    """Where a strategy runs."""
+
+    VIRTUAL = "virtual"
+    FLOWER = "flower"
+    LOCAL = "local"
+
+
+Silos = Annotated[str, typer.Option("--silos", help="Silo file: a path, or the name of a shipped one.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, as a.b=c.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Override the seed.")]
+Target = Annotated[
+    float | None,
+    typer.Option("--target-accuracy", min=0.0, max=1.0, help="Report the seconds to this accuracy; does not stop."),
+]
+
+
+@app.command()
+def run(
+    strategy: Annotated[str, typer.Argument(help="Strategy file: a path, or the name of a shipped one.")],
+    silos: Silos = "hetero",
+    runtime: Annotated[Runtime, typer.Option("--runtime", help="Where to run.")] = Runtime.LOCAL,
+    assignments: Set = None,
+    seed: Seed = None,
+    target_accuracy: Target = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's files.")] = None,
+) -> None:
+    """Run one strategy."""
+    config = StrategyConfig.load(strategy, _overrides(assignments, seed))
+    cluster = ClusterConfig.load(silos)
+    folder = out or Path("runs") / f"{config.name}-{runtime}-{config.seed}"
+    summary = _run(config, cluster, runtime, folder, target_accuracy)
+    console.print(silo_table(summary))
+    accuracy = "-" if summary["accuracy"] is None else f"{summary['accuracy']:.4f}"
+    console.print(
+        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, accuracy {accuracy}, "
+        f"utilisation {summary['utilisation']:.1%}, waiting {summary['wait_fraction']:.1%}; "
+        f"stopped by: {summary['stopped_by']}",
+        highlight=False,
+    )
+    console.print(f"Files: {folder}", highlight=False)
+
+
+@app.command()
+def compare(
+    strategies: Annotated[list[str], typer.Argument(help="Strategy files; ratios are to the first.")],
+    silos: Silos = "hetero",
+    runtime: Annotated[Runtime, typer.Option("--runtime", help="Where to run.")] = Runtime.VIRTUAL,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a strategy, with consecutive seeds.")] = 1,
+    assignments: Set = None,
+    seed: Seed = None,
+    target_accuracy: Target = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs' files.")] = Path("runs/compare"),
+) -> None:
+    """Run several strategies and compare them.
+
+    Without --target-accuracy the target is the accuracy that the first strategy ends with, seed by seed.
+    """
+    cluster = ClusterConfig.load(silos)
+    first_seeds = [StrategyConfig.load(name, _overrides(assignments, seed)) for name in strategies]
+    names = [config.name for config in first_seeds]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                "compare", f"two of the strategies are named {name!r}", "Give each file a name of its own"
+            )
+    summaries: list[list[dict[str, Any]]] = []
+    for name, first in zip(strategies, first_seeds, strict=True):
+        summaries.append([])
+        for number in range(first.seed, first.seed + seeds):
+            config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
+            folder = out / f"{config.name}-{number}"
+            summaries[-1].append(_run(config, cluster, runtime, folder, target_accuracy))
+    comparisons = _compare(summaries, out, target_accuracy)
+    target = f"{target_accuracy:g}" if target_accuracy is not None else f"what {comparisons[0].strategy} ends with"
+    for comparison in comparisons:
+        console.print(silo_table(comparison.summaries[0]))
+    console.print(comparison_table(comparisons, f"{runtime} runtime, {seeds} seed(s), target accuracy: {target}"))
+    rows = [comparison.row(comparisons[0]) for comparison in comparisons]
+    (out / "compare.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    console.print(f"Files: {out}", highlight=False)
+
+
+@app.command()
+def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a path, or a shipped name.")]) -> None:
+    """Check a file and say what is wrong with it."""
+    path = Path(file)
+    if path.is_file() and "silos" in YamlFile.read(path).data:
+        cluster = ClusterConfig.load(path)
+        console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors", highlight=False)
+        return
+    config = StrategyConfig.load(file)
+    config.policies()
+    console.print(f"{file}: strategy {config.name!r}, no errors", highlight=False)
+
+
+@app.command()
+def schema(
+    silos: Annotated[bool, typer.Option("--silos", help="The schema of silo files instead.")] = False,
+) -> None:
+    """Print the JSON Schema of strategy files, for editors."""
+    model = ClusterConfig if silos else StrategyConfig
+    sys.stdout.write(json.dumps(model.model_json_schema(), indent=2) + "\n")
+
+
+def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
+    return [*(assignments or []), *([] if seed is None else [f"seed={seed}"])]
+
+
+def _run(
+    config: StrategyConfig, cluster: ClusterConfig, runtime: Runtime, folder: Path, target_accuracy: float | None
+) -> dict[str, Any]:
+    """One run with its progress, in the runtime asked for."""
+    runner = _runner(runtime)
+    with RunProgress(console, f"{config.name} {config.seed}", config.stop.rounds) as progress:
+        return runner(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
+
+
+def _runner(runtime: Runtime) -> Callable[..., dict[str, Any]]:
+    # Imported where used: torch, Ray and Flower take seconds that `fedsync --help` should not.
+    match runtime:
+        case Runtime.VIRTUAL:
+            from fedsync.sim.run import run_virtual
+
+            return run_virtual
+        case Runtime.FLOWER:
+            from fedsync.runtime.simulation import run_simulation
+
+            return run_simulation
+        case Runtime.LOCAL:
+            from fedsync.runtime.local import run_local
+
+            return run_local
+
+
+def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: float | None) -> list[Comparison]:
+    """Seconds to the target of every run; the books come from the runs' journals."""
+    from fedsync.observe.replay import read_ledger
+
+    targets = [target_accuracy if target_accuracy is not None else first["accuracy"] for first in summaries[0]]
+    comparisons = []
+    for runs in summaries:
+        ledgers = [read_ledger(out / f"{summary['strategy']}-{summary['seed']}" / "journal.jsonl") for summary in runs]
+        seconds = [
+            None if target is None else ledger.seconds_to(target)
+            for ledger, target in zip(ledgers, targets, strict=True)
+        ]
+        comparisons.append(Comparison(runs[0]["strategy"], runs, seconds))
+    return comparisons
+
+
+def main() -> None:
+    """Entry point: the user's mistakes exit with 2, failed runs with 1, Ctrl-C with 130."""
+    handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    # A polite kill is to clean up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    errors = Console(stderr=True)
+    try:
+        app()
+    except FedSyncError as error:
+        users = isinstance(error, ConfigError)
+        # Escaped: a message may well hold brackets, which are markup to rich.
+        errors.print(
+            f"[bold red]{'error' if users else 'failed'}:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
+        sys.exit(EXIT_USER if users else EXIT_FAILED)
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What all parts of a configuration file have in common."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+
+def near_miss(word: str, allowed: Iterable[str]) -> str:
+    """``Did you mean 'x'?`` where something close is allowed, and the list of what is."""
+    options = sorted(allowed)
+    close = difflib.get_close_matches(word, options, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Allowed: {', '.join(options)}"
+
+
+class Section(BaseModel):
+    """A frozen part of a file: unknown keys are errors, and numbers are numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "unknown key '{key}'. {hint}",
+                        {"key": str(key), "hint": near_miss(str(key), cls.model_fields)},
+                    )
+        return data

@@ -1,0 +1,127 @@
+"""The kinds of tasks that exist, and what each can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedsync.config.section import Section
+
+if TYPE_CHECKING:
+    from fedsync.tasks.partition import Partition
+    from fedsync.tasks.protocol import Task
+
+# Tasks import torch, so they are imported where they are built: a file validates without it.
+
+
+class IidConfig(Section):
+    """Every silo gets a random share."""
+
+    kind: Literal["iid"]
+
+    def build(self) -> Partition:
+        """The partition."""
+        from fedsync.tasks.partition import Iid
+
+        return Iid()
+
+
+class DirichletConfig(Section):
+    """Class shares drawn from a Dirichlet distribution; smaller ``alpha`` is more uneven."""
+
+    kind: Literal["dirichlet"]
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+
+    def build(self) -> Partition:
+        """The partition."""
+        from fedsync.tasks.partition import Dirichlet
+
+        return Dirichlet(self.alpha)
+
+
+class PathologicalConfig(Section):
+    """Every silo holds ``classes_per_silo`` classes only."""
+
+    kind: Literal["pathological"]
+    classes_per_silo: Annotated[int, Field(ge=1)] = 2
+
+    def build(self) -> Partition:
+        """The partition."""
+        from fedsync.tasks.partition import Pathological
+
+        return Pathological(self.classes_per_silo)
+
+
+PartitionConfig = Annotated[IidConfig | DirichletConfig | PathologicalConfig, Field(discriminator="kind")]
+TestShare = Annotated[float, Field(gt=0, lt=1)]
+
+
+class DigitsConfig(Section):
+    """Scikit-learn's 1,797 handwritten digits and a small CNN."""
+
+    kind: Literal["digits"]
+    partition: PartitionConfig = Field(default_factory=lambda: IidConfig(kind="iid"))
+    test_share: TestShare = 0.2
+
+    def build(self) -> Task:
+        """The task."""
+        from fedsync.tasks.digits import DigitsTask
+
+        return DigitsTask(self.partition.build(), self.test_share)
+
+
+class CsvConfig(Section):
+    """One CSV file a silo, in the order of the silos; classification of one column."""
+
+    kind: Literal["csv"]
+    files: Annotated[list[str], Field(min_length=1)]
+    target: str
+    classes: Annotated[int, Field(ge=2)] = 2
+    positive_above: float | None = None
+    ignore: list[str] = Field(default_factory=list)
+    model: Literal["logistic", "mlp"] = "logistic"
+    hidden: Annotated[int, Field(ge=1)] = 16
+    test_share: TestShare = 0.25
+
+    def build(self) -> Task:
+        """The task."""
+        from fedsync.tasks.csv_ import CsvTask
+
+        return CsvTask(
+            files=tuple(self.files),
+            target=self.target,
+            classes=self.classes,
+            positive_above=self.positive_above,
+            ignore=tuple(self.ignore),
+            model=self.model,
+            hidden=self.hidden,
+            test_share=self.test_share,
+        )
+
+    def relocated(self, locate: Callable[[str], str]) -> CsvConfig:
+        """The same with every path put through ``locate``."""
+        return self.model_copy(update={"files": [locate(file) for file in self.files]})
+
+
+class CustomConfig(Section):
+    """A Python file of the user's that defines one `fedsync.tasks.Task`; see docs/your-task.md."""
+
+    kind: Literal["custom"]
+    file: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    def build(self) -> Task:
+        """The task."""
+        from fedsync.tasks.custom import load_task
+
+        return load_task(Path(self.file), self.options)
+
+    def relocated(self, locate: Callable[[str], str]) -> CustomConfig:
+        """The same with every path put through ``locate``."""
+        return self.model_copy(update={"file": locate(self.file)})
+
+
+TaskConfig = Annotated[DigitsConfig | CsvConfig | CustomConfig, Field(discriminator="kind")]

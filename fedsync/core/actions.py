@@ -1,0 +1,70 @@
+"""What a driver is to do, in order. Actions are the coordinator's only output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsync.core.orders import WorkOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send ``order`` and the current model to ``silo``."""
+
+    silo: str
+    order: WorkOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Fold stored updates into the model, which becomes ``version``.
+
+    ``weights`` maps update id to weight; they sum to 1 and are sorted by id, so that every driver
+    adds in the same order and ends with the same bits.
+    """
+
+    version: int
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class HaltEarly:
+    """Ask a busy silo to stop after its current step and send what it has."""
+
+    silo: str
+    update_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call again at ``at_s`` with `TimerFired`, if nothing happens before."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Have ``silos`` evaluate the current model, which is ``version``."""
+
+    version: int
+    silos: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget the payload ``update_id``, if it is there, for the reason given."""
+
+    update_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run. ``failed`` says that it did not end as the user wished."""
+
+    reason: str
+    failed: bool = False
+
+
+Action = Dispatch | Commit | HaltEarly | WakeAt | Evaluate | Discard | Stop

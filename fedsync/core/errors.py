@@ -1,0 +1,59 @@
+"""The one tree of errors: whose fault it was decides the class, and the message says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FedSyncError(Exception):
+    """Root of all errors that FedSync raises on purpose."""
+
+
+class ConfigError(FedSyncError):
+    """The user's input is wrong: names the place, what was found and the remedy.
+
+    Args:
+        place: where, for example ``lb-bsp.yaml, line 4, local.steps``.
+        problem: what is wrong, with the value.
+        remedy: what to write instead.
+    """
+
+    def __init__(self, place: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{place}: {problem}. {remedy}")
+        self.place = place
+        self.problem = problem
+        self.remedy = remedy
+
+
+class ProtocolError(FedSyncError):
+    """A peer sent nonsense: names the silo and the check that it failed.
+
+    Args:
+        silo: name of the peer.
+        check: the check that failed, for example ``finite``.
+        detail: what was found.
+    """
+
+    def __init__(self, silo: str, check: str, detail: str) -> None:
+        super().__init__(f"silo {silo!r} failed the check {check!r}: {detail}")
+        self.silo = silo
+        self.check = check
+        self.detail = detail
+
+
+class PolicyError(FedSyncError):
+    """A policy broke its contract: our bug. Carries the last journal entries for the report.
+
+    Args:
+        problem: the contract that was broken.
+        recent: the last journal entries, newest last.
+    """
+
+    def __init__(self, problem: str, recent: Sequence[object] = ()) -> None:
+        story = "".join(f"\n  {entry!r}" for entry in recent)
+        super().__init__(f"{problem}. This is a bug in FedSync; the last entries were:{story}" if story else problem)
+        self.recent = tuple(recent)
+
+
+class RunError(FedSyncError):
+    """A run could not go on: a process died, silos did not join, or every silo kept failing."""

@@ -1,0 +1,75 @@
+"""What happened. Drivers make events; the coordinator absorbs them in batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkReport
+
+
+@dataclass(frozen=True, slots=True)
+class SiloJoined:
+    """A silo is there and idle. A silo that joins again has lost its order."""
+
+    at_s: float
+    silo: str
+    facts: SiloFacts
+
+
+@dataclass(frozen=True, slots=True)
+class SiloLost:
+    """A silo is gone, with whatever it was doing."""
+
+    at_s: float
+    silo: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """An order ended without a usable update; the silo is idle again."""
+
+    at_s: float
+    silo: str
+    update_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateArrived:
+    """A checked update is stored in the driver under ``meta.update_id``."""
+
+    at_s: float
+    meta: UpdateMeta
+    report: WorkReport
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A busy silo told how far it is."""
+
+    at_s: float
+    silo: str
+    update_id: str
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A silo answered an `Evaluate` action; None where it could not."""
+
+    at_s: float
+    silo: str
+    version: int
+    evaluation: Evaluation | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A requested `WakeAt` is due. Late and duplicate ones are harmless."""
+
+    at_s: float
+
+
+Event = SiloJoined | SiloLost | WorkFailed | UpdateArrived | Progressed | Evaluated | TimerFired

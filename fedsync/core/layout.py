@@ -1,0 +1,65 @@
+"""A model as one flat float32 vector, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names and shapes of a model's tensors, in the order in which the flat vector holds them.
+
+    Everything between silos and server is float32; integer buffers (batch-norm counters) are rounded
+    back by the trainer.
+
+    Args:
+        names: tensor names.
+        shapes: their shapes, same order.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Layout:
+        """Layout of named arrays, in their own order."""
+        return cls(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of values of each tensor."""
+        return tuple(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Number of values in the whole model."""
+        return sum(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat vector."""
+        return 4 * self.size
+
+    def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:
+        """Flat vector, float32 [size], of arrays that have this layout."""
+        flat = np.empty(self.size, dtype=np.float32)
+        start = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            flat[start : start + size] = arrays[name].reshape(-1)
+            start += size
+        return flat
+
+    def split(self, vector: Vector) -> dict[str, Vector]:
+        """Views into ``vector``, by name and in shape."""
+        parts: dict[str, Vector] = {}
+        start = 0
+        for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True):
+            parts[name] = vector[start : start + size].reshape(shape)
+            start += size
+        return parts

@@ -1,0 +1,137 @@
+"""What a silo is asked to do, and what it says it did. Frozen values: they cross processes and journals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOrder:
+    """One order: train from ``base_version`` for ``max_steps`` local steps of ``batch_size`` samples.
+
+    Args:
+        update_id: the name of the update that the order asks for; unique within a run.
+        base_version: model version to start from.
+        round: the silo's own count of orders, from 1.
+        batch_size: samples a local step (B in the papers).
+        max_steps: local steps (tau).
+        learning_rate: eta.
+        seed: seeds everything random in the order.
+        budget_s: seconds the silo may train, or None for no limit.
+        evaluate: evaluate the base model on the silo's test split before training.
+    """
+
+    update_id: str
+    base_version: int
+    round: int
+    batch_size: int
+    max_steps: int
+    learning_rate: float
+    seed: int
+    budget_s: float | None = None
+    evaluate: bool = True
+
+    @property
+    def planned_samples(self) -> int:
+        """Samples that the whole order processes."""
+        return self.batch_size * self.max_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Means over a few consecutive local steps.
+
+    Args:
+        speed: samples per second over the compute part.
+        cpu: share of the machine's processors in use, 0..1.
+        memory: share of the machine's memory in use, 0..1.
+    """
+
+    speed: float
+    cpu: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a model did on one silo's test split. Sums, so that silos can be pooled.
+
+    Args:
+        loss: summed loss over the samples.
+        correct: number of correct predictions (or the task's summed score).
+        samples: size of the test split.
+    """
+
+    loss: float
+    correct: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """What a silo did for an order.
+
+    Args:
+        base_version: the version it started from.
+        steps: local steps done.
+        samples: samples processed.
+        compute_s: seconds of training, device synchronised, without overhead.
+        overhead_s: other seconds by kind, for example ``{"evaluate": 0.1, "load": 0.02}``.
+        loss: mean training loss a sample.
+        windows: short series over the order, at most 64.
+        peak_memory: bytes, the most that the trainer held.
+        batch_cap: largest batch that fits the silo's memory, if it ran out; None otherwise.
+        evaluation: of the base model, if the order asked for it.
+    """
+
+    base_version: int
+    steps: int
+    samples: int
+    compute_s: float
+    loss: float
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()
+    peak_memory: int = 0
+    batch_cap: int | None = None
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMeta:
+    """What policies may know of an update; the payload stays in the driver under ``update_id``.
+
+    Args:
+        update_id: as in the order.
+        silo: who sent it.
+        base_version: version it was trained from.
+        steps: local steps behind it.
+        samples: samples processed.
+        examples: training samples the silo holds.
+        nbytes: payload bytes.
+    """
+
+    update_id: str
+    silo: str
+    base_version: int
+    steps: int
+    samples: int
+    examples: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiloFacts:
+    """What a silo says of itself when it joins.
+
+    Args:
+        examples: training samples it holds.
+        memory_samples: largest batch its memory takes, or None if unknown.
+        declared_speed: samples per second from its own file, or None.
+        device: for people, for example ``cpu`` or ``cuda:0``.
+    """
+
+    examples: int
+    memory_samples: int | None = None
+    declared_speed: float | None = None
+    device: str = "cpu"

@@ -1,0 +1,85 @@
+"""What policies see, and what a barrier answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedsync.core.curve import Curve
+from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
+
+
+@dataclass(frozen=True, slots=True)
+class SiloView:
+    """One silo as policies see it.
+
+    Args:
+        facts: what the silo said when it joined.
+        clock: orders it has finished with an update.
+        order: the order in work, or None if the silo is idle.
+        since_s: when it became busy or idle.
+        forecast: predicted curve, or None before anything is known.
+        failures: orders failed in a row.
+        progress_steps: local steps it told of in its current order.
+    """
+
+    facts: SiloFacts
+    clock: int = 0
+    order: WorkOrder | None = None
+    since_s: float = 0.0
+    forecast: Curve | None = None
+    failures: int = 0
+    progress_steps: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether an order is in work."""
+        return self.order is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The whole cluster at one instant. The mappings are read-only and live: do not keep them.
+
+    Args:
+        now_s: monotonic seconds since the run began.
+        version: current model version.
+        silos: name -> view, in order of joining.
+        pending: update id -> meta, arrived and not committed, in order of arrival.
+    """
+
+    now_s: float
+    version: int
+    silos: Mapping[str, SiloView]
+    pending: Mapping[str, UpdateMeta]
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Names of the silos without an order."""
+        return tuple(name for name, silo in self.silos.items() if silo.order is None)
+
+    @property
+    def anyone_busy(self) -> bool:
+        """Whether any silo has an order in work."""
+        return any(silo.order is not None for silo in self.silos.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A barrier's answer: first the commit, then releases from the new version.
+
+    Args:
+        commit: update ids to fold into one new version; empty for none.
+        release: idle silos that get a new order.
+        budget_s: seconds of training for released silos; absent means no limit.
+        stop_now: busy silos that are to stop after their current step.
+        wake_at_s: when to be asked again at the latest, or None.
+        reason: why, for people.
+    """
+
+    commit: tuple[str, ...] = ()
+    release: tuple[str, ...] = ()
+    budget_s: Mapping[str, float] = field(default_factory=dict)
+    stop_now: tuple[str, ...] = ()
+    wake_at_s: float | None = None
+    reason: str = ""

@@ -1,0 +1,267 @@
+"""What a run amounts to, derived from its journal and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop
+from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.scores import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class SiloShare:
+    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit."""
+
+    batch_size: int
+    steps: int
+    samples: int
+    compute_s: float
+    overhead_s: float
+    wait_s: float
+
+
+@dataclass(slots=True)
+class Round:
+    """One commit.
+
+    Args:
+        round: model version it made.
+        at_s: when, since training began.
+        seconds: since the commit before.
+        loss: mean training loss a sample over the updates in it.
+        silos: share of every silo that has an update in it.
+        accuracy: of the version, once silos have evaluated it.
+        test_loss: mean loss on the test splits, likewise.
+    """
+
+    round: int
+    at_s: float
+    seconds: float
+    loss: float
+    silos: dict[str, SiloShare]
+    accuracy: float | None = None
+    test_loss: float | None = None
+
+    @property
+    def slowest(self) -> str:
+        """The silo whose update came last."""
+        return min(self.silos, key=lambda name: self.silos[name].wait_s)
+
+
+@dataclass(slots=True)
+class SiloTotals:
+    """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead."""
+
+    orders: int = 0
+    failures: int = 0
+    steps: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    busy_s: float = 0.0
+    batch_size: int = 0
+    order: WorkOrder | None = None
+    since_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Arrival:
+    meta: UpdateMeta
+    report: WorkReport
+    batch_size: int
+    at_s: float
+    busy_s: float
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Follows a journal entry by entry and keeps the books.
+
+    Args:
+        target_accuracy: for ``seconds_to_target``, or None.
+        model_bytes: size of the model that every order brings.
+    """
+
+    target_accuracy: float | None = None
+    model_bytes: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    silos: dict[str, SiloTotals] = field(default_factory=dict)
+    stopped: Stop | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    _begin_s: float | None = None
+    _end_s: float = 0.0
+    _closing: bool = False
+    _arrived: dict[str, _Arrival] = field(default_factory=dict)
+    _scores: Scores = field(default_factory=Scores)
+    _written: int = 0
+
+    def add(self, entry: JournalEntry) -> None:
+        """Account for one entry."""
+        if not self._closing:
+            self._end_s = entry.at_s
+        refused = {action.update_id for action in entry.actions if isinstance(action, Discard)}
+        for event in entry.events:
+            match event:
+                case SiloJoined(at_s, name, _):
+                    self._end_order(name, at_s, None)
+                    self.silos.setdefault(name, SiloTotals(since_s=at_s))
+                case SiloLost(at_s, name, _) | WorkFailed(at_s, name, _, _):
+                    self._end_order(name, at_s, None)
+                case UpdateArrived(at_s, meta, report):
+                    self._arrive(at_s, meta, report, accepted=meta.update_id not in refused)
+                case Evaluated(_, _, version, evaluation):
+                    self._scores.end(version, evaluation)
+        self._settle()
+        for action in entry.actions:
+            match action:
+                case Dispatch(name, order):
+                    self._dispatch(entry.at_s, name, order)
+                case Commit(version, weights):
+                    self._commit(entry.at_s, version, list(weights))
+                case Evaluate(version, names):
+                    self._closing = True
+                    self.bytes_down += self.model_bytes * len(names)
+                    for _ in names:
+                        self._scores.begin(version)
+                case Stop():
+                    self.stopped = action
+
+    def finished_rounds(self) -> Iterator[Round]:
+        """Rounds not handed out yet whose books are closed: scored, or overtaken, or the run is over."""
+        last_scored = max((row.round for row in self.rounds if row.accuracy is not None), default=0)
+        while self._written < len(self.rounds):
+            row = self.rounds[self._written]
+            if row.round > last_scored and self.stopped is None:
+                return
+            self._written += 1
+            yield row
+
+    @property
+    def seconds(self) -> float:
+        """From the first order to the end of training, without the final evaluation."""
+        return 0.0 if self._begin_s is None else self._end_s - self._begin_s
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the newest version that was evaluated."""
+        return next((row.accuracy for row in reversed(self.rounds) if row.accuracy is not None), None)
+
+    @property
+    def seconds_to_target(self) -> float | None:
+        """When the first version that reached the target was committed, or None."""
+        if self.target_accuracy is None:
+            return None
+        return self.seconds_to(self.target_accuracy)
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """When the first version with at least this accuracy was committed, or None."""
+        reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
+        return next(reached, None)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of ``summary.json`` that the journal knows."""
+        available = len(self.silos) * self.seconds
+        busy = {name: self._busy_s(silo) for name, silo in self.silos.items()}
+        last = self.rounds[-1] if self.rounds else None
+        return {
+            "rounds": len(self.rounds),
+            "commits": len(self.rounds),
+            "seconds": self.seconds,
+            "accuracy": self.accuracy,
+            "loss": last.test_loss if last else None,
+            "target_accuracy": self.target_accuracy,
+            "seconds_to_target": self.seconds_to_target,
+            "stopped_by": self.stopped.reason if self.stopped else None,
+            "samples": sum(silo.samples for silo in self.silos.values()),
+            "utilisation": sum(s.compute_s for s in self.silos.values()) / available if available else 0.0,
+            "wait_fraction": 1 - sum(busy.values()) / available if available else 0.0,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "silos": [
+                {
+                    "name": name,
+                    "orders": silo.orders,
+                    "failures": silo.failures,
+                    "steps": silo.steps,
+                    "samples": silo.samples,
+                    "compute_s": silo.compute_s,
+                    "overhead_s": busy[name] - silo.compute_s,
+                    "wait_s": self.seconds - busy[name],
+                    "batch_size": silo.batch_size,
+                }
+                for name, silo in sorted(self.silos.items())
+            ],
+        }
+
+    def _busy_s(self, silo: SiloTotals) -> float:
+        in_work = self._end_s - silo.since_s if silo.order is not None and not self._closing else 0.0
+        return silo.busy_s + in_work
+
+    def _dispatch(self, at_s: float, name: str, order: WorkOrder) -> None:
+        if self._begin_s is None:
+            self._begin_s = at_s
+        silo = self.silos[name]
+        silo.order, silo.since_s, silo.batch_size = order, at_s, order.batch_size
+        self.bytes_down += self.model_bytes
+        self._scores.begin(order.base_version)
+
+    def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, *, accepted: bool) -> None:
+        silo = self.silos.get(meta.silo)
+        self.bytes_up += meta.nbytes
+        if silo is None or silo.order is None or silo.order.update_id != meta.update_id:
+            return
+        batch_size, busy_s = silo.order.batch_size, at_s - silo.since_s
+        self._end_order(meta.silo, at_s, report if accepted else None)
+        if accepted:
+            self._arrived[meta.update_id] = _Arrival(meta, report, batch_size, at_s, busy_s)
+
+    def _end_order(self, name: str, at_s: float, report: WorkReport | None) -> None:
+        silo = self.silos.get(name)
+        if silo is None or silo.order is None:
+            return
+        self._scores.end(silo.order.base_version, report.evaluation if report else None)
+        silo.order = None
+        silo.busy_s += at_s - silo.since_s
+        if report is None:
+            silo.failures += 1
+            return
+        silo.orders += 1
+        silo.steps += report.steps
+        silo.samples += report.samples
+        silo.compute_s += report.compute_s
+
+    def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
+        arrivals = [self._arrived.pop(update_id) for update_id in update_ids]
+        samples = sum(arrival.report.samples for arrival in arrivals)
+        begin_s = self._begin_s or 0.0
+        since = self.rounds[-1].at_s if self.rounds else 0.0
+        self.rounds.append(
+            Round(
+                round=version,
+                at_s=at_s - begin_s,
+                seconds=at_s - begin_s - since,
+                loss=sum(arrival.report.loss * arrival.report.samples for arrival in arrivals) / samples,
+                silos={
+                    arrival.meta.silo: SiloShare(
+                        batch_size=arrival.batch_size,
+                        steps=arrival.report.steps,
+                        samples=arrival.report.samples,
+                        compute_s=arrival.report.compute_s,
+                        overhead_s=max(arrival.busy_s - arrival.report.compute_s, 0.0),
+                        wait_s=at_s - arrival.at_s,
+                    )
+                    for arrival in arrivals
+                },
+            )
+        )
+
+    def _settle(self) -> None:
+        for score in self._scores.settle():
+            if score.version >= 1:
+                row = self.rounds[score.version - 1]
+                row.accuracy, row.test_loss = score.accuracy, score.loss

@@ -1,0 +1,81 @@
+"""What a person sees of a run while it goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fedsync.observe.ledger import Ledger, Round
+
+
+class RunProgress(AbstractContextManager["RunProgress"]):
+    """Follows one run.
+
+    Args:
+        console: where to write.
+        label: what the run is called.
+        rounds: how many rounds it may take, or None if time bounds it.
+    """
+
+    def __init__(self, console: Console, label: str, rounds: int | None) -> None:
+        self._console = console
+        self._label = label
+        self._rounds = rounds
+        self._shown = 0
+        self._begin_s = time.monotonic()
+        self._bar = (
+            Progress(
+                SpinnerColumn(),
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[state]}"),
+                console=console,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task = self._bar.add_task(label, total=rounds, state="starting") if self._bar else None
+
+    def __enter__(self) -> Self:
+        (self._bar or nullcontext()).__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def follow(self, ledger: Ledger) -> None:
+        """Show what is new."""
+        for row in ledger.rounds[self._shown :]:
+            self._shown = row.round
+            self._show(row, ledger)
+
+    def _show(self, row: Round, ledger: Ledger) -> None:
+        share = row.silos[row.slowest]
+        # A version is evaluated on the way into the next round, so the newest accuracy is one round old.
+        accuracy = "-" if ledger.accuracy is None else f"{ledger.accuracy:.3f}"
+        slowest = f"slowest {row.slowest} ({share.compute_s + share.overhead_s:.1f} s)"
+        if self._bar is not None and self._task is not None:
+            state = f"accuracy {accuracy}  {slowest}  {self._eta(row.round)}"
+            self._bar.update(self._task, completed=row.round, state=state)
+            return
+        total = f"/{self._rounds}" if self._rounds else ""
+        self._console.print(
+            f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  loss {row.loss:>7.4f}  "
+            f"accuracy {accuracy:>5}  {slowest}  {self._eta(row.round)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _eta(self, done: int) -> str:
+        """Wall-clock time to go, if the number of rounds is known."""
+        if not self._rounds:
+            return ""
+        left_s = (time.monotonic() - self._begin_s) / done * (self._rounds - done)
+        return f"ETA {int(left_s // 60)}:{int(left_s % 60):02d}"

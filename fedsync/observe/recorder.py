@@ -1,0 +1,107 @@
+"""The files of a run, written while it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from fedsync import __version__
+from fedsync.core.journal import JournalEntry, JournalWriter
+from fedsync.observe.ledger import Ledger, Round
+
+
+class Listener(Protocol):
+    """Something that follows a run, for example a progress bar."""
+
+    def follow(self, ledger: Ledger) -> None:
+        """The ledger has one more entry."""
+        ...
+
+
+class Recorder:
+    """Writes ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl`` and ``summary.json``.
+
+    The two YAML files are what ``fedsync run`` reads, so that a run can be repeated from its folder.
+
+    Args:
+        out: folder of the run; made if it is missing.
+        runtime: ``virtual``, ``flower`` or ``local``.
+        config: the resolved strategy as plain values.
+        silos: the silo file as plain values, or None without one.
+        model_bytes: size of the model.
+        target_accuracy: for ``seconds_to_target``.
+        listeners: called after every entry.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        runtime: str,
+        config: dict[str, Any],
+        silos: list[dict[str, Any]] | None,
+        model_bytes: int,
+        target_accuracy: float | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out = out
+        self.ledger = Ledger(target_accuracy=target_accuracy, model_bytes=model_bytes)
+        self._identity = {"strategy": config["name"], "runtime": runtime, "seed": config["seed"]}
+        self._listeners = listeners
+        (out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        if silos is not None:
+            (out / "silos.yaml").write_text(yaml.safe_dump({"silos": silos}, sort_keys=False), encoding="utf-8")
+        (out / "summary.json").unlink(missing_ok=True)
+        header = {
+            "fedsync": __version__,
+            "runtime": runtime,
+            "config": config,
+            "silos": silos,
+            "model_bytes": model_bytes,
+            "target_accuracy": target_accuracy,
+        }
+        self._journal = JournalWriter(out / "journal.jsonl", header)
+        self._rounds = (out / "rounds.jsonl").open("w", encoding="utf-8")
+
+    def record(self, entry: JournalEntry) -> None:
+        """Write one entry and what follows from it."""
+        self._journal.append(entry)
+        self.ledger.add(entry)
+        for row in self.ledger.finished_rounds():
+            self._rounds.write(json.dumps(round_row(row)) + "\n")
+            self._rounds.flush()
+        for listener in self._listeners:
+            listener.follow(self.ledger)
+
+    def finish(self) -> dict[str, Any]:
+        """Write the summary and close the files; returns the summary."""
+        summary = {**self._identity, **self.ledger.summary()}
+        (self.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        self.close()
+        return summary
+
+    def close(self) -> None:
+        """Close the files; what was recorded stays."""
+        self._journal.close()
+        self._rounds.close()
+
+
+def round_row(row: Round) -> dict[str, Any]:
+    """One line of ``rounds.jsonl``."""
+    return {
+        "round": row.round,
+        "at_s": row.at_s,
+        "seconds": row.seconds,
+        "loss": row.loss,
+        "accuracy": row.accuracy,
+        "test_loss": row.test_loss,
+        "slowest": row.slowest,
+        "batch_sizes": {name: share.batch_size for name, share in row.silos.items()},
+        "silos": {name: dataclasses.asdict(share) for name, share in row.silos.items()},
+    }

@@ -1,0 +1,48 @@
+"""Read a journal back: recompute its decisions, or its books."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import FedSyncError
+from fedsync.core.journal import JournalEntry, read_journal
+from fedsync.core.journal import replay as replay_entries
+from fedsync.observe.ledger import Ledger
+
+
+def replay(path: Path) -> list[JournalEntry]:
+    """Feed the events of a journal to a fresh coordinator and check that it decides the same.
+
+    Args:
+        path: a ``journal.jsonl``.
+
+    Returns:
+        All entries.
+
+    Raises:
+        FedSyncError: not a journal, or an entry comes out differently; names the entry.
+    """
+    header, entries = read_journal(path)
+    config = StrategyConfig.model_validate(header["config"])
+    silos = header["silos"]
+    coordinator = Coordinator(config.policies(None if silos is None else len(silos)))
+    recorded = list(entries)
+    for number, (old, new) in enumerate(zip(recorded, replay_entries(recorded, coordinator), strict=True), start=1):
+        if old != new:
+            raise FedSyncError(f"{path}: entry {number} replays differently:\n  was {old}\n  now {new}")
+    return recorded
+
+
+def read_ledger(path: Path) -> Ledger:
+    """The books of a journal file.
+
+    Raises:
+        FedSyncError: not a journal.
+    """
+    header, entries = read_journal(path)
+    ledger = Ledger(target_accuracy=header["target_accuracy"], model_bytes=header["model_bytes"])
+    for entry in entries:
+        ledger.add(entry)
+    return ledger

@@ -1,0 +1,102 @@
+"""Tables for people: one run, or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+
+def silo_table(summary: dict[str, Any]) -> Table:
+    """Who worked and who waited in one run."""
+    title = f"{summary['strategy']}: who waited for whom (seconds)"
+    table = _table(title, "silo", "orders", "samples", "batch", "compute", "overhead", "waiting", "share")
+    for silo in summary["silos"]:
+        share = silo["wait_s"] / summary["seconds"] if summary["seconds"] else 0.0
+        table.add_row(
+            silo["name"],
+            str(silo["orders"]),
+            str(silo["samples"]),
+            str(silo["batch_size"]),
+            f"{silo['compute_s']:.1f}",
+            f"{silo['overhead_s']:.1f}",
+            f"{silo['wait_s']:.1f}",
+            f"{share:.1%}",
+        )
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One strategy's runs, one a seed, in the same order of seeds for all strategies.
+
+    Args:
+        strategy: its name.
+        summaries: of the runs.
+        seconds_to_target: of the runs; None where the target was missed.
+    """
+
+    strategy: str
+    summaries: Sequence[dict[str, Any]]
+    seconds_to_target: Sequence[float | None]
+
+    @property
+    def mean_seconds(self) -> float | None:
+        """Mean seconds to the target, or None if a run missed it."""
+        reached = [seconds for seconds in self.seconds_to_target if seconds is not None]
+        return fmean(reached) if reached and len(reached) == len(self.seconds_to_target) else None
+
+    def mean(self, key: str) -> float | None:
+        """Mean of a summary's figure over the runs that have it."""
+        values = [summary[key] for summary in self.summaries if summary[key] is not None]
+        return fmean(values) if values else None
+
+    def row(self, first: Comparison) -> dict[str, Any]:
+        """The figures of `comparison_table`, for JSON too."""
+        seconds, reference = self.mean_seconds, first.mean_seconds
+        return {
+            "strategy": self.strategy,
+            "seeds": [summary["seed"] for summary in self.summaries],
+            "seconds_to_target": seconds,
+            "ratio": seconds / reference if seconds is not None and reference else None,
+            "reached": sum(seconds is not None for seconds in self.seconds_to_target),
+            "seconds": self.mean("seconds"),
+            "accuracy": self.mean("accuracy"),
+            "utilisation": self.mean("utilisation"),
+            "wait_fraction": self.mean("wait_fraction"),
+        }
+
+
+def comparison_table(comparisons: Sequence[Comparison], title: str) -> Table:
+    """Strategies side by side; ratios are to the first."""
+    table = _table(title, "strategy", "to target s", "ratio", "reached", "total s", "accuracy", "utilised", "waiting")
+    for comparison in comparisons:
+        row = comparison.row(comparisons[0])
+        table.add_row(
+            row["strategy"],
+            _number(row["seconds_to_target"], "{:.1f}", "missed"),
+            _number(row["ratio"], "{:.3f}"),
+            f"{row['reached']}/{len(row['seeds'])}",
+            _number(row["seconds"], "{:.1f}"),
+            _number(row["accuracy"], "{:.4f}"),
+            _number(row["utilisation"], "{:.1%}"),
+            _number(row["wait_fraction"], "{:.1%}"),
+        )
+    return table
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    """Names left, numbers right; narrow enough for 80 columns and plain enough for a log file."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None, form: str, missing: str = "-") -> str:
+    return missing if value is None else form.format(value)

@@ -1,0 +1,57 @@
+"""Run one of Flower's programs as a child that ends with its parent.
+
+Usage: ``python -m fedsync.runtime.child superlink|supernode [--poll SECONDS] [the program's options]``
+
+``--poll`` makes a SuperNode look for messages more often than every 3 seconds. That pause is a constant
+in an internal module of flwr, so give it with the versions in `fedsync.runtime.executor.TESTED` only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+
+def exit_with_parent(parent: int) -> None:
+    """End this process soon after the one that started it is gone, however it went."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def shorten_pauses(poll_s: float) -> None:
+    """Cut the pauses of the SuperNode in this process to ``poll_s`` seconds."""
+    import flwr.supernode.start_client_internal as internal
+
+    internal.time = SimpleNamespace(  # type: ignore[assignment]  # a stand-in for the module, on purpose
+        sleep=lambda seconds: time.sleep(min(seconds, poll_s)), time=time.time, monotonic=time.monotonic
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Become the program that the first argument names."""
+    exit_with_parent(os.getppid())
+    program, *options = arguments
+    if options[:1] == ["--poll"]:
+        shorten_pauses(float(options[1]))
+        options = options[2:]
+    sys.argv = [f"flower-{program}", *options]
+    if program == "superlink":
+        from flwr.superlink.cli.flower_superlink import flower_superlink
+
+        flower_superlink()
+    else:
+        from flwr.supernode.cli.flower_supernode import flower_supernode
+
+        flower_supernode()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,296 @@
+"""Driver B: the coordinator on Flower's grid.
+
+The same loop serves Flower's simulation engine and a real SuperLink: push one message a silo, pull
+what has come, hand everything that happened to the coordinator as one batch, carry out its actions.
+Replies are pulled by this loop, not by Flower's `send_and_receive`, which looks every 3 s and forgets
+what comes late.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+
+from fedsync.aggregate.store import ModelStore
+from fedsync.core.actions import Action, Commit, Discard, Dispatch, Evaluate, Stop, WakeAt
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, TimerFired, UpdateArrived, WorkFailed
+from fedsync.core.layout import Layout
+from fedsync.core.orders import UpdateMeta, WorkOrder
+from fedsync.observe.recorder import Recorder
+from fedsync.runtime import messages
+
+logger = logging.getLogger(__name__)
+
+_MEMBERSHIP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the driver waits for what, all in seconds.
+
+    Args:
+        poll_s: pause between two looks at an empty grid.
+        order_timeout_s: an order without an answer after this time has failed.
+        join_timeout_s: longest time without any work, at the start or when all silos are gone.
+    """
+
+    poll_s: float = 0.02
+    order_timeout_s: float = 3600.0
+    join_timeout_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message that waits for its answer. ``order`` for TRAIN, ``version`` for EVALUATE, neither for QUERY."""
+
+    node: int
+    due_s: float
+    order: WorkOrder | None = None
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class _Roster:
+    """Which node is which silo."""
+
+    names: dict[int, str] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+    examples: dict[str, int] = field(default_factory=dict)
+
+    def sender(self, node: int) -> str:
+        """Name for messages about a node."""
+        return self.names.get(node, f"node {node}")
+
+    def forget(self, node: int) -> str | None:
+        """Strike a node off; returns the silo's name if it was one."""
+        self.asked.discard(node)
+        name = self.names.pop(node, None)
+        if name is not None:
+            del self.nodes[name]
+        return name
+
+
+class FlowerDriver:
+    """Runs a coordinator to its end on a grid.
+
+    Args:
+        grid: of Flower.
+        coordinator: decides.
+        store: model and pending updates.
+        layout: of the model.
+        spec: the run's specification as JSON, for the silos.
+        recorder: writes the run's files.
+        timing: how long to wait.
+        after_commit: called with each new version and the model, for evaluation at the server.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        coordinator: Coordinator,
+        store: ModelStore,
+        layout: Layout,
+        spec: str,
+        recorder: Recorder,
+        timing: Timing,
+        after_commit: Callable[[int, ArrayRecord], None] = lambda version, arrays: None,
+    ) -> None:
+        self._grid = grid
+        self._coordinator = coordinator
+        self._store = store
+        self._layout = layout
+        self._spec = spec
+        self._recorder = recorder
+        self._timing = timing
+        self._after_commit = after_commit
+        self._roster = _Roster()
+        self._sent: dict[str, _Sent] = {}
+        self._timers: list[float] = []
+        self._arrays: ArrayRecord | None = None
+        self._start_s = time.monotonic()
+        self._members_at_s = -_MEMBERSHIP_S
+        self._active_at_s = 0.0
+
+    def run(self) -> ArrayRecord:
+        """Run until the coordinator stops; returns the final model.
+
+        Raises:
+            RunError: no silo is there to work for too long, or the run ended in failure.
+        """
+        while True:
+            events = [*self._replies(), *self._membership(), *self._overdue()]
+            if not events:
+                self._check_alive()
+                time.sleep(self._timing.poll_s)
+                continue
+            now_s = self._now_s()
+            while events:
+                entry = self._coordinator.handle(events, now_s)
+                self._recorder.record(entry)
+                # A push that fails at once is an event of its own.
+                events = [event for action in entry.actions for event in self._carry_out(action)]
+                for action in entry.actions:
+                    if isinstance(action, Stop):
+                        if action.failed:
+                            raise RunError(action.reason)
+                        return self._model()
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def _model(self) -> ArrayRecord:
+        """The current model as arrays, made once a version."""
+        if self._arrays is None:
+            self._arrays = messages.to_arrays(self._store.model, self._layout)
+        return self._arrays
+
+    def _check_alive(self) -> None:
+        if any(sent.order is not None or sent.version is not None for sent in self._sent.values()):
+            self._active_at_s = self._now_s()
+        elif self._now_s() - self._active_at_s > self._timing.join_timeout_s:
+            here = ", ".join(sorted(self._roster.nodes)) or "none"
+            raise RunError(
+                f"nothing to do for {self._timing.join_timeout_s:g} s; silos here: {here}. "
+                "Start the missing silos, or lower min_silos"
+            )
+
+    # What happened.
+
+    def _replies(self) -> list[Event]:
+        if not self._sent:
+            return []
+        events = []
+        for reply in self._grid.pull_messages(list(self._sent)):
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if sent is not None:
+                events.append(self._event(sent, reply))
+        return [event for event in events if event is not None]
+
+    def _event(self, sent: _Sent, reply: Message) -> Event | None:
+        now_s, name = self._now_s(), self._roster.sender(sent.node)
+        try:
+            if reply.has_error():
+                raise ProtocolError(name, "answer", f"error {reply.error.code}: {reply.error.reason}")
+            if sent.order is not None:
+                return self._update(name, sent.order, reply, now_s)
+            if sent.version is not None:
+                return Evaluated(now_s, name, sent.version, messages.read_evaluation(reply, name))
+            return self._hello(sent.node, messages.read_hello(reply, name), now_s)
+        except ProtocolError as error:
+            return self._failed(sent, str(error))
+
+    def _failed(self, sent: _Sent, reason: str) -> Event | None:
+        """What it means that a message has no usable answer."""
+        now_s, name = self._now_s(), self._roster.sender(sent.node)
+        logger.warning("%s", reason)
+        if sent.order is not None:
+            return WorkFailed(now_s, name, sent.order.update_id, reason)
+        if sent.version is not None:
+            return Evaluated(now_s, name, sent.version, None)
+        # It did not say who it is: ask again at the next look at the members.
+        self._roster.asked.discard(sent.node)
+        return None
+
+    def _update(self, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event:
+        report = messages.read_report(reply, name)
+        update = messages.read_update(reply, self._layout, name)
+        self._store.put(name, order.update_id, update)
+        meta = UpdateMeta(
+            update_id=order.update_id,
+            silo=name,
+            base_version=order.base_version,
+            steps=report.steps,
+            samples=report.samples,
+            examples=self._roster.examples[name],
+            nbytes=update.nbytes,
+        )
+        return UpdateArrived(now_s, meta, report)
+
+    def _hello(self, node: int, hello: messages.Hello, now_s: float) -> Event | None:
+        name, facts = hello.silo, hello.facts
+        # "/" separates a silo's name from its order's number in update ids.
+        if not name or "/" in name or len(name) > 128 or facts.examples < 1:
+            raise ProtocolError(f"node {node}", "hello", f"name {name[:128]!r}, {facts.examples} examples")
+        if name in self._roster.nodes:
+            logger.warning(
+                "node %d says that it is %r, which node %d is: ignored", node, name, self._roster.nodes[name]
+            )
+            return None
+        self._roster.names[node] = name
+        self._roster.nodes[name] = node
+        self._roster.examples[name] = facts.examples
+        return SiloJoined(now_s, name, facts)
+
+    def _membership(self) -> list[Event]:
+        """Greet new nodes and notice those that are gone, once a second."""
+        now_s = self._now_s()
+        if now_s - self._members_at_s < _MEMBERSHIP_S:
+            return []
+        self._members_at_s = now_s
+        here = set(self._grid.get_node_ids())
+        events: list[Event] = []
+        for node in [node for node in self._roster.asked if node not in here]:
+            self._sent = {message: sent for message, sent in self._sent.items() if sent.node != node}
+            name = self._roster.forget(node)
+            if name is not None:
+                events.append(SiloLost(now_s, name, "its node is gone"))
+        for node in sorted(here - self._roster.asked):
+            self._roster.asked.add(node)
+            sent = _Sent(node, now_s + self._timing.order_timeout_s)
+            self._push(sent, messages.query(node, self._spec, self._timing.order_timeout_s))
+        return events
+
+    def _overdue(self) -> list[Event]:
+        now_s = self._now_s()
+        events: list[Event] = []
+        while self._timers and self._timers[0] <= now_s:
+            events.append(TimerFired(heapq.heappop(self._timers)))
+        late = [message for message, sent in self._sent.items() if sent.due_s <= now_s]
+        for message in late:
+            event = self._failed(self._sent.pop(message), f"no answer in {self._timing.order_timeout_s:g} s")
+            if event is not None:
+                events.append(event)
+        return events
+
+    # What to do.
+
+    def _carry_out(self, action: Action) -> list[Event]:
+        match action:
+            case Dispatch(silo, order):
+                node, timeout_s = self._roster.nodes[silo], self._timing.order_timeout_s
+                message = messages.train(node, self._spec, order, self._model(), timeout_s)
+                return self._push(_Sent(node, self._now_s() + timeout_s, order=order), message)
+            case Commit(version, _):
+                self._store.commit(action)
+                self._arrays = None
+                self._after_commit(version, self._model())
+            case Discard(update_id, _):
+                self._store.discard(update_id)
+            case Evaluate(version, silos):
+                return [event for silo in silos for event in self._ask_evaluation(silo, version)]
+            case WakeAt(at_s):
+                heapq.heappush(self._timers, at_s)
+        return []
+
+    def _ask_evaluation(self, silo: str, version: int) -> list[Event]:
+        node, timeout_s = self._roster.nodes[silo], self._timing.order_timeout_s
+        message = messages.evaluate(node, self._spec, self._model(), timeout_s)
+        return self._push(_Sent(node, self._now_s() + timeout_s, version=version), message)
+
+    def _push(self, sent: _Sent, message: Message) -> list[Event]:
+        """Push one message; a node that is not known any more is an answer too."""
+        identifier = next(iter(self._grid.push_messages([message])), "")
+        if identifier:
+            self._sent[identifier] = sent
+            return []
+        event = self._failed(sent, "its node is not known to the SuperLink")
+        return [event] if event is not None else []

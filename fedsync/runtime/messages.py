@@ -1,0 +1,205 @@
+"""The messages between server and silos: the only module that builds or takes apart Flower messages.
+
+Three kinds go out, each with the run's specification: QUERY asks who a silo is, TRAIN brings an order
+and the model, EVALUATE a model alone. A silo answers with JSON in a ConfigRecord and, to TRAIN, its
+update as named arrays. Everything a silo sends is checked before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from pydantic import TypeAdapter, ValidationError
+
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+
+MAX_JSON_BYTES = 65536
+"""Largest JSON text accepted from a peer; a report with 64 windows takes a tenth of it."""
+
+_MODEL, _UPDATE, _TEXT = "model", "update", "fedsync"
+_NPY_HEADER = 10_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A silo's first answer: its name and what it says of itself."""
+
+    silo: str
+    facts: SiloFacts
+
+
+_HELLO: TypeAdapter[Hello] = TypeAdapter(Hello)
+_ORDER: TypeAdapter[WorkOrder] = TypeAdapter(WorkOrder)
+_REPORT: TypeAdapter[WorkReport] = TypeAdapter(WorkReport)
+_EVALUATION: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
+
+
+# Models and updates.
+
+
+def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
+    """A flat vector as Flower's named arrays."""
+    return ArrayRecord({name: Array(part) for name, part in layout.split(vector).items()})
+
+
+def from_arrays(record: ArrayRecord, layout: Layout, sender: str) -> Vector:
+    """Named arrays of a peer as a flat vector, float32 [layout.size].
+
+    The bytes are not given to NumPy's loader, which would allocate what a header claims: the header
+    has to say what the layout says, and the data to be exactly as long.
+
+    Raises:
+        ProtocolError: names, types, shapes or lengths are not those of the model.
+    """
+    if set(record) != set(layout.names):
+        missing, extra = set(layout.names) - set(record), set(record) - set(layout.names)
+        raise ProtocolError(sender, "arrays", f"missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
+    flat = np.empty(layout.size, dtype=np.float32)
+    start = 0
+    for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
+        flat[start : start + size] = _values(record[name], shape, size, name, sender)
+        start += size
+    return flat
+
+
+def layout_of(record: ArrayRecord) -> Layout:
+    """Layout of arrays that this process made itself."""
+    return Layout(tuple(record), tuple(tuple(array.shape) for array in record.values()))
+
+
+def _values(array: Array, shape: tuple[int, ...], size: int, name: str, sender: str) -> Vector:
+    stream = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise ValueError(f"npy version {version}")
+        found_shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=_NPY_HEADER)
+    except (ValueError, SyntaxError, TypeError, KeyError) as error:
+        raise ProtocolError(sender, "array header", f"{name}: {error}") from error
+    if dtype != np.float32 or found_shape != shape or (fortran and len(shape) > 1):
+        raise ProtocolError(sender, "shape", f"{name} is {dtype} {found_shape}, not float32 {shape}")
+    if len(array.data) - stream.tell() != 4 * size:
+        raise ProtocolError(sender, "length", f"{name} has {len(array.data) - stream.tell()} bytes, not {4 * size}")
+    return np.frombuffer(array.data, dtype=np.float32, count=size, offset=stream.tell())
+
+
+# Server to silo.
+
+
+def query(node: int, spec: str, ttl_s: float) -> Message:
+    """Ask a node who it is."""
+    return _message(MessageType.QUERY, node, {"spec": spec}, None, ttl_s)
+
+
+def train(node: int, spec: str, order: WorkOrder, model: ArrayRecord, ttl_s: float) -> Message:
+    """Send an order and the model it starts from."""
+    return _message(MessageType.TRAIN, node, {"spec": spec, "order": _ORDER.dump_json(order).decode()}, model, ttl_s)
+
+
+def evaluate(node: int, spec: str, model: ArrayRecord, ttl_s: float) -> Message:
+    """Ask for an evaluation of the model."""
+    return _message(MessageType.EVALUATE, node, {"spec": spec}, model, ttl_s)
+
+
+def _message(kind: str, node: int, texts: dict[str, str], model: ArrayRecord | None, ttl_s: float) -> Message:
+    # One record dict a message: a shared one would be changed under the feet of the others.
+    records: dict[str, ArrayRecord | ConfigRecord] = {_TEXT: ConfigRecord(dict(texts))}
+    if model is not None:
+        records[_MODEL] = model
+    return Message(RecordDict(records), message_type=kind, dst_node_id=node, ttl=ttl_s)  # type: ignore[arg-type]
+
+
+# At the silo.
+
+
+def spec_text(message: Message) -> str:
+    """The run's specification as JSON."""
+    return _text(message, "spec", "server")
+
+
+def read_order(message: Message) -> WorkOrder:
+    """The order of a TRAIN message."""
+    return _parse(_ORDER, _text(message, "order", "server"), "server")
+
+
+def read_model(message: Message, layout: Layout) -> Vector:
+    """The model of a TRAIN or EVALUATE message."""
+    return from_arrays(_arrays(message, _MODEL, "server"), layout, "server")
+
+
+def answer_hello(message: Message, hello: Hello) -> Message:
+    """Say who this silo is."""
+    return _reply(message, "hello", _HELLO.dump_json(hello), None)
+
+
+def answer_update(message: Message, report: WorkReport, update: ArrayRecord) -> Message:
+    """Send an update and the report."""
+    return _reply(message, "report", _REPORT.dump_json(report), update)
+
+
+def answer_evaluation(message: Message, evaluation: Evaluation) -> Message:
+    """Send an evaluation."""
+    return _reply(message, "evaluation", _EVALUATION.dump_json(evaluation), None)
+
+
+def _reply(message: Message, key: str, text: bytes, update: ArrayRecord | None) -> Message:
+    records: dict[str, Any] = {_TEXT: ConfigRecord({key: text.decode()})}
+    if update is not None:
+        records[_UPDATE] = update
+    return Message(RecordDict(records), reply_to=message)
+
+
+# At the server.
+
+
+def read_hello(reply: Message, sender: str) -> Hello:
+    """Name and facts of a silo."""
+    return _parse(_HELLO, _text(reply, "hello", sender), sender)
+
+
+def read_report(reply: Message, sender: str) -> WorkReport:
+    """Report that comes with an update; its figures are not checked here."""
+    return _parse(_REPORT, _text(reply, "report", sender), sender)
+
+
+def read_update(reply: Message, layout: Layout, sender: str) -> Vector:
+    """Update, float32 [layout.size]; its values are not checked here."""
+    return from_arrays(_arrays(reply, _UPDATE, sender), layout, sender)
+
+
+def read_evaluation(reply: Message, sender: str) -> Evaluation:
+    """Answer to EVALUATE."""
+    return _parse(_EVALUATION, _text(reply, "evaluation", sender), sender)
+
+
+def _text(message: Message, key: str, sender: str) -> str:
+    record = message.content.config_records.get(_TEXT)
+    text = record.get(key) if record is not None else None
+    if not isinstance(text, str):
+        raise ProtocolError(sender, "message", f"it brings no {key!r}")
+    if len(text) > MAX_JSON_BYTES:
+        raise ProtocolError(sender, "message", f"{key!r} has {len(text)} characters, at most {MAX_JSON_BYTES}")
+    return text
+
+
+def _arrays(message: Message, key: str, sender: str) -> ArrayRecord:
+    record = message.content.array_records.get(key)
+    if record is None:
+        raise ProtocolError(sender, "message", f"it brings no arrays {key!r}")
+    return record
+
+
+def _parse(adapter: TypeAdapter[T], text: str, sender: str) -> T:
+    try:
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ProtocolError(sender, "message", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

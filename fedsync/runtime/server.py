@@ -1,0 +1,74 @@
+"""The server's side of Flower: reads its configuration from the run and starts the strategy.
+
+Run configuration (all strings but the last): ``strategy`` (path or shipped name), ``silos`` (silo file
+to emulate, or empty), ``overrides`` (JSON list of ``a.b=value``), ``out`` (folder for the run's files,
+or empty for a temporary one), ``control`` (folder for whoever waits for the run to find the server's
+process id and, if it fails, the reason; or empty), ``target-accuracy`` (0 for none).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.runtime import messages
+from fedsync.runtime.strategy import FedSync
+from fedsync.train.weights import save_model
+
+logger = logging.getLogger(__name__)
+
+PID_FILE, ERROR_FILE = "server.pid", "error.json"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy that the run configuration names."""
+    settings = {key: str(value) for key, value in context.run_config.items()}
+    control = _folder(settings, "control")
+    if control is not None:
+        (control / PID_FILE).write_text(str(os.getpid()), encoding="utf-8")
+    try:
+        _run(grid, settings)
+    except FedSyncError as error:
+        if control is not None:
+            (control / ERROR_FILE).write_text(json.dumps(_described(error)), encoding="utf-8")
+        raise
+
+
+def _described(error: FedSyncError) -> dict[str, str]:
+    if isinstance(error, ConfigError):
+        return {"kind": "config", "place": error.place, "problem": error.problem, "remedy": error.remedy}
+    return {"kind": "run", "message": str(error)}
+
+
+def _folder(settings: dict[str, str], key: str) -> Path | None:
+    return Path(settings[key]) if settings.get(key) else None
+
+
+def _run(grid: Grid, settings: dict[str, str]) -> None:
+    overrides = json.loads(settings.get("overrides") or "[]")
+    config = StrategyConfig.load(settings["strategy"], overrides)
+    cluster = ClusterConfig.load(settings["silos"]) if settings.get("silos") else None
+    target = float(settings.get("target-accuracy") or 0)
+    strategy = FedSync(
+        config,
+        cluster,
+        out=_folder(settings, "out"),
+        runtime="local" if cluster is not None else "deployment",
+        target_accuracy=target or None,
+    )
+    result = strategy.start(grid)
+    layout = messages.layout_of(result.arrays)
+    model = messages.from_arrays(result.arrays, layout, "server")
+    save_model(strategy.out / "model.pt", config.task.build(), model)
+    logger.info("files of the run: %s", strategy.out)

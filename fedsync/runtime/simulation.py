@@ -1,0 +1,104 @@
+"""A run in Flower's own simulation engine, in this process."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.observe.recorder import Listener
+from fedsync.runtime.environment import set_quiet
+
+
+def run_simulation(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    *,
+    target_accuracy: float | None = None,
+    listeners: Sequence[Listener] = (),
+) -> dict[str, Any]:
+    """Run a strategy on Flower's simulation engine (Ray), one actor a silo, throttled as the silo file says.
+
+    Args:
+        config: the strategy.
+        cluster: the machines that the silos emulate.
+        out: folder for the run's files.
+        target_accuracy: for ``seconds_to_target``.
+        listeners: called after every entry of the journal.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ConfigError: strategy and silos do not fit together, or Ray is not installed.
+        RunError: the run could not reach its end.
+    """
+    set_quiet()
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("--runtime flower", "Ray is not installed", 'pip install "fedsync[sim]"') from error
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation as run_flower_simulation
+
+    from fedsync.runtime import messages
+    from fedsync.runtime.silo import app as client_app
+    from fedsync.runtime.strategy import FedSync
+    from fedsync.train.weights import save_model
+
+    strategy = FedSync(
+        config,
+        cluster,
+        out=out,
+        runtime="flower",
+        target_accuracy=target_accuracy,
+        listeners=listeners,
+    )
+    errors: list[FedSyncError] = []
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        # Flower turns what a ServerApp raises into an error of its own; ours says more.
+        try:
+            result = strategy.start(grid)
+            layout = messages.layout_of(result.arrays)
+            model = messages.from_arrays(result.arrays, layout, "server")
+            save_model(out / "model.pt", config.task.build(), model)
+        except FedSyncError as error:
+            errors.append(error)
+
+    _quiet_logs()
+    silos = len(cluster.silos)
+    with tempfile.TemporaryDirectory(prefix="fedsync-ray-") as folder:
+        run_flower_simulation(
+            server_app,
+            client_app,
+            num_supernodes=silos,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                # A processor each, as far as Ray knows: throttled silos sleep most of the time.
+                "init_args": {
+                    "num_cpus": silos,
+                    "_temp_dir": folder,
+                },
+            },
+        )
+        ray.shutdown()
+    if errors:
+        raise errors[0]
+    if strategy.run_summary is None:
+        raise RunError("Flower's simulation engine ended without running the strategy; see the log above")
+    return strategy.run_summary
+
+
+def _quiet_logs() -> None:
+    """Flower logs every round at INFO; progress is FedSync's own business."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)

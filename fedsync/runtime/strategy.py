@@ -1,0 +1,215 @@
+"""FedSync as a Flower strategy."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedsync.aggregate.store import ModelStore
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import FedSyncError
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.recorder import Listener, Recorder
+from fedsync.runtime import messages
+from fedsync.runtime.driver import FlowerDriver, Timing
+from fedsync.runtime.spec import RunSpec
+from fedsync.train.weights import initial_model
+
+logger = logging.getLogger(__name__)
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class FedSync(Strategy):
+    """Runs a FedSync configuration on a Flower grid.
+
+    Use it in any ServerApp::
+
+        FedSync.from_yaml("strategies/lb-bsp.yaml").start(grid, initial_arrays)
+
+    The nodes run `fedsync.runtime.silo.app` as their ClientApp.
+
+    Args:
+        config: the strategy.
+        cluster: machines that the silos emulate, by partition; None in a real federation.
+        out: folder for the run's files; a new temporary one by default.
+        runtime: what the summary calls this runtime.
+        target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
+        timing: how long to wait for what.
+        listeners: called after every entry of the journal.
+    """
+
+    def __init__(
+        self,
+        config: StrategyConfig,
+        cluster: ClusterConfig | None = None,
+        *,
+        out: Path | None = None,
+        runtime: str = "flower",
+        target_accuracy: float | None = None,
+        timing: Timing | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.out = out if out is not None else Path(tempfile.mkdtemp(prefix="fedsync-"))
+        self.run_summary: dict[str, Any] | None = None
+        self._runtime = runtime
+        self._target_accuracy = target_accuracy or config.stop.target_accuracy
+        self._timing = timing or Timing()
+        self._listeners = listeners
+
+    @classmethod
+    def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:
+        """Strategy from a YAML file.
+
+        Args:
+            name: path of a file, or name of a shipped strategy.
+            overrides: ``a.b=value`` assignments.
+            options: as the constructor's.
+
+        Raises:
+            ConfigError: anything is wrong with the file; names the place and the remedy.
+        """
+        return cls(StrategyConfig.load(name, overrides), **options)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        **unused: Any,
+    ) -> Result:
+        """Run the strategy to its end.
+
+        Args:
+            grid: of the ServerApp.
+            initial_arrays: model to start from; by default the task's own, from the seed.
+            num_rounds: overrides ``stop.rounds``.
+            timeout: seconds after which an order without an answer has failed; default one hour.
+            train_config: not used: orders carry what silos need.
+            evaluate_config: not used.
+            evaluate_fn: called at the server with every version and its arrays, from version 0 on.
+            unused: what later versions of Flower pass.
+
+        Returns:
+            Final arrays; training and evaluation metrics by version.
+
+        Raises:
+            RunError: the run could not reach its end.
+            ConfigError: strategy and silos do not fit together.
+        """
+        config = self.config
+        if num_rounds is not None:
+            config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
+        timing = self._timing
+        if timeout is not None:
+            timing = Timing(timing.poll_s, timeout, timing.join_timeout_s)
+        self.summary()
+        result = Result()
+
+        def after_commit(version: int, arrays: ArrayRecord) -> None:
+            metrics = evaluate_fn(version, arrays) if evaluate_fn is not None else None
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[version] = metrics
+
+        silos = len(self.cluster.silos) if self.cluster is not None else None
+        spec = RunSpec.of(config, self.cluster, silos or config.min_silos or 2)
+        if initial_arrays is None:
+            model, layout = initial_model(config.task.build(), config.seed)
+        else:
+            layout = messages.layout_of(initial_arrays)
+            model = messages.from_arrays(initial_arrays, layout, "initial_arrays")
+        recorder = self._recorder(config, layout.nbytes)
+        after_commit(0, messages.to_arrays(model, layout))
+        driver = FlowerDriver(
+            grid,
+            Coordinator(config.policies(silos)),
+            ModelStore(model),
+            layout,
+            spec.dump(),
+            recorder,
+            timing,
+            after_commit,
+        )
+        try:
+            result.arrays = driver.run()
+        finally:
+            self.run_summary = recorder.finish()
+        _fill_metrics(result, recorder.ledger)
+        return result
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        logger.info(
+            "FedSync %s: barrier %s, balancer %s, files in %s",
+            self.config.name,
+            self.config.barrier.kind,
+            self.config.balancer.kind,
+            self.out,
+        )
+
+    def _recorder(self, config: StrategyConfig, model_bytes: int) -> Recorder:
+        cluster = self.cluster
+        return Recorder(
+            self.out,
+            runtime=self._runtime,
+            config=config.model_dump(mode="json"),
+            silos=None if cluster is None else [silo.model_dump(mode="json") for silo in cluster.silos],
+            model_bytes=model_bytes,
+            target_accuracy=self._target_accuracy,
+            listeners=self._listeners,
+        )
+
+    # The steps of Flower's own loop. FedSync has a loop of its own, in which there is no moment at
+    # which all messages of a round are made, or all replies are there.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        _refuse()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        _refuse()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        _refuse()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise FedSyncError("FedSync drives its own loop: call start(), not the steps of Flower's round")
+
+
+def _fill_metrics(result: Result, ledger: Ledger) -> None:
+    for row in ledger.rounds:
+        result.train_metrics_clientapp[row.round] = MetricRecord(
+            {"train_loss": row.loss, "seconds": row.seconds, "silos": len(row.silos)}
+        )
+        if row.accuracy is not None and row.test_loss is not None:
+            result.evaluate_metrics_clientapp[row.round] = MetricRecord(
+                {"accuracy": row.accuracy, "loss": row.test_loss}
+            )

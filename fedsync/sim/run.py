@@ -1,0 +1,81 @@
+"""A run in virtual time, from configuration to files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedsync.aggregate.store import ModelStore
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
+from fedsync.observe.recorder import Listener, Recorder
+from fedsync.sim.engine import VirtualDriver
+from fedsync.sim.machine import Machine
+from fedsync.sim.workers import TrainingWorker
+from fedsync.tasks.protocol import SiloSlot
+from fedsync.train.loop import Trainer
+from fedsync.train.weights import save_model
+
+
+def run_virtual(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    *,
+    target_accuracy: float | None = None,
+    listeners: Sequence[Listener] = (),
+    poll_s: float = 0.0,
+) -> dict[str, Any]:
+    """Run a strategy on simulated machines with real training.
+
+    Args:
+        config: the strategy.
+        cluster: the machines.
+        out: folder for the run's files.
+        target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
+        listeners: called after every entry of the journal.
+        poll_s: see `VirtualDriver`.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ConfigError: strategy and silos do not fit together.
+        RunError: the run could not reach its end.
+    """
+    task = config.task.build()
+    # Many silos in one process: their orders run one after another, so a thread each is enough.
+    options = replace(config.local.build(), threads=config.local.threads or 1)
+    workers = {
+        silo.name: TrainingWorker(
+            Trainer(task, SiloSlot(silo.name, index, len(cluster.silos), config.seed), options), silo
+        )
+        for index, silo in enumerate(cluster.silos)
+    }
+    trainer = next(iter(workers.values())).trainer
+    recorder = Recorder(
+        out,
+        runtime="virtual",
+        config=config.model_dump(mode="json"),
+        silos=[silo.model_dump(mode="json") for silo in cluster.silos],
+        model_bytes=trainer.layout.nbytes,
+        target_accuracy=target_accuracy or config.stop.target_accuracy,
+        listeners=listeners,
+    )
+    driver = VirtualDriver(
+        Coordinator(config.policies(len(cluster.silos))),
+        ModelStore(trainer.initial_model()),
+        {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
+        workers,
+        recorder,
+        poll_s,
+    )
+    try:
+        model = driver.run()
+    finally:
+        summary = recorder.finish()
+    save_model(out / "model.pt", task, model)
+    return summary

@@ -1,0 +1,45 @@
+"""Who trains in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedsync.config.cluster import SiloConfig
+from fedsync.core.layout import Vector
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.train.loop import Trainer
+from fedsync.train.sampler import Cursor
+
+
+@dataclass(slots=True)
+class TrainingWorker:
+    """Really trains: the silo's own trainer and its place in its data.
+
+    Args:
+        trainer: of this silo.
+        config: its entry in the silo file.
+    """
+
+    trainer: Trainer
+    config: SiloConfig
+    cursor: Cursor = field(default_factory=Cursor)
+
+    @property
+    def facts(self) -> SiloFacts:
+        """What the silo says when it joins."""
+        return SiloFacts(
+            examples=self.trainer.examples,
+            memory_samples=self.config.memory_samples,
+            declared_speed=self.config.speed,
+            device=self.trainer.device,
+        )
+
+    def train(self, order: WorkOrder, base: Vector) -> tuple[Vector, WorkReport]:
+        """Carry out an order and keep the cursor."""
+        outcome = self.trainer.run(order, base, self.cursor)
+        self.cursor = outcome.cursor
+        return outcome.update, outcome.report
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        """Evaluate a model on the silo's test split."""
+        return self.trainer.evaluate(model)

@@ -1,0 +1,57 @@
+"""Table cells as features, without a look at any other silo's rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.tasks.table import MISSING, Table, number
+
+BUCKETS = 8
+
+
+def is_text(cells: Sequence[str]) -> bool:
+    """Whether some cell is neither missing nor a finite number."""
+    return any(cell not in MISSING and number(cell) is None for cell in cells)
+
+
+def width(columns: Sequence[str], text: frozenset[str]) -> int:
+    """Number of features that the columns become: 8 for a text, 1 for a number."""
+    return sum(BUCKETS if column in text else 1 for column in columns)
+
+
+def encode(table: Table, columns: Sequence[str], text: frozenset[str], train: NDArray[np.int64]) -> NDArray[np.float32]:
+    """All rows as features, float32 [rows, width(columns, text)].
+
+    Args:
+        table: the silo's file.
+        columns: those to encode, in this order.
+        text: which of them are text.
+        train: row numbers that medians, means and deviations are taken from; no other row leaks.
+    """
+    blocks = [
+        _hashed(table.column(column)) if column in text else _standardised(table.column(column), train)
+        for column in columns
+    ]
+    return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def _hashed(cells: Sequence[str]) -> NDArray[np.float64]:
+    """One-hot by CRC-32, float64 [n, 8]; a missing cell is all zeros. The same on every machine."""
+    block = np.zeros((len(cells), BUCKETS))
+    for row, cell in enumerate(cells):
+        if cell not in MISSING:
+            block[row, zlib.crc32(cell.encode()) % BUCKETS] = 1.0
+    return block
+
+
+def _standardised(cells: Sequence[str], train: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Imputed and standardised, float64 [n, 1]; a column that is constant or wholly missing is zero."""
+    values = np.array([np.nan if cell in MISSING else float(cell) for cell in cells])
+    known = values[train][~np.isnan(values[train])]
+    values[np.isnan(values)] = np.median(known) if known.size else 0.0
+    mean, deviation = float(values[train].mean()), float(values[train].std())
+    return ((values - mean) / (deviation or 1.0)).reshape(-1, 1)

@@ -1,0 +1,194 @@
+"""How one data set is dealt to silos. The dealing is flwr-datasets'; seeds and checks are ours.
+
+Rows go to the partitioner as an in-memory table of (row, class), so nothing touches network or disk.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.errors import ConfigError
+from fedsync.core.rng import Stream, derive_seed, generator
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+Rows = NDArray[np.int64]
+
+_SMALLEST_PART = 10
+
+
+class Partition(Protocol):
+    """Deals the rows of a data set to silos."""
+
+    def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
+        """Sorted row numbers of each of ``count`` silos: disjoint, none empty, covering every row.
+
+        Args:
+            labels: class of each row, shape [n], int64.
+            count: number of silos.
+            seed: of the run; same seed, same dealing.
+
+        Raises:
+            ConfigError: the rows cannot be dealt so, or flwr-datasets is not installed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Iid:
+    """Every silo gets an equal random share (sizes differ by at most one)."""
+
+    def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
+        """See `Partition.split`."""
+        _check_count(len(labels), count)
+        try:
+            from flwr_datasets.partitioner import IidPartitioner
+        except ImportError as error:
+            raise _not_installed() from error
+        return _deal(IidPartitioner(count), labels, count, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Dirichlet:
+    """Each class is shared in proportions drawn from a symmetric Dirichlet distribution.
+
+    Every silo gets at least ten rows, or half its equal share where that is less.
+
+    Args:
+        alpha: concentration; 0.1 is very uneven, 100 nearly i.i.d.
+
+    Source: Hsu et al. 2019, arXiv:1909.06335, section 3; as in flwr-datasets, without its balancing.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ConfigError(
+                "task.partition.alpha", f"{self.alpha} is not a positive number", "Write, for example, 0.5"
+            )
+
+    def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
+        """See `Partition.split`."""
+        _check_count(len(labels), count)
+        try:
+            from flwr_datasets.partitioner import DirichletPartitioner
+        except ImportError as error:
+            raise _not_installed() from error
+        partitioner = DirichletPartitioner(
+            num_partitions=count,
+            partition_by="label",
+            alpha=float(self.alpha),
+            min_partition_size=max(1, min(_SMALLEST_PART, len(labels) // (2 * count))),
+            self_balancing=False,
+            shuffle=False,
+            seed=derive_seed(seed, Stream.PARTITION),
+        )
+        try:
+            with warnings.catch_warnings():
+                # One for each redrawing; the error below tells all there is to tell.
+                warnings.simplefilter("ignore")
+                return _deal(partitioner, labels, count, seed)
+        except ValueError as error:
+            raise ConfigError(
+                "task.partition.alpha",
+                f"{self.alpha} left one of {count} silos nearly without data in every one of ten draws",
+                "Raise alpha, or use fewer silos",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Pathological:
+    """Every silo holds a few classes only, dealt in ascending order.
+
+    Where ``classes_per_silo`` divides the number of classes, silo 0 gets the first that many, silo 1 the
+    next, and so on round the table: 5 silos of 2 out of 10 classes hold each class exactly once. Where
+    it does not, silo i gets the window that starts at class i. Silos that share a class share its rows
+    equally.
+
+    Args:
+        classes_per_silo: number of classes that each silo holds, exactly.
+
+    Source: McMahan et al. 2017, arXiv:1602.05629, section 3; Li et al. 2021, arXiv:2102.02079.
+    """
+
+    classes_per_silo: int
+
+    def __post_init__(self) -> None:
+        if self.classes_per_silo < 1:
+            raise ConfigError(
+                "task.partition.classes_per_silo", f"{self.classes_per_silo} is below 1", "Write 1 or more"
+            )
+
+    def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
+        """See `Partition.split`."""
+        _check_count(len(labels), count)
+        try:
+            from flwr_datasets.partitioner import PathologicalPartitioner
+        except ImportError as error:
+            raise _not_installed() from error
+        # flwr-datasets deals windows that start at class i, so with few silos the last classes belong to
+        # nobody. Blocks of classes that are dealt whole leave none over.
+        ranks = np.unique(labels, return_inverse=True)[1].astype(np.int64).reshape(-1)
+        classes = int(ranks.max()) + 1
+        block = self.classes_per_silo if classes % self.classes_per_silo == 0 else 1
+        self._check_classes(classes, classes // block, self.classes_per_silo // block, count)
+        partitioner = PathologicalPartitioner(
+            num_partitions=count,
+            partition_by="label",
+            num_classes_per_partition=self.classes_per_silo // block,
+            class_assignment_mode="deterministic",
+            shuffle=False,
+        )
+        return _deal(partitioner, ranks // block, count, seed)
+
+    def _check_classes(self, classes: int, blocks: int, window: int, count: int) -> None:
+        place = "task.partition.classes_per_silo"
+        if self.classes_per_silo > classes:
+            raise ConfigError(
+                place, f"{self.classes_per_silo} is more than the {classes} classes there are", "Write fewer"
+            )
+        held = count + window - 1
+        if held < blocks:
+            divisors = [d for d in range(1, classes + 1) if classes % d == 0 and d * count >= classes]
+            raise ConfigError(
+                place,
+                f"{count} silos with {self.classes_per_silo} of {classes} classes each would leave classes "
+                f"that no silo holds",
+                f"Write one of {divisors}, or use at least {blocks - window + 1} silos",
+            )
+
+
+def _deal(partitioner: Partitioner, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
+    from datasets import Dataset
+
+    # The partitioners cut in the order of rows, which in many data sets is the order of classes.
+    order = generator(seed, Stream.PARTITION).permutation(len(labels))
+    partitioner.dataset = Dataset.from_dict({"row": order, "label": labels[order]})
+    parts = [np.sort(np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64)) for i in range(count)]
+    empty = [index for index, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise ConfigError(
+            "task.partition", f"silos {empty} of {count} would hold no data", "Use fewer silos, or more data"
+        )
+    return parts
+
+
+def _check_count(rows: int, count: int) -> None:
+    if not 1 <= count <= rows:
+        raise ConfigError(
+            "task.partition", f"{rows} training samples cannot be dealt to {count} silos", "Use fewer silos"
+        )
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError(
+        "task.partition", "flwr-datasets, which deals data to silos, is not installed", 'pip install "fedsync[sim]"'
+    )

@@ -1,0 +1,79 @@
+"""What is trained: a model, one silo's data, a loss and a score. The only thing a user writes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+Batch = Any
+"""What the samples of one batch become: ``default_collate`` of them, on the model's device."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiloSlot:
+    """Which share of the data a silo holds.
+
+    Args:
+        name: of the silo; unique within a run.
+        index: its place among the silos, ``0 <= index < count``.
+        count: number of silos.
+        seed: of the run; the same for every silo.
+    """
+
+    name: str
+    index: int
+    count: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiloData:
+    """One silo's samples. Map-style: ``len(dataset)`` and ``dataset[i]``.
+
+    A `torch.utils.data.TensorDataset` is moved to the device once and cut by index; anything else is
+    read sample by sample and collated by ``default_collate``.
+
+    Args:
+        train: samples to train on.
+        test: samples to evaluate on; may be empty.
+    """
+
+    train: Dataset[Any]
+    test: Dataset[Any]
+
+
+class Task(ABC):
+    """Model, data and metrics of one training problem.
+
+    The defaults of `loss` and `score` fit classification: a batch is ``(inputs, labels)`` and the model
+    returns one logit a class. Override both for anything else. A task draws random numbers from torch
+    only: its generator is seeded around every call, others are not.
+    """
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A fresh model on the CPU. The caller seeds torch, so that all silos build the same one."""
+
+    @abstractmethod
+    def data(self, slot: SiloSlot) -> SiloData:
+        """The samples of the silo ``slot``. A function of the slot: two calls give the same samples."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss over the batch, a scalar to differentiate. Default: cross-entropy."""
+        inputs, labels = batch
+        return nn.functional.cross_entropy(model(inputs), labels)
+
+    def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Summed loss and number of correct predictions over the batch, both scalars.
+
+        Sums, not means, so that batches and silos can be pooled. Default: cross-entropy and arg max.
+        """
+        inputs, labels = batch
+        logits = model(inputs)
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return loss, (torch.argmax(logits, dim=1) == labels).sum()

@@ -1,0 +1,281 @@
+"""The local loop of one silo: an order in, an update and a report out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter, sleep
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsync.core.errors import ConfigError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
+from fedsync.tasks.protocol import SiloSlot, Task
+from fedsync.train import device as devices
+from fedsync.train.batches import batches_of
+from fedsync.train.memory import BatchCap
+from fedsync.train.options import LocalOptions
+from fedsync.train.probe import Probe, Series
+from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.throttle import Throttle
+from fedsync.train.weights import Weights, build_model, initial_model
+
+_EVALUATION_BATCH = 512
+
+Watch = Callable[[int, int], bool]
+"""Called after each step with the steps and samples done; False ends the order there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an order came to.
+
+    Args:
+        update: local model minus base, float32 [layout.size].
+        report: for the server.
+        cursor: for the next order.
+    """
+
+    update: Vector
+    report: WorkReport
+    cursor: Cursor
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Running sums of one order."""
+
+    cursor: Cursor
+    loss: Tensor
+    steps: int = 0
+    compute_s: float = 0.0
+    windows: tuple[Window, ...] = ()
+    overhead_s: dict[str, float] = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains one silo, order after order, with model and data kept on the device.
+
+    The outcome of an order depends on the order, the base, the cursor and on nothing that ran before;
+    the same inputs give the same bits. (Two exceptions: running out of memory changes how sums are
+    split, and a budget is measured in real seconds.) Not for several threads at once: torch's
+    generator is one a process.
+
+    Args:
+        task: what to train.
+        slot: which silo this is.
+        options: how.
+
+    Raises:
+        ConfigError: no such device, the silo holds no training sample, or the task's own complaints.
+    """
+
+    def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions) -> None:
+        self._task = task
+        self._slot = slot
+        self._options = options
+        self._device = devices.resolve(options.device)
+        data = task.data(slot)
+        self._train = batches_of(data.train, self._device)
+        self._test = batches_of(data.test, self._device)
+        if len(self._train) == 0:
+            raise ConfigError("task", f"silo {slot.name!r} holds no training samples", "Give it data, or leave it out")
+        self._sampler = Sampler(len(self._train), slot.seed, slot.name)
+        self._model = build_model(task, slot.seed).to(self._device)
+        self._weights = Weights(self._model)
+        self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        # The first optimizer of a process imports half of torch, a second that no order should pay.
+        options.make_optimizer(self._parameters, 1.0)
+        self._cap = BatchCap()
+        self._probe = Probe(self._device, options.resources)
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the model's tensors."""
+        return self._weights.layout
+
+    @property
+    def examples(self) -> int:
+        """Training samples that the silo holds."""
+        return len(self._train)
+
+    @property
+    def device(self) -> str:
+        """Where training runs, for people: ``cpu`` or ``cuda:0``."""
+        return str(self._device)
+
+    def initial_model(self) -> Vector:
+        """The model before any training, float32 [layout.size]; the same on every silo."""
+        return initial_model(self._task, self._slot.seed)[0]
+
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+    ) -> Outcome:
+        """Do an order.
+
+        Ends after ``order.max_steps`` steps, or after the step in which ``order.budget_s`` ran out (so
+        after one step at least), or when ``watch`` says so.
+
+        Args:
+            order: what to do.
+            base: model to start from, float32 [layout.size].
+            cursor: where the silo is in its data.
+            throttle: machine to emulate, if any; its sleeps count as compute time.
+            watch: told after each step, if given; its time counts as compute time, so let it be quick.
+
+        Raises:
+            ValueError: the base has the wrong length or is not finite, or the batch is empty.
+            ConfigError: training diverged to values that are not finite.
+            RuntimeError: one single sample does not fit the memory.
+        """
+        tally = _Tally(cursor, torch.zeros((), dtype=torch.float64, device=self._device))
+        evaluation = None
+        self._set_threads()
+        with devices.seeded(self._device, order.seed):
+            with self._timed(tally, "load"):
+                self._weights.load(base)
+                optimizer = self._options.make_optimizer(self._parameters, order.learning_rate)
+            if order.evaluate:
+                with self._timed(tally, "evaluate"):
+                    evaluation = self._evaluate()
+            self._steps(order, optimizer, tally, throttle, watch)
+        with self._timed(tally, "store"):
+            update = self._weights.read()
+            update -= base
+            finite = bool(np.isfinite(update).all())
+            loss = float(tally.loss) / tally.steps if tally.steps else 0.0
+        if not (finite and np.isfinite(loss)):
+            raise ConfigError(
+                "local.learning_rate",
+                f"training diverged: the loss became {loss} at learning rate {order.learning_rate}",
+                "Lower it",
+            )
+        report = WorkReport(
+            base_version=order.base_version,
+            steps=tally.steps,
+            samples=tally.steps * order.batch_size,
+            compute_s=tally.compute_s,
+            loss=loss,
+            overhead_s=tally.overhead_s,
+            windows=tally.windows,
+            peak_memory=self._probe.peak_bytes,
+            batch_cap=self._cap.largest,
+            evaluation=evaluation,
+        )
+        return Outcome(update, report, tally.cursor)
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        """Loss and score of ``model``, float32 [layout.size], on the silo's test split.
+
+        Raises:
+            ValueError: the vector has the wrong length or is not finite.
+        """
+        self._set_threads()
+        self._weights.load(model)
+        return self._evaluate()
+
+    def _steps(
+        self,
+        order: WorkOrder,
+        optimizer: torch.optim.Optimizer,
+        tally: _Tally,
+        throttle: Throttle | None,
+        watch: Watch | None,
+    ) -> None:
+        """Train, and fill in the tally.
+
+        A GPU is waited for at the ends of windows only, unless a budget or a throttle has to know how
+        long each step took.
+        """
+        size, budget_s = order.batch_size, math.inf if order.budget_s is None else order.budget_s
+        self._model.train()
+        stepwise = throttle is not None or order.budget_s is not None
+        devices.synchronise(self._device)
+        self._probe.start()
+        start_s = now_s = deadline_s = perf_counter()
+        series = Series(self._probe, start_s)
+        while tally.steps < order.max_steps:
+            step_s = now_s
+            rows, tally.cursor = self._sampler.take(tally.cursor, size)
+            optimizer.zero_grad()
+            tally.loss += self._gradients(rows)
+            optimizer.step()
+            tally.steps += 1
+            if stepwise:
+                devices.synchronise(self._device)
+            now_s = perf_counter()
+            if throttle is not None:
+                # A deadline, not single sleeps: what one sleep takes too long, the next makes good.
+                raw_s = now_s - step_s
+                deadline_s += raw_s + throttle.sleep_s(size, raw_s)
+                sleep(max(0.0, deadline_s - now_s))
+                now_s = perf_counter()
+            if now_s >= series.due_s:
+                devices.synchronise(self._device)
+                now_s = perf_counter()
+                series.close(now_s, tally.steps * size)
+            if now_s - start_s >= budget_s or (watch is not None and not watch(tally.steps, tally.steps * size)):
+                break
+        devices.synchronise(self._device)
+        now_s = perf_counter()
+        tally.compute_s = now_s - start_s
+        tally.windows = series.finish(now_s, tally.steps * size)
+
+    def _gradients(self, rows: NDArray[np.int64]) -> Tensor:
+        """Add the gradient of the mean loss over ``rows`` to the parameters; return that loss."""
+
+        def backward(piece: NDArray[np.int64]) -> Tensor:
+            loss = self._task.loss(self._model, self._train.take(piece))
+            if len(piece) < len(rows):
+                loss = loss * (len(piece) / len(rows))
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return loss.detach()
+
+        losses = self._cap.work_off(rows, backward, self._reset)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _evaluate(self) -> Evaluation:
+        """Evaluate the weights that are loaded."""
+
+        def score(piece: NDArray[np.int64]) -> Tensor:
+            loss, correct = self._task.score(self._model, self._test.take(piece))
+            return torch.stack([loss.double(), correct.double()])
+
+        self._model.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        rows = np.arange(len(self._test))
+        with devices.seeded(self._device, self._slot.seed), torch.no_grad():
+            for start in range(0, len(rows), _EVALUATION_BATCH):
+                for part in self._cap.work_off(rows[start : start + _EVALUATION_BATCH], score, self._reset):
+                    total += part
+        loss, correct = total.tolist()
+        return Evaluation(loss, correct, len(rows))
+
+    def _reset(self) -> None:
+        """Let go of all that a failed step made."""
+        self._model.zero_grad()
+        devices.free_cache(self._device)
+
+    def _set_threads(self) -> None:
+        """Each time, since torch's setting is one a process and other silos may want another."""
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)
+
+    @contextmanager
+    def _timed(self, tally: _Tally, kind: str) -> Iterator[None]:
+        """Count the time inside as overhead of that kind."""
+        start_s = perf_counter()
+        yield
+        devices.synchronise(self._device)
+        tally.overhead_s[kind] = perf_counter() - start_s

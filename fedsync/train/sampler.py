@@ -1,0 +1,83 @@
+"""Which samples come next. No sample comes twice before all came once, across batches, orders and restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.rng import Stream, generator
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a silo is in its own data: all that must survive a restart.
+
+    Args:
+        epoch: passes over the data that are complete.
+        position: samples of the current pass already taken.
+    """
+
+    epoch: int = 0
+    position: int = 0
+
+
+class Sampler:
+    """Walks one seeded permutation of the samples after another.
+
+    Stateless but for a cache: a cursor and a count always give the same samples, so an order that
+    failed can be repeated, and one that stopped early leaves its rest to come first next time.
+
+    Args:
+        examples: number of samples, at least 1.
+        seed: of the run.
+        silo: name of the silo; each has its own permutations.
+
+    Raises:
+        ValueError: ``examples`` is below 1.
+
+    Source: A-BSP, section 3.3.1 (unprocessed data first).
+    """
+
+    def __init__(self, examples: int, seed: int, silo: str) -> None:
+        if examples < 1:
+            raise ValueError(f"a sampler needs at least one sample, not {examples}")
+        self._examples = examples
+        self._seed = seed
+        self._silo = silo
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def take(self, cursor: Cursor, count: int) -> tuple[NDArray[np.int64], Cursor]:
+        """The next ``count`` sample numbers, int64 [count], and the cursor after them.
+
+        Not to be written to: they are a view of the permutation.
+
+        A batch may span epochs. A cursor from before the silo lost data, so past the end, starts the
+        next epoch.
+
+        Raises:
+            ValueError: ``count`` is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"a batch needs at least one sample, not {count}")
+        end = cursor.position + count
+        if end < self._examples:
+            return self._permutation(cursor.epoch)[cursor.position : end], Cursor(cursor.epoch, end)
+        epoch, position = cursor.epoch, cursor.position
+        parts = []
+        while count:
+            part = self._permutation(epoch)[position : position + count]
+            parts.append(part)
+            count -= len(part)
+            position += len(part)
+            if position >= self._examples:
+                epoch, position = epoch + 1, 0
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)), Cursor(epoch, position)
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch != self._epoch:
+            self._order = generator(self._seed, Stream.SAMPLER, self._silo, epoch).permutation(self._examples)
+            self._epoch = epoch
+        return self._order

@@ -1,0 +1,103 @@
+"""A model as the flat vector that travels, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsync.core.errors import ConfigError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.rng import Stream, derive_seed
+from fedsync.tasks.protocol import Task
+from fedsync.train.device import seeded
+
+
+class Weights:
+    """Reads and writes a module's parameters and persistent buffers as one float32 vector.
+
+    Order and names are those of the module's state dict; a tensor that appears there twice (tied
+    weights) travels once. Integer buffers are rounded to the nearest on the way in.
+
+    Args:
+        module: on its final device; its tensors must not be replaced afterwards.
+
+    Raises:
+        ConfigError: the module has no tensors, or complex ones.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                named[name] = tensor.detach()
+        if not named or any(tensor.is_complex() for tensor in named.values()):
+            raise ConfigError(
+                "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
+            )
+        self._tensors = list(named.values())
+        self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in self._tensors))
+
+    def load(self, vector: Vector) -> None:
+        """Set every tensor.
+
+        Args:
+            vector: float32 [layout.size].
+
+        Raises:
+            ValueError: the vector has another length, or a value that is not finite.
+        """
+        if vector.shape != (self.layout.size,):
+            raise ValueError(f"the model has {self.layout.size} values, the vector {vector.shape}")
+        if not np.isfinite(vector).all():
+            raise ValueError("the vector has values that are not finite")
+        # A copy, since the vector may be a read-only view of a message.
+        flat = torch.tensor(vector, dtype=torch.float32, device=self._tensors[0].device)
+        parts = torch.split(flat, list(self.layout.sizes))
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            tensor.copy_((part if tensor.is_floating_point() else part.round()).view(tensor.shape))
+
+    def read(self) -> Vector:
+        """All tensors, float32 [layout.size], in memory of their own."""
+        flat = torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in self._tensors])
+        return flat.cpu().numpy()
+
+
+def build_model(task: Task, seed: int) -> nn.Module:
+    """The task's module on the CPU, as every silo of a run with this seed builds it."""
+    with seeded(torch.device("cpu"), derive_seed(seed, Stream.MODEL)):
+        return task.model()
+
+
+def initial_model(task: Task, seed: int) -> tuple[Vector, Layout]:
+    """The model before any training, float32 [layout.size], and its layout; the same on every machine.
+
+    Args:
+        task: builds the module.
+        seed: of the run.
+    """
+    weights = Weights(build_model(task, seed))
+    return weights.read(), weights.layout
+
+
+def save_model(path: Path, task: Task, vector: Vector) -> None:
+    """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
+
+    Args:
+        path: file to write.
+        task: builds the module.
+        vector: float32 [layout.size].
+
+    Raises:
+        ValueError: the vector has the wrong length or is not finite.
+    """
+    # Any seed will do: every value is overwritten.
+    module = build_model(task, 0)
+    Weights(module).load(vector)
+    unfinished = path.with_suffix(".tmp")
+    torch.save(module.state_dict(), unfinished)
+    unfinished.replace(path)
