@@ -146,12 +146,13 @@ def _run(
     config: StrategyConfig, cluster: ClusterConfig, runtime: Runtime, folder: Path, target_accuracy: float | None
 ) -> dict[str, Any]:
     """One run with its progress, in the runtime asked for."""
-    runner = _runner(runtime)
+    start = runner(runtime)
     with RunProgress(console, f"{config.name} {config.seed}", config.stop.rounds) as progress:
-        return runner(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
+        return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
 
 
-def _runner(runtime: Runtime) -> Callable[..., dict[str, Any]]:
+def runner(runtime: Runtime) -> Callable[..., dict[str, Any]]:
+    """The function that runs a strategy in a runtime."""
     # Imported where used: torch, Ray and Flower take seconds that `fedsync --help` should not.
     match runtime:
         case Runtime.VIRTUAL:

@@ -30,7 +30,8 @@ def shorten_pauses(poll_s: float) -> None:
     """Cut the pauses of the SuperNode in this process to ``poll_s`` seconds."""
     import flwr.supernode.start_client_internal as internal
 
-    internal.time = SimpleNamespace(  # type: ignore[assignment]  # a stand-in for the module, on purpose
+    # A stand-in for the module's `time`: the pauses are literals in the middle of its loop.
+    vars(internal)["time"] = SimpleNamespace(
         sleep=lambda seconds: time.sleep(min(seconds, poll_s)), time=time.time, monotonic=time.monotonic
     )
 

@@ -132,7 +132,7 @@ class FlowerDriver:
                 self._check_alive()
                 time.sleep(self._timing.poll_s)
                 continue
-            now_s = self._now_s()
+            now_s = self._active_at_s = self._now_s()
             while events:
                 entry = self._coordinator.handle(events, now_s)
                 self._recorder.record(entry)
@@ -179,7 +179,7 @@ class FlowerDriver:
         now_s, name = self._now_s(), self._roster.sender(sent.node)
         try:
             if reply.has_error():
-                raise ProtocolError(name, "answer", f"error {reply.error.code}: {reply.error.reason}")
+                raise ProtocolError(name, "answer", f"error {reply.error.code}: {_shortened(reply.error.reason)}")
             if sent.order is not None:
                 return self._update(name, sent.order, reply, now_s)
             if sent.version is not None:
@@ -294,3 +294,9 @@ class FlowerDriver:
             return []
         event = self._failed(sent, "its node is not known to the SuperLink")
         return [event] if event is not None else []
+
+
+def _shortened(reason: str | None) -> str:
+    """A peer's reason, without the middle of a long stack trace."""
+    text = " ".join((reason or "").split())
+    return text if len(text) <= 600 else f"{text[:200]} ... {text[-400:]}"

@@ -25,10 +25,12 @@ _SMALLEST_PART = 10
 
 
 class Partition(Protocol):
-    """Deals the rows of a data set to silos."""
+    """Deals the rows of a data set to silos. A value: equal ones deal the same."""
+
+    def __hash__(self) -> int: ...
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """Sorted row numbers of each of ``count`` silos: disjoint, none empty, covering every row.
+        """Sorted row numbers of each of ``count`` silos: disjoint, none empty.
 
         Args:
             labels: class of each row, shape [n], int64.
@@ -110,8 +112,8 @@ class Pathological:
 
     Where ``classes_per_silo`` divides the number of classes, silo 0 gets the first that many, silo 1 the
     next, and so on round the table: 5 silos of 2 out of 10 classes hold each class exactly once. Where
-    it does not, silo i gets the window that starts at class i. Silos that share a class share its rows
-    equally.
+    it does not, silo i gets the window that starts at class i. Silos that share classes get random rows
+    of them, in equal numbers. Few silos may leave classes that nobody holds; their rows are in no part.
 
     Args:
         classes_per_silo: number of classes that each silo holds, exactly.
@@ -134,12 +136,17 @@ class Pathological:
             from flwr_datasets.partitioner import PathologicalPartitioner
         except ImportError as error:
             raise _not_installed() from error
-        # flwr-datasets deals windows that start at class i, so with few silos the last classes belong to
-        # nobody. Blocks of classes that are dealt whole leave none over.
+        # flwr-datasets deals windows that start at class i, so that neighbours share classes and the last
+        # ones belong to nobody. Blocks of classes dealt whole keep silos apart and leave none over.
         ranks = np.unique(labels, return_inverse=True)[1].astype(np.int64).reshape(-1)
         classes = int(ranks.max()) + 1
         block = self.classes_per_silo if classes % self.classes_per_silo == 0 else 1
-        self._check_classes(classes, classes // block, self.classes_per_silo // block, count)
+        if self.classes_per_silo > classes:
+            raise ConfigError(
+                "task.partition.classes_per_silo",
+                f"{self.classes_per_silo} is more than the {classes} classes there are",
+                "Write fewer",
+            )
         partitioner = PathologicalPartitioner(
             num_partitions=count,
             partition_by="label",
@@ -147,23 +154,17 @@ class Pathological:
             class_assignment_mode="deterministic",
             shuffle=False,
         )
-        return _deal(partitioner, ranks // block, count, seed)
-
-    def _check_classes(self, classes: int, blocks: int, window: int, count: int) -> None:
-        place = "task.partition.classes_per_silo"
-        if self.classes_per_silo > classes:
+        try:
+            with warnings.catch_warnings():
+                # It warns of classes that nobody holds; the docstring above does.
+                warnings.simplefilter("ignore")
+                return _deal(partitioner, ranks // block, count, seed)
+        except ValueError as error:
             raise ConfigError(
-                place, f"{self.classes_per_silo} is more than the {classes} classes there are", "Write fewer"
-            )
-        held = count + window - 1
-        if held < blocks:
-            divisors = [d for d in range(1, classes + 1) if classes % d == 0 and d * count >= classes]
-            raise ConfigError(
-                place,
-                f"{count} silos with {self.classes_per_silo} of {classes} classes each would leave classes "
-                f"that no silo holds",
-                f"Write one of {divisors}, or use at least {blocks - window + 1} silos",
-            )
+                "task.partition.classes_per_silo",
+                f"some classes have fewer samples than the silos that are to share them: {error}",
+                "Use fewer silos",
+            ) from error
 
 
 def _deal(partitioner: Partitioner, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
@@ -172,13 +173,7 @@ def _deal(partitioner: Partitioner, labels: NDArray[np.int64], count: int, seed:
     # The partitioners cut in the order of rows, which in many data sets is the order of classes.
     order = generator(seed, Stream.PARTITION).permutation(len(labels))
     partitioner.dataset = Dataset.from_dict({"row": order, "label": labels[order]})
-    parts = [np.sort(np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64)) for i in range(count)]
-    empty = [index for index, part in enumerate(parts) if len(part) == 0]
-    if empty:
-        raise ConfigError(
-            "task.partition", f"silos {empty} of {count} would hold no data", "Use fewer silos, or more data"
-        )
-    return parts
+    return [np.sort(np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64)) for i in range(count)]
 
 
 def _check_count(rows: int, count: int) -> None:

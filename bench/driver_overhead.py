@@ -1,0 +1,162 @@
+"""Cost of a round of the Flower driver beyond training, against flwr's own FedAvg in the same engine.
+
+Both strategies run the same number of rounds in Flower's simulation engine with the same silos, which
+answer at once with an update of the model's size; both exchange one message a silo and round, no
+evaluation. What is left is the driver: making messages, waiting, aggregating. FedAvg's waiting is
+dominated by a pause of its own, so processor time is given too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
+from fedsync.runtime import messages
+from fedsync.runtime.environment import set_quiet
+from fedsync.runtime.strategy import FedSync
+
+SILOS, ROUNDS = 5, 12
+
+client = ClientApp()
+
+
+@client.query()
+def _query(message: Message, context: Context) -> Message:
+    name = f"silo-{context.node_config['partition-id']}"
+    return messages.answer_hello(message, messages.Hello(name, SiloFacts(examples=100)))
+
+
+@client.train()
+def _train(message: Message, context: Context) -> Message:
+    if "fedsync" in message.content:
+        order = messages.read_order(message)
+        report = WorkReport(order.base_version, order.max_steps, order.planned_samples, compute_s=0.01, loss=1.0)
+        return messages.answer_update(message, report, message.content["model"])
+    content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 100, "loss": 1.0})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+@client.evaluate()
+def _evaluate(message: Message, context: Context) -> Message:
+    return messages.answer_evaluation(message, Evaluation(1.0, 1.0, 1))
+
+
+@dataclass(frozen=True)
+class Row:
+    parameters: int
+    strategy: str
+    round_s: float
+    cpu_s: float
+
+
+@dataclass
+class Clock:
+    """Wall and processor time of this process at each version."""
+
+    wall: list[float]
+    cpu: list[float]
+
+    def tick(self, *unused: Any) -> None:
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+    def row(self, parameters: int, strategy: str) -> Row:
+        # The first round starts actors.
+        return Row(
+            parameters,
+            strategy,
+            median(np.diff(self.wall)[1:]),
+            float(np.mean(np.diff(self.cpu)[1:])),
+        )
+
+
+def measure(name: str, parameters: int, start: Callable[[Grid, ArrayRecord, Clock], None]) -> Row:
+    clock = Clock([], [])
+    arrays = ArrayRecord({f"layer{i}": Array(np.zeros(parameters // 10, np.float32)) for i in range(10)})
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        while len(list(grid.get_node_ids())) < SILOS:
+            time.sleep(0.1)
+        start(grid, arrays, clock)
+
+    run_simulation(
+        app,
+        client,
+        num_supernodes=SILOS,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": SILOS, "logging_level": logging.ERROR},
+        },
+    )
+    return clock.row(parameters, name)
+
+
+def run_fedavg(grid: Grid, arrays: ArrayRecord, clock: Clock) -> None:
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=SILOS, min_available_nodes=SILOS)
+    strategy.start(grid, arrays, num_rounds=ROUNDS, evaluate_fn=lambda version, arrays: clock.tick())
+
+
+def run_fedsync(grid: Grid, arrays: ArrayRecord, clock: Clock) -> None:
+    config = StrategyConfig.load("fedavg", [f"stop.rounds={ROUNDS}", f"min_silos={SILOS}"])
+    with tempfile.TemporaryDirectory() as folder:
+        strategy = FedSync(config, out=Path(folder))
+        strategy.start(grid, arrays, evaluate_fn=lambda version, arrays: clock.tick())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/driver_overhead.json"))
+    parser.add_argument("--parameters", type=int, nargs="+", default=[40_000, 1_000_000])
+    options = parser.parse_args()
+    set_quiet()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+    rows = []
+    for parameters in options.parameters:
+        rows.append(measure("flwr FedAvg", parameters, run_fedavg))
+        rows.append(measure("FedSync", parameters, run_fedsync))
+
+    table = Table(
+        title=f"Seconds a round beyond training: {SILOS} silos, {ROUNDS} rounds, simulation engine", box=box.SIMPLE_HEAD
+    )
+    for column in ("parameters", "strategy", "wall s", "ratio", "cpu s", "ratio"):
+        table.add_column(column, justify="left" if column == "strategy" else "right")
+    for index, row in enumerate(rows):
+        base = rows[index - index % 2]
+        table.add_row(
+            f"{row.parameters:,}",
+            row.strategy,
+            f"{row.round_s:.3f}",
+            f"{row.round_s / base.round_s:.3f}",
+            f"{row.cpu_s:.3f}",
+            f"{row.cpu_s / base.cpu_s:.3f}",
+        )
+    Console(width=100).print(table)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

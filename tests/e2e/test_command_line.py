@@ -1,0 +1,129 @@
+"""The command line as a person uses it: exit codes, messages, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SILOS = """
+silos:
+  - {name: a, speed: 50000.0}
+  - {name: b, speed: 25000.0}
+"""
+
+
+def fedsync(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedsync", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture
+def silos(tmp_path: Path) -> Path:
+    path = tmp_path / "two.yaml"
+    path.write_text(SILOS)
+    return path
+
+
+def test_run_in_virtual_time_prints_who_waited(silos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = fedsync(
+        "run", "lb-bsp", "--silos", silos, "--runtime", "virtual", "--set", "stop.rounds=2", "--seed", "3",
+        "--out", out, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "round    2/2" in done.stdout and "who waited for whom" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["strategy"], summary["runtime"], summary["seed"], summary["rounds"]) == ("lb-bsp", "virtual", 3, 2)
+
+
+def test_compare_prints_ratios_to_the_first(silos: Path, tmp_path: Path) -> None:
+    done = fedsync(
+        "compare", "fedavg", "lb-bsp", "--silos", silos, "--seeds", "2", "--set", "stop.rounds=3",
+        "--target-accuracy", "0.01", "--out", tmp_path / "cmp", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    fedavg, balanced = json.loads((tmp_path / "cmp" / "compare.json").read_text())
+    # By hand: FedAvg's round is 640 / 25,000 s. Balanced, 1,280 samples at 75,000/s, from round two on.
+    assert fedavg["seconds"] == pytest.approx(3 * 0.0256)
+    assert balanced["seconds"] == pytest.approx(0.0256 + 2 * 1280 / 75_000, rel=0.02)
+    assert (fedavg["ratio"], fedavg["reached"]) == (1.0, 2)
+    assert f"{balanced['ratio']:.3f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "lb-bspp"], ["lb-bspp", "Did you mean 'lb-bsp'"]),
+        (["run", "lb-bsp", "--set", "local.stepps=3"], ["local.stepps", "Did you mean 'steps'"]),
+        (["run", "lb-bsp", "--set", "local.learning_rate=1e-3"], ["1e-3", "0.001"]),
+        (["run", "lb-bsp", "--silos", "nope"], ["nope", "hetero"]),
+        (["compare", "lb-bsp", "lb-bsp"], ["named 'lb-bsp'"]),
+        (["validate", "broken.yaml"], ["broken.yaml, line 3"]),
+        (["run", "lb-bsp", "--runtime", "moon"], ["moon"]),
+    ],
+)
+def test_the_users_mistakes_exit_with_2(arguments: list[str], expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("name: x\nstop: {rounds: 1\n")
+    done = fedsync(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert all(part in done.stderr for part in expected), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failing_task_exits_with_1_and_says_why(silos: Path, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\nfrom fedsync import SiloData, Task\n\n"
+        "class Broken(Task):\n"
+        "    def model(self):\n        return torch.nn.Linear(2, 2)\n"
+        "    def data(self, slot):\n"
+        "        data = TensorDataset(torch.zeros(64, 2), torch.zeros(64, dtype=torch.long))\n"
+        "        return SiloData(data, data)\n"
+        "    def loss(self, model, batch):\n        raise RuntimeError('sensor unplugged')\n"
+    )
+    options = ["--silos", silos, "--runtime", "local", "--set", "task={kind: custom, file: task.py}"]
+    done = fedsync("run", "fedavg", *options, "--out", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "every silo failed" in done.stderr and "sensor unplugged" in done.stderr
+
+
+def test_schema_is_json_schema(tmp_path: Path) -> None:
+    schema = json.loads(fedsync("schema", cwd=tmp_path).stdout)
+    assert schema["type"] == "object" and {"stop", "balancer", "task"} <= set(schema["required"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_local_run_leaves_no_process(number: signal.Signals, silos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "fedsync", "run", "fedavg", "--silos", str(silos), "--out", str(out)]
+    process = subprocess.Popen([*command, "--set", "stop.rounds=100000"], cwd=tmp_path, start_new_session=True)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (out / "rounds.jsonl").exists():
+        time.sleep(0.2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 5, "a SuperLink, two SuperNodes and two executors at least"
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 130
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+def test_a_killed_local_run_leaves_no_process(silos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "fedsync", "run", "fedavg", "--silos", str(silos), "--out", str(out)]
+    process = subprocess.Popen([*command, "--set", "stop.rounds=100000"], cwd=tmp_path, start_new_session=True)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (out / "rounds.jsonl").exists():
+        time.sleep(0.2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive

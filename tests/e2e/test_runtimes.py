@@ -1,0 +1,65 @@
+"""The same strategy in virtual time, in Flower's simulation engine and on real Flower processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsync import replay
+from fedsync.cli import Runtime, runner
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+
+SPEEDS = {"clinic-a": 60_000.0, "clinic-b": 40_000.0, "clinic-c": 20_000.0}
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": speed} for name, speed in SPEEDS.items()]})
+SHORT = ["stop.rounds=2", "local.steps=4", "task.partition={kind: dirichlet, alpha: 0.5}"]
+
+CONTRACT = {
+    "strategy", "runtime", "seed", "rounds", "commits", "seconds", "accuracy", "loss", "target_accuracy",
+    "seconds_to_target", "samples", "utilisation", "wait_fraction", "bytes_up", "bytes_down", "silos",
+}  # fmt: skip
+SILO_CONTRACT = {"name", "orders", "steps", "samples", "compute_s", "overhead_s", "wait_s", "batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides"), [("fedavg", []), ("lb-bsp", ["balancer.speeds=declared"])], ids=["fedavg", "lb-bsp"]
+)
+def test_all_runtimes_end_with_the_same_bits(strategy: str, overrides: list[str], tmp_path: Path) -> None:
+    config = StrategyConfig.load(strategy, [*SHORT, *overrides])
+    models, summaries = {}, {}
+    for runtime in Runtime:
+        out = tmp_path / runtime
+        summaries[runtime] = runner(runtime)(config, CLUSTER, out, target_accuracy=0.05)
+        models[runtime] = torch.load(out / "model.pt", weights_only=True)
+        _check_files(out, summaries[runtime], runtime)
+
+    virtual = models[Runtime.VIRTUAL]
+    for runtime in (Runtime.FLOWER, Runtime.LOCAL):
+        assert list(models[runtime]) == list(virtual)
+        for name, tensor in virtual.items():
+            assert torch.equal(models[runtime][name], tensor), f"{name} differs in {runtime}"
+        for figure in ("accuracy", "loss", "samples", "bytes_up", "bytes_down", "rounds"):
+            assert summaries[runtime][figure] == summaries[Runtime.VIRTUAL][figure], figure
+
+    sizes = {silo["name"]: silo["batch_size"] for silo in summaries[Runtime.LOCAL]["silos"]}
+    # By hand: 96 samples in the ratio 3 : 2 : 1.
+    expected = [48, 32, 16] if strategy == "lb-bsp" else [32, 32, 32]
+    assert sizes == dict(zip(SPEEDS, expected, strict=True))
+
+
+def _check_files(out: Path, summary: dict[str, object], runtime: Runtime) -> None:
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert set(summary) >= CONTRACT
+    assert summary["runtime"] == runtime
+    for silo in summary["silos"]:  # type: ignore[attr-defined]
+        assert set(silo) >= SILO_CONTRACT
+        assert silo["compute_s"] + silo["overhead_s"] + silo["wait_s"] == pytest.approx(summary["seconds"])
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rounds] == [1, 2]
+    assert all(row["accuracy"] is not None and set(row["batch_sizes"]) == set(SPEEDS) for row in rounds)
+    replay(out / "journal.jsonl")
+    assert StrategyConfig.load(out / "config.yaml").model_dump() is not None
+    assert ClusterConfig.load(out / "silos.yaml") == CLUSTER

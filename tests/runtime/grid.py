@@ -1,0 +1,84 @@
+"""A grid in this process: silos answer at once, and tests decide what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from flwr.app import Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsync.runtime.silo import app
+
+Answer = Callable[[Message, Context], Message | None]
+
+
+def honest(message: Message, context: Context) -> Message:
+    """What the real silo side answers."""
+    return app(message, context)
+
+
+class DirectGrid(Grid):
+    """Nodes 1..n that keep their context; ``answers`` replaces what a node says, by node."""
+
+    def __init__(self, nodes: int, answers: dict[int, Answer] | None = None) -> None:
+        self.nodes = set(range(1, nodes + 1))
+        self.answers = answers or {}
+        self.pushed: list[tuple[int, str]] = []
+        self._replies: dict[str, Message] = {}
+        self._contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config=cast(UserConfig, {"partition-id": node - 1}),
+                state=RecordDict(),
+                run_config=cast(UserConfig, {}),
+            )
+            for node in self.nodes
+        }
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *arguments: Any, **options: Any) -> Iterable[Message]:
+        raise AssertionError("the driver has its own push and pull")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return sorted(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.pushed.append((node, message.metadata.message_type))
+            if node not in self.nodes:
+                yield ""
+                continue
+            identifier = f"message-{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            reply = self.answers.get(node, honest)(message, self._contexts[node])
+            if reply is not None:
+                self._replies[identifier] = reply
+            yield identifier
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+
+
+@contextmanager
+def run_identity() -> Iterator[None]:
+    """Flower's messages ask the process which run it belongs to."""
+    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    try:
+        yield
+    finally:
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before

@@ -1,0 +1,235 @@
+"""The Flower driver against silos that answer honestly, wrongly, twice, late or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app.error import Error
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import FedSyncError, RunError
+from fedsync.core.orders import WorkReport
+from fedsync.runtime import messages
+from fedsync.runtime.driver import Timing
+from fedsync.runtime.strategy import FedSync
+from tests.runtime.grid import Answer, DirectGrid, honest, run_identity
+
+ROUNDS = 3
+FAST = ["local.steps=1", "local.batch_size=8", f"stop.rounds={ROUNDS}", "task.partition.kind=iid"]
+SILOS = [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with run_identity():
+        yield
+
+
+def _overrides(*more: str) -> list[str]:
+    return ["task={kind: digits}", *FAST[:3], *more]
+
+
+def _strategy(tmp_path: Path, *overrides: str, timing: Timing | None = None) -> FedSync:
+    return FedSync(
+        StrategyConfig.load("fedavg", _overrides(*overrides)),
+        ClusterConfig.model_validate({"silos": SILOS}),
+        out=tmp_path,
+        timing=timing or Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
+    )
+
+
+def _spoil_train(change: Any) -> Answer:
+    """A silo that is honest but for what ``change`` does to the answer to TRAIN."""
+
+    def answer(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        return change(message, reply) if message.metadata.message_type == "train" else reply
+
+    return answer
+
+
+def _report(**changes: Any) -> Any:
+    def change(message: Message, reply: Message) -> Message:
+        report = replace(messages.read_report(reply, "a"), **changes)
+        return messages.answer_update(message, report, reply.content["update"])
+
+    return change
+
+
+def _arrays(change: Any) -> Any:
+    def spoil(message: Message, reply: Message) -> Message:
+        update = {name: array.numpy() for name, array in reply.content["update"].items()}
+        report = messages.read_report(reply, "a")
+        return messages.answer_update(message, report, ArrayRecord({k: Array(v) for k, v in change(update).items()}))
+
+    return spoil
+
+
+def _nan(update: dict[str, Any]) -> dict[str, Any]:
+    first = next(iter(update))
+    return {**update, first: np.full_like(update[first], np.nan)}
+
+
+def _lying_header(message: Message, reply: Message) -> Message:
+    """An array whose NumPy header claims a petabyte."""
+    update = dict(reply.content["update"].items())
+    first = next(iter(update))
+    header = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
+    header += b"{'descr': '<f4', 'fortran_order': False, 'shape': (250000000000000,), }".ljust(117) + b"\n"
+    update[first] = Array(dtype="float32", shape=(250_000_000_000_000,), stype="numpy.ndarray", data=header)
+    return messages.answer_update(message, messages.read_report(reply, "a"), ArrayRecord(update))
+
+
+def _pickle(message: Message, reply: Message) -> Message:
+    """An array of Python objects, which a careless loader would unpickle."""
+    update = dict(reply.content["update"].items())
+    first = next(iter(update))
+    shape = update[first].shape
+    header = f"{{'descr': '|O', 'fortran_order': False, 'shape': {tuple(shape)}, }}".encode().ljust(117) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header + b"cos\nsystem\n(S'true'\ntR."
+    update[first] = Array(dtype="object", shape=tuple(shape), stype="numpy.ndarray", data=data)
+    return messages.answer_update(message, messages.read_report(reply, "a"), ArrayRecord(update))
+
+
+BAD_REPLIES = {
+    "nan": (_arrays(_nan), "finite"),
+    "wrong shape": (_arrays(lambda u: {k: v.reshape(-1) for k, v in u.items()}), "shape"),
+    "wrong type": (_arrays(lambda u: {k: v.astype(np.float64) for k, v in u.items()}), "shape"),
+    "fewer arrays": (_arrays(lambda u: dict(list(u.items())[1:])), "arrays"),
+    "other names": (_arrays(lambda u: {f"x{k}": v for k, v in u.items()}), "arrays"),
+    "lying header": (_lying_header, "shape"),
+    "pickle": (_pickle, "shape"),
+    "no speed": (_report(compute_s=0.0), "compute time"),
+    "absurd speed": (_report(compute_s=8e-12), "speed"),
+    "nan loss": (_report(loss=1e400 - 1e400), "message"),
+    "other version": (_report(base_version=99), "version"),
+    "too many steps": (_report(steps=2, samples=16), "steps"),
+    "no report": (lambda message, reply: messages.answer_hello(message, messages.Hello("a", None)), "report"),  # type: ignore[arg-type]
+    "error": (lambda message, reply: Message(Error(code=2, reason="disk full"), reply_to=message), "disk full"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REPLIES)
+def test_a_bad_reply_costs_its_silo_the_round_and_nothing_else(name: str, tmp_path: Path) -> None:
+    change, check = BAD_REPLIES[name]
+    grid = DirectGrid(3, {1: _spoil_train(change)})
+
+    result = _strategy(tmp_path).start(grid)
+
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert check in journal
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(row["silos"]) for row in rounds] == [["b", "c"]] * ROUNDS
+    silos = {silo["name"]: silo for silo in json.loads((tmp_path / "summary.json").read_text())["silos"]}
+    assert (silos["a"]["orders"], silos["a"]["failures"]) == (0, ROUNDS)
+    assert silos["b"]["orders"] == ROUNDS
+
+
+def test_honest_silos_end_with_the_last_round_evaluated(tmp_path: Path) -> None:
+    strategy = _strategy(tmp_path)
+    result = strategy.start(DirectGrid(3))
+    summary = strategy.run_summary
+    assert summary is not None
+    assert (summary["rounds"], summary["stopped_by"]) == (ROUNDS, f"{ROUNDS} rounds done")
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert result.evaluate_metrics_clientapp[ROUNDS]["accuracy"] == pytest.approx(summary["accuracy"])
+    # 3 orders and 3 last evaluations brought the model, 9 updates went up; all are the model's size.
+    assert summary["bytes_down"] == (9 + 3) * summary["bytes_up"] // 9
+
+
+def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
+    seen = []
+
+    def evaluate_fn(version: int, arrays: ArrayRecord) -> None:
+        seen.append((version, float(np.sum([array.numpy().sum() for array in arrays.values()]))))
+
+    _strategy(tmp_path).start(DirectGrid(3), evaluate_fn=evaluate_fn)
+    assert [version for version, _ in seen] == [0, 1, 2, 3]
+    assert len({total for _, total in seen}) == 4
+
+
+def test_initial_arrays_are_where_training_starts(tmp_path: Path) -> None:
+    first = _strategy(tmp_path / "one").start(DirectGrid(3), num_rounds=1).arrays
+    seen = []
+    _strategy(tmp_path / "two").start(
+        DirectGrid(3), first, num_rounds=1, evaluate_fn=lambda version, arrays: seen.append(arrays)
+    )
+    for name, array in first.items():
+        np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
+
+
+def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None:
+    grid = DirectGrid(3)
+    orders = 0
+
+    def leaves_in_round_two(message: Message, context: Context) -> Message | None:
+        nonlocal orders
+        orders += message.metadata.message_type == "train"
+        if orders == 2:
+            grid.nodes.discard(1)
+            return None
+        return honest(message, context)
+
+    grid.answers[1] = leaves_in_round_two
+    _strategy(tmp_path).start(grid)
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"], ["b", "c"], ["b", "c"]]
+    assert "its node is gone" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
+    silent: Answer = lambda message, context: (
+        honest(message, context) if message.metadata.message_type != "train" else None
+    )  # noqa: E731
+    timing = Timing(poll_s=0.001, order_timeout_s=0.2, join_timeout_s=60)
+    _strategy(tmp_path, "stop.rounds=1", timing=timing).start(DirectGrid(3, {2: silent}))
+    assert "no answer in 0.2 s" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_two_nodes_with_one_name_count_once(tmp_path: Path) -> None:
+    def twin(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
+            return messages.answer_hello(
+                message, messages.Hello("a", messages.read_hello(honest(message, context), "c").facts)
+            )
+        return honest(message, context)
+
+    strategy = _strategy(tmp_path, "min_silos=2")
+    strategy.start(DirectGrid(3, {3: twin}))
+    assert strategy.run_summary is not None
+    assert [silo["name"] for silo in strategy.run_summary["silos"]] == ["a", "b"]
+
+
+def test_nobody_joins(tmp_path: Path) -> None:
+    timing = Timing(poll_s=0.001, join_timeout_s=0.1)
+    with pytest.raises(RunError, match="silos here: none"):
+        _strategy(tmp_path, timing=timing).start(DirectGrid(0))
+
+
+def test_all_silos_fail_for_ever(tmp_path: Path) -> None:
+    broken = _spoil_train(BAD_REPLIES["error"][0])
+    with pytest.raises(RunError, match="disk full"):
+        _strategy(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), broken)))
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 0
+
+
+def test_the_steps_of_flowers_own_round_are_refused(tmp_path: Path) -> None:
+    strategy = _strategy(tmp_path)
+    with pytest.raises(FedSyncError, match=r"call start\(\)"):
+        strategy.aggregate_evaluate(1, [])
+
+
+def test_a_report_survives_the_wire() -> None:
+    message = messages.query(1, "{}", 10.0)
+    report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
+    reply = messages.answer_update(message, report, ArrayRecord())
+    assert messages.read_report(reply, "a") == report

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedsync.core.errors import ConfigError
+from fedsync.core.orders import WorkOrder
+from fedsync.tasks import digits
+from fedsync.tasks.digits import DigitsTask
+from fedsync.tasks.partition import Dirichlet, Iid, Pathological
+from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.train.loop import Trainer
+from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor
+
+SILOS = 5
+
+
+def silos(task: DigitsTask, seed: int = 7) -> list[SiloData]:
+    return [task.data(SiloSlot(f"silo-{index}", index, SILOS, seed)) for index in range(SILOS)]
+
+
+def test_every_silo_holds_the_same_test_split_and_its_own_part() -> None:
+    data = silos(DigitsTask(Dirichlet(0.5)))
+
+    for silo in data:
+        assert torch.equal(silo.test.tensors[0], data[0].test.tensors[0])
+        assert torch.equal(silo.test.tensors[1], data[0].test.tensors[1])
+    assert sum(len(silo.train) for silo in data) + len(data[0].test) == 1797
+    images = torch.cat([silo.train.tensors[0] for silo in data] + [data[0].test.tensors[0]])
+    # As many different images as scikit-learn has: no image is in two parts.
+    assert len(torch.unique(images.flatten(1), dim=0)) == len(np.unique(digits._digits()[0].reshape(1797, -1), axis=0))
+
+
+def test_images_labels_and_stratification() -> None:
+    silo = silos(DigitsTask(Iid()))[0]
+    images, labels = silo.test.tensors
+
+    assert images.shape == (360, 1, 8, 8)
+    assert images.dtype == torch.float32
+    assert (images.min(), images.max()) == (0.0, 1.0)
+    assert labels.dtype == torch.int64
+    # 20 % of the 174 to 183 samples of each digit.
+    assert set(torch.bincount(labels).tolist()) <= {35, 36, 37}
+
+
+def test_pathological_silos_hold_two_digits_each() -> None:
+    held = [torch.unique(silo.train.tensors[1]).tolist() for silo in silos(DigitsTask(Pathological(2)))]
+
+    assert held == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_the_seed_decides_the_split() -> None:
+    first, again, other = (silos(DigitsTask(Iid()), seed)[0].test.tensors[0] for seed in (1, 1, 2))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_pixels_are_read_once_a_process() -> None:
+    assert digits._digits() is digits._digits()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 0.001, float("nan")])
+def test_the_test_share_is_checked(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"task\.test_share"):
+        silos(DigitsTask(Iid(), share))
+
+
+def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits._digits.cache_clear()
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+
+    with pytest.raises(ConfigError, match=r'pip install "fedsync\[sim\]"'):
+        silos(DigitsTask(Iid()))
+
+
+def test_federated_averaging_is_stable_on_pathological_silos() -> None:
+    task, options = DigitsTask(Pathological(2)), LocalOptions(device="cpu", resources=False)
+    trainers = [Trainer(task, SiloSlot(f"silo-{index}", index, SILOS, 7), options) for index in range(SILOS)]
+    model, cursors = trainers[0].initial_model(), [Cursor()] * SILOS
+    before = trainers[0].evaluate(model)
+
+    for round in range(1, 16):
+        updates = []
+        for index, trainer in enumerate(trainers):
+            order = WorkOrder("u", round, round, 32, 20, 0.1, seed=round * SILOS + index, evaluate=False)
+            outcome = trainer.run(order, model, cursors[index])
+            cursors[index] = outcome.cursor
+            updates.append(outcome.update)
+        model = model + np.mean(updates, axis=0)
+
+    after = trainers[0].evaluate(model)
+    assert after.correct > 3 * before.correct
+    assert after.loss < 0.75 * before.loss

@@ -1,0 +1,59 @@
+"""Four real hospitals (UCI heart disease): columns that one of them never measured, and missing cells in all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsync.core.orders import WorkOrder
+from fedsync.tasks.csv_ import CsvTask
+from fedsync.tasks.protocol import SiloSlot
+from fedsync.train.loop import Trainer
+from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor
+
+FOLDER = Path(__file__).parents[3] / "shared" / "data" / "heart"
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the hospitals' files are not beside the repository")
+
+
+def hospital(index: int, **options: object) -> Trainer:
+    files = tuple(str(FOLDER / f"{name}.csv") for name in HOSPITALS)
+    task = CsvTask(files, target="num", positive_above=0, **options)
+    return Trainer(task, SiloSlot(HOSPITALS[index], index, len(HOSPITALS), seed=7), LocalOptions(device="cpu"))
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+@pytest.mark.parametrize("index", range(len(HOSPITALS)))
+def test_training_lowers_the_loss_on_unseen_patients(index: int, model: str) -> None:
+    trainer = hospital(index, model=model)
+    base = trainer.initial_model()
+
+    outcome = trainer.run(WorkOrder("u", 0, 1, 32, 60, 0.1, seed=1), base, Cursor())
+
+    before, after = outcome.report.evaluation, trainer.evaluate(base + outcome.update)
+    assert before is not None
+    assert after.loss < before.loss
+
+
+def test_cleveland_is_predicted_better_than_by_its_majority() -> None:
+    trainer = hospital(0)
+    base = trainer.initial_model()
+    labels = trainer._task.data(trainer._slot).test.tensors[1]
+    majority = int(torch.bincount(labels).max())
+
+    update = trainer.run(WorkOrder("u", 0, 1, 32, 60, 0.1, seed=1), base, Cursor()).update
+
+    assert trainer.evaluate(base + update).correct > 1.3 * majority
+
+
+def test_all_hospitals_have_the_same_model() -> None:
+    layouts = [hospital(index).layout for index in range(len(HOSPITALS))]
+
+    # 14 columns, one of them the target, all numeric.
+    assert layouts[0].shapes == ((2, 13), (2,))
+    assert all(layout == layouts[0] for layout in layouts)
+    assert sum(hospital(index).examples for index in range(len(HOSPITALS))) == pytest.approx(0.75 * 920, abs=4)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedsync.core.errors import ConfigError
+from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.train.loop import Trainer
+from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.weights import Weights
+from tests.train.make import EXAMPLES, Clock, Dropping, TwoClasses, order, slot, trainer
+
+
+def test_the_update_is_what_a_bare_loop_computes() -> None:
+    subject = trainer()
+    base = subject.initial_model()
+    model = TwoClasses().model()
+    Weights(model).load(base)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = TwoClasses().data(slot()).train.tensors
+    sampler, cursor, losses = Sampler(EXAMPLES, 7, "silo-0"), Cursor(), []
+    for _ in range(12):
+        rows, cursor = sampler.take(cursor, 8)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs[rows]), labels[rows])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    outcome = subject.run(order(batch_size=8, max_steps=12), base, Cursor())
+
+    np.testing.assert_array_equal(outcome.update, Weights(model).read() - base)
+    assert outcome.update.dtype == np.float32
+    assert outcome.report.loss == pytest.approx(np.mean(losses))
+    assert outcome.cursor == cursor == Cursor(2, 16)
+    assert (outcome.report.base_version, outcome.report.steps, outcome.report.samples) == (3, 12, 96)
+
+
+@pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions("adam")])
+def test_the_same_inputs_give_the_same_bits_whatever_ran_between(options: LocalOptions) -> None:
+    subject, other = trainer(Dropping(), 0, options), trainer(Dropping(), 1, options)
+    base = subject.initial_model()
+
+    first = subject.run(order(evaluate=True), base, Cursor())
+    other.run(order(batch_size=5, seed=9), base, Cursor())
+    subject.run(order(batch_size=13, seed=3), base + first.update, first.cursor)
+    torch.rand(3)
+    again = subject.run(order(evaluate=True), base, Cursor())
+    fresh = trainer(Dropping(), 0, options).run(order(), base, Cursor())
+
+    assert first.update.tobytes() == again.update.tobytes() == fresh.update.tobytes()
+    assert first.report.loss == again.report.loss == fresh.report.loss
+    assert first.report.evaluation == again.report.evaluation
+    assert first.cursor == again.cursor
+
+
+def test_the_order_s_seed_matters_to_a_model_that_draws() -> None:
+    subject = trainer(Dropping())
+    base = subject.initial_model()
+
+    updates = {subject.run(order(seed=seed), base, Cursor()).update.tobytes() for seed in (1, 2)}
+
+    assert len(updates) == 2
+
+
+def test_training_leaves_the_caller_s_generator_and_base_alone() -> None:
+    subject = trainer(Dropping())
+    base = subject.initial_model()
+    before = base.copy()
+    base.setflags(write=False)
+    state = torch.get_rng_state()
+
+    subject.run(order(evaluate=True), base, Cursor())
+
+    np.testing.assert_array_equal(base, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_silos_agree_on_the_initial_model_and_its_layout() -> None:
+    first, second = trainer(index=0), trainer(index=1)
+
+    np.testing.assert_array_equal(first.initial_model(), second.initial_model())
+    assert first.layout == second.layout
+    assert first.layout.size == 4 * 8 + 8 + 8 * 2 + 2
+    assert first.examples == EXAMPLES
+    assert first.device == "cpu"
+
+
+def test_the_base_is_evaluated_before_training() -> None:
+    subject = trainer()
+    base = subject.initial_model()
+
+    report = subject.run(order(max_steps=30, evaluate=True), base, Cursor()).report
+
+    assert report.evaluation == subject.evaluate(base)
+    assert report.evaluation is not None
+    assert report.evaluation.samples == 10
+    assert set(report.overhead_s) == {"load", "evaluate", "store"}
+
+
+def test_training_learns() -> None:
+    subject = trainer()
+    base = subject.initial_model()
+
+    update = subject.run(order(max_steps=200), base, Cursor()).update
+
+    assert subject.evaluate(base + update).loss < subject.evaluate(base).loss / 2
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "steps"),
+    [(0.25, 3), (0.3, 3), (0.0, 1), (99.0, 20)],  # steps of 0.1 s end at 0.1, 0.2, 0.3 s
+)
+def test_a_budget_ends_after_the_step_in_which_it_ran_out(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, steps: int
+) -> None:
+    subject = trainer()
+    base = subject.initial_model()
+    # Powers of two, so that the sums of steps are exact; scaled to 0.1 s.
+    Clock(monkeypatch, step_s=0.125)
+
+    report = subject.run(order(max_steps=20, budget_s=budget_s * 1.25), base, Cursor()).report
+
+    assert report.steps == steps
+    assert report.samples == steps * 8
+    assert report.compute_s == pytest.approx(steps * 0.125)
+    assert [window.speed for window in report.windows] == pytest.approx([64.0] * steps)
+
+
+def test_a_watcher_sees_every_step_and_can_end_the_order() -> None:
+    subject = trainer()
+    seen = []
+
+    def watch(steps: int, samples: int) -> bool:
+        seen.append((steps, samples))
+        return steps < 3
+
+    outcome = subject.run(order(), subject.initial_model(), Cursor(), watch=watch)
+
+    assert seen == [(1, 8), (2, 16), (3, 24)]
+    assert outcome.report.steps == 3
+    assert outcome.cursor == Cursor(0, 24)
+
+
+def test_orders_of_changing_size_walk_on_through_the_data() -> None:
+    subject = trainer()
+    base, cursor, taken = subject.initial_model(), Cursor(), 0
+    for size in (3, 17, 40, 1, 64):
+        cursor = subject.run(order(batch_size=size, max_steps=2), base, cursor).cursor
+        taken += 2 * size
+
+    assert (cursor.epoch, cursor.position) == divmod(taken, EXAMPLES)
+
+
+def test_no_steps_is_no_update() -> None:
+    outcome = trainer().run(order(max_steps=0), trainer().initial_model(), Cursor(1, 2))
+
+    assert not outcome.update.any()
+    assert (outcome.report.steps, outcome.report.loss, outcome.report.windows) == (0, 0.0, ())
+    assert outcome.cursor == Cursor(1, 2)
+
+
+def test_an_order_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        trainer().run(order(batch_size=0), trainer().initial_model(), Cursor())
+
+
+def test_a_diverged_update_never_leaves_the_silo() -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer().run(order(learning_rate=1e30), trainer().initial_model(), Cursor())
+
+    assert caught.value.place == "local.learning_rate"
+
+
+def test_a_trainer_recovers_from_a_failed_order() -> None:
+    subject = trainer(options=LocalOptions(momentum=0.9))
+    base = subject.initial_model()
+    expected = subject.run(order(), base, Cursor()).update
+
+    with pytest.raises(ConfigError):
+        subject.run(order(learning_rate=1e30), base, Cursor())
+
+    np.testing.assert_array_equal(subject.run(order(), base, Cursor()).update, expected)
+
+
+def test_a_silo_without_samples_is_refused() -> None:
+    class Empty(TwoClasses):
+        def data(self, slot: SiloSlot) -> SiloData:
+            return SiloData(TensorDataset(torch.empty(0, 4)), TensorDataset(torch.empty(0, 4)))
+
+    with pytest.raises(ConfigError, match="'silo-0' holds no training samples"):
+        trainer(Empty())
+
+
+def test_a_silo_without_test_samples_evaluates_to_nothing() -> None:
+    class Untested(TwoClasses):
+        def data(self, slot: SiloSlot) -> SiloData:
+            train = super().data(slot).train
+            return SiloData(train, TensorDataset(torch.empty(0, 4), torch.empty(0, dtype=torch.long)))
+
+    subject = trainer(Untested())
+
+    evaluation = subject.evaluate(subject.initial_model())
+
+    assert (evaluation.loss, evaluation.correct, evaluation.samples) == (0.0, 0.0, 0)
+
+
+def test_threads_and_resources_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    subject = Trainer(TwoClasses(), slot(), LocalOptions(device="cpu", threads=3, resources=False))
+
+    report = subject.run(order(), subject.initial_model(), Cursor()).report
+
+    assert asked == [3]
+    assert report.peak_memory == 0
+    assert {(window.cpu, window.memory) for window in report.windows} == {(0.0, 0.0)}

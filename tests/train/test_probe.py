@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.train.probe import MOST_WINDOWS, Probe, Series
+
+
+class Readings:
+    """A probe that reads what it is told."""
+
+    def __init__(self, *shares: tuple[float, float]) -> None:
+        self._shares = list(shares)
+
+    def read(self) -> tuple[float, float]:
+        return self._shares.pop(0) if self._shares else (0.5, 0.25)
+
+
+def steps(series: Series, lengths: list[float], batch_size: int) -> tuple[float, int]:
+    """Walk through steps of the given lengths as the trainer does; return the time and samples at the end."""
+    now_s, samples = 0.0, 0
+    for length in lengths:
+        now_s += length
+        samples += batch_size
+        if now_s >= series.due_s:
+            series.close(now_s, samples)
+    return now_s, samples
+
+
+@given(st.lists(st.floats(0.001, 0.5), max_size=400))
+def test_windows_are_few_and_account_for_every_sample(lengths: list[float]) -> None:
+    series = Series(Readings(), 0.0)
+
+    windows = series.finish(*steps(series, lengths, 8))
+
+    assert len(windows) <= MOST_WINDOWS
+    assert bool(windows) == bool(lengths)
+    assert all(window.cpu == pytest.approx(0.5) and window.memory == pytest.approx(0.25) for window in windows)
+
+
+def test_short_steps_share_a_window_and_long_ones_have_their_own() -> None:
+    short = Series(Readings(), 0.0)
+    long = Series(Readings(), 0.0)
+
+    # 20 ms a step: the third ends past 50 ms.
+    assert len(short.finish(*steps(short, [0.02] * 6, 8))) == 2
+    speeds = [window.speed for window in long.finish(*steps(long, [0.1, 0.2], 8))]
+    assert speeds == pytest.approx([80.0, 40.0])
+
+
+def test_merged_windows_weigh_by_time() -> None:
+    series = Series(Readings((1.0, 0.4), (0.0, 0.1)), 0.0)
+
+    # 62 more after these two reach the limit: neighbours merge.
+    windows = series.finish(*steps(series, [0.3, 0.1] + [0.1] * 62, 8))
+
+    assert len(windows) == MOST_WINDOWS // 2
+    assert windows[0].speed == pytest.approx(16 / 0.4)
+    assert windows[0].cpu == pytest.approx((1.0 * 0.3 + 0.0 * 0.1) / 0.4)
+    assert windows[0].memory == pytest.approx((0.4 * 0.3 + 0.1 * 0.1) / 0.4)
+
+
+def test_what_is_left_over_joins_its_neighbour_if_short() -> None:
+    series = Series(Readings(), 0.0)
+
+    windows = series.finish(*steps(series, [0.06, 0.01], 8))
+
+    assert [window.speed for window in windows] == pytest.approx([16 / 0.07])
+
+
+def test_the_probe_reads_shares_and_holds_the_peak() -> None:
+    probe = Probe(torch.device("cpu"), enabled=True)
+    probe.start()
+
+    cpu, memory = probe.read()
+
+    assert 0 <= cpu <= 1
+    assert 0 < memory < 1
+    assert probe.peak_bytes > 2**20
+
+
+def test_a_probe_that_is_off_reads_nothing() -> None:
+    probe = Probe(torch.device("cpu"), enabled=False)
+    probe.start()
+
+    assert probe.read() == (0.0, 0.0)
+    assert probe.peak_bytes == 0
