@@ -24,6 +24,7 @@ class ModelStore:
     def __init__(self, model: Vector) -> None:
         self.model = model
         self._pending: dict[str, Vector] = {}
+        self._remembered = model
 
     def put(self, silo: str, update_id: str, update: Vector) -> None:
         """Keep an update, after a check that it can do no harm.
@@ -51,6 +52,14 @@ class ModelStore:
             np.multiply(self._pending.pop(update_id), np.float32(weight), out=scaled)
             model += scaled
         self.model = model
+
+    def remember(self) -> None:
+        """Keep the current model for `rollback`."""
+        self._remembered = self.model
+
+    def rollback(self) -> None:
+        """Go back to the model last remembered; at first that is version 0."""
+        self.model = self._remembered
 
     def discard(self, update_id: str) -> None:
         """Forget an update, if it is there."""

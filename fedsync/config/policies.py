@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fedsync.aggregate.weighers import ByExamples, BySamples, BySilo
 from fedsync.balance.proportional import ProportionalBalancer
-from fedsync.barrier.bsp import Bsp
+from fedsync.config.barriers import BspConfig
 from fedsync.config.section import Section
-from fedsync.core.protocols import AnyBarrier, AnyPredictor, Balancer, Weigher
+from fedsync.core.protocols import AnyPredictor, Balancer, Weigher
 from fedsync.predict.ema import Ema
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -66,16 +66,6 @@ class ProportionalConfig(Section):
 
 
 BalancerConfig = Annotated[FixedConfig | ProportionalConfig, Field(discriminator="kind")]
-
-
-class BspConfig(Section):
-    """Wait for everybody, then go on together."""
-
-    kind: Literal["bsp"]
-
-    def build(self) -> AnyBarrier:
-        """The policy."""
-        return Bsp()
 
 
 # One kind so far: a union of one has no discriminator.

@@ -30,10 +30,32 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class HaltEarly:
-    """Ask a busy silo to stop after its current step and send what it has."""
+    """Ask a busy silo to stop after its current step and send what it has, if it can be reached."""
 
     silo: str
     update_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a busy silo how far it is; it answers with `Progressed`, if it can."""
+
+    silo: str
+    update_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep the current model, which is ``version``, until the next `Remember`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The remembered model becomes ``version``."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +89,4 @@ class Stop:
     failed: bool = False
 
 
-Action = Dispatch | Commit | HaltEarly | WakeAt | Evaluate | Discard | Stop
+Action = Dispatch | Commit | HaltEarly | Probe | Remember | Rollback | WakeAt | Evaluate | Discard | Stop

@@ -14,7 +14,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedsync.core.actions import Action, Commit, Discard, Dispatch, Evaluate, HaltEarly, Stop, WakeAt
+from fedsync.core.actions import (
+    Action,
+    Commit,
+    Discard,
+    Dispatch,
+    Evaluate,
+    HaltEarly,
+    Probe,
+    Remember,
+    Rollback,
+    Stop,
+    WakeAt,
+)
 from fedsync.core.checks import check_evaluation, check_report
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
@@ -156,6 +168,8 @@ class Coordinator:
     def _absorb_update(self, at_s: float, meta: UpdateMeta, report: WorkReport, actions: list[Action]) -> None:
         state = self._state
         order = self._order_of(meta.silo, meta.update_id)
+        if order is None and meta.update_id in state.pending:
+            return  # a duplicate of one that waits for its commit, which goes by the same name
         if order is None:
             actions.append(Discard(meta.update_id, "nobody waits for it: it is late or a duplicate"))
             return
@@ -179,6 +193,8 @@ class Coordinator:
             order=None,
             since_s=at_s,
             failures=0,
+            samples=silo.samples + report.samples,
+            overhead_s=max(at_s - silo.since_s - report.compute_s, 0.0),
             progress_steps=0,
             forecast=self._observe(meta.silo, silo, report),
         )
@@ -275,28 +291,48 @@ class Coordinator:
         return state.closing
 
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:
-        """Ask until nothing more is committed, then release; the last commit may end the run."""
+        """Ask until nothing more is committed; the last commit may end the run."""
         state, reasons = self._state, []
         while True:
             view = ClusterView(now_s, state.version, MappingProxyType(state.silos), MappingProxyType(state.pending))
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
             if verdict.reason:
                 reasons.append(verdict.reason)
+            self._change_model(verdict, actions)
             if verdict.commit:
-                actions.append(self._commit(verdict.commit))
                 state.closing = self._policies.stop.decide(state.version, now_s, state.scores)
                 if state.closing is not None:
                     self._close(actions)
                     return "; ".join([*reasons, state.closing])
             self._release(verdict, now_s, actions)
             for name in verdict.stop_now:
-                order = state.silos[name].order
-                if order is not None:
-                    actions.append(HaltEarly(name, order.update_id))
+                actions.append(HaltEarly(name, self._busy_order(name, "stops").update_id))
+            for name in verdict.probe:
+                actions.append(Probe(name, self._busy_order(name, "probes").update_id))
             if not verdict.commit:
                 if verdict.wake_at_s is not None:
                     actions.append(WakeAt(verdict.wake_at_s))
                 return "; ".join(reasons)
+
+    def _change_model(self, verdict: Verdict, actions: list[Action]) -> None:
+        state = self._state
+        if verdict.rollback:
+            state.version += 1
+            actions.append(Rollback(state.version))
+        if verdict.commit:
+            actions.append(self._commit(verdict.commit))
+        for update_id in verdict.discard:
+            if state.pending.pop(update_id, None) is None:
+                raise PolicyError(f"the barrier discards {update_id!r}, which is not pending", self._recent)
+            actions.append(Discard(update_id, verdict.reason))
+        if verdict.remember:
+            actions.append(Remember(state.version))
+
+    def _busy_order(self, name: str, verb: str) -> WorkOrder:
+        silo = self._state.silos.get(name)
+        if silo is None or silo.order is None:
+            raise PolicyError(f"the barrier {verb} {name!r}, which is not at work", self._recent)
+        return silo.order
 
     def _commit(self, update_ids: tuple[str, ...]) -> Commit:
         state = self._state
@@ -323,12 +359,12 @@ class Coordinator:
             silo = state.silos.get(name)
             if silo is None or silo.order is not None:
                 raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", self._recent)
-            order = self._order(name, work[name], verdict.budget_s.get(name))
+            order = self._order(name, work[name], verdict)
             state.scores.begin(state.version)
             state.silos[name] = replace(silo, order=order, since_s=now_s, progress_steps=0)
             actions.append(Dispatch(name, order))
 
-    def _order(self, name: str, work: LocalWork, budget_s: float | None) -> WorkOrder:
+    def _order(self, name: str, work: LocalWork, verdict: Verdict) -> WorkOrder:
         serial = self._state.issued.get(name, 0) + 1
         self._state.issued[name] = serial
         return WorkOrder(
@@ -336,10 +372,11 @@ class Coordinator:
             base_version=self._state.version,
             round=serial,
             batch_size=work.batch_size,
-            max_steps=work.steps,
+            max_steps=verdict.steps.get(name, work.steps),
             learning_rate=work.learning_rate,
             seed=derive_seed(self._policies.seed, Stream.ORDER, name, serial),
-            budget_s=budget_s,
+            budget_s=verdict.budget_s.get(name),
+            overrun=verdict.overrun,
         )
 
     # Ending.

@@ -18,7 +18,9 @@ class WorkOrder:
         max_steps: local steps (tau).
         learning_rate: eta.
         seed: seeds everything random in the order.
-        budget_s: seconds the silo may train, or None for no limit.
+        budget_s: seconds the silo may train, or None for no limit; it does one step at least.
+        overrun: share of a step, 0..1, by which the last one may end after the budget; at 1 every step
+            that begins in time is done.
         evaluate: evaluate the base model on the silo's test split before training.
     """
 
@@ -30,6 +32,7 @@ class WorkOrder:
     learning_rate: float
     seed: int
     budget_s: float | None = None
+    overrun: float = 1.0
     evaluate: bool = True
 
     @property
@@ -109,6 +112,7 @@ class UpdateMeta:
         samples: samples processed.
         examples: training samples the silo holds.
         nbytes: payload bytes.
+        loss: mean training loss a sample.
     """
 
     update_id: str
@@ -118,6 +122,7 @@ class UpdateMeta:
     samples: int
     examples: int
     nbytes: int
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class SiloView:
         since_s: when it became busy or idle.
         forecast: predicted curve, or None before anything is known.
         failures: orders failed in a row.
+        samples: processed in all its finished orders.
+        overhead_s: seconds that its last order cost besides training.
         progress_steps: local steps it told of in its current order.
     """
 
@@ -29,6 +31,8 @@ class SiloView:
     since_s: float = 0.0
     forecast: Curve | None = None
     failures: int = 0
+    samples: int = 0
+    overhead_s: float = 0.0
     progress_steps: int = 0
 
     @property
@@ -66,20 +70,32 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A barrier's answer: first the commit, then releases from the new version.
+    """A barrier's answer, carried out in the order of its fields.
 
     Args:
+        rollback: go back to the remembered version, which becomes a new one.
         commit: update ids to fold into one new version; empty for none.
-        release: idle silos that get a new order.
+        discard: pending update ids to forget.
+        remember: keep the version as it is now for a later rollback.
+        release: idle silos that get a new order, from the newest version.
+        steps: local steps for released silos; absent means as many as the sizing says.
         budget_s: seconds of training for released silos; absent means no limit.
+        overrun: see `WorkOrder`.
         stop_now: busy silos that are to stop after their current step.
+        probe: busy silos that are to tell how far they are.
         wake_at_s: when to be asked again at the latest, or None.
         reason: why, for people.
     """
 
+    rollback: bool = False
     commit: tuple[str, ...] = ()
+    discard: tuple[str, ...] = ()
+    remember: bool = False
     release: tuple[str, ...] = ()
+    steps: Mapping[str, int] = field(default_factory=dict)
     budget_s: Mapping[str, float] = field(default_factory=dict)
+    overrun: float = 1.0
     stop_now: tuple[str, ...] = ()
+    probe: tuple[str, ...] = ()
     wake_at_s: float | None = None
     reason: str = ""

@@ -97,6 +97,7 @@ class Ledger:
     _end_s: float = 0.0
     _closing: bool = False
     _arrived: dict[str, _Arrival] = field(default_factory=dict)
+    _by_version: dict[int, Round] = field(default_factory=dict)
     _scores: Scores = field(default_factory=Scores)
     _written: int = 0
 
@@ -240,28 +241,27 @@ class Ledger:
         samples = sum(arrival.report.samples for arrival in arrivals)
         begin_s = self._begin_s or 0.0
         since = self.rounds[-1].at_s if self.rounds else 0.0
-        self.rounds.append(
-            Round(
-                round=version,
-                at_s=at_s - begin_s,
-                seconds=at_s - begin_s - since,
-                loss=sum(arrival.report.loss * arrival.report.samples for arrival in arrivals) / samples,
-                silos={
-                    arrival.meta.silo: SiloShare(
-                        batch_size=arrival.batch_size,
-                        steps=arrival.report.steps,
-                        samples=arrival.report.samples,
-                        compute_s=arrival.report.compute_s,
-                        overhead_s=max(arrival.busy_s - arrival.report.compute_s, 0.0),
-                        wait_s=at_s - arrival.at_s,
-                    )
-                    for arrival in arrivals
-                },
-            )
+        row = self._by_version[version] = Round(
+            round=version,
+            at_s=at_s - begin_s,
+            seconds=at_s - begin_s - since,
+            loss=sum(arrival.report.loss * arrival.report.samples for arrival in arrivals) / samples,
+            silos={
+                arrival.meta.silo: SiloShare(
+                    batch_size=arrival.batch_size,
+                    steps=arrival.report.steps,
+                    samples=arrival.report.samples,
+                    compute_s=arrival.report.compute_s,
+                    overhead_s=max(arrival.busy_s - arrival.report.compute_s, 0.0),
+                    wait_s=at_s - arrival.at_s,
+                )
+                for arrival in arrivals
+            },
         )
+        self.rounds.append(row)
 
     def _settle(self) -> None:
         for score in self._scores.settle():
-            if score.version >= 1:
-                row = self.rounds[score.version - 1]
+            row = self._by_version.get(score.version)
+            if row is not None:
                 row.accuracy, row.test_loss = score.accuracy, score.loss

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedsync.aggregate.store import ModelStore
-from fedsync.core.actions import Action, Commit, Discard, Dispatch, Evaluate, Stop, WakeAt
+from fedsync.core.actions import Action, Commit, Discard, Dispatch, Evaluate, Remember, Rollback, Stop, WakeAt
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, TimerFired, UpdateArrived, WorkFailed
@@ -212,6 +212,7 @@ class FlowerDriver:
             samples=report.samples,
             examples=self._roster.examples[name],
             nbytes=update.nbytes,
+            loss=report.loss,
         )
         return UpdateArrived(now_s, meta, report)
 
@@ -273,6 +274,11 @@ class FlowerDriver:
                 self._store.commit(action)
                 self._arrays = None
                 self._after_commit(version, self._model())
+            case Remember():
+                self._store.remember()
+            case Rollback():
+                self._store.rollback()
+                self._arrays = None
             case Discard(update_id, _):
                 self._store.discard(update_id)
             case Evaluate(version, silos):

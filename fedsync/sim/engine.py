@@ -14,11 +14,27 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedsync.aggregate.store import ModelStore
-from fedsync.core.actions import Action, Commit, Discard, Dispatch, Evaluate, Stop, WakeAt
+from fedsync.core.actions import (
+    Action,
+    Commit,
+    Discard,
+    Dispatch,
+    Evaluate,
+    HaltEarly,
+    Probe,
+    Remember,
+    Rollback,
+    Stop,
+    WakeAt,
+)
+from fedsync.core.budget import steps_within
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import FedSyncError, RunError
-from fedsync.core.events import Evaluated, Event, SiloJoined, TimerFired, UpdateArrived, WorkFailed
+from fedsync.core.events import Evaluated, Event, Progressed, SiloJoined, TimerFired, UpdateArrived, WorkFailed
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.observe.recorder import Recorder
@@ -51,14 +67,15 @@ class _Priority(IntEnum):
     TIMER = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Work:
-    """An order in work: the model it started from and when it began."""
+    """An order in work: the model it started from, when it began, when its steps end."""
 
     silo: str
     order: WorkOrder
     base: Vector
     start_s: float
+    ends: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,7 @@ class _Question:
     model: Vector
 
 
-_Happening = SiloJoined | TimerFired | _Work | _Question
+_Happening = SiloJoined | TimerFired | Progressed | _Work | _Question
 
 
 class VirtualDriver:
@@ -102,6 +119,7 @@ class VirtualDriver:
         self._recorder = recorder
         self._poll_s = poll_s
         self._heap: list[tuple[float, int, int, _Happening]] = []
+        self._working: dict[str, _Work] = {}
         self._serial = 0
 
     def run(self) -> Vector:
@@ -117,6 +135,8 @@ class VirtualDriver:
             if not self._heap:
                 raise RunError("nothing is left to happen, but the run has not ended")
             now_s, events = self._next_batch()
+            if not events:
+                continue
             entry = self._coordinator.handle(events, now_s)
             for action in entry.actions:
                 self._carry_out(action, now_s)
@@ -135,7 +155,9 @@ class VirtualDriver:
         events: list[Event] = []
         while self._heap and self._heap[0][0] <= now_s:
             _, _, _, happening = heapq.heappop(self._heap)
-            events.append(self._event(happening, now_s))
+            event = self._event(happening, now_s)
+            if event is not None:
+                events.append(event)
         return now_s, events
 
     def _visible_at(self, at_s: float) -> float:
@@ -145,24 +167,29 @@ class VirtualDriver:
         # Rounding can put the tick a hair before the instant it stands for.
         return max(ticks * self._poll_s, at_s)
 
-    def _event(self, happening: _Happening, now_s: float) -> Event:
+    def _event(self, happening: _Happening, now_s: float) -> Event | None:
         match happening:
-            case _Work():
+            case _Work(silo):
+                if self._working.get(silo) is not happening:
+                    return None  # it was cut short since, and has arrived or will arrive earlier
+                del self._working[silo]
                 return self._finish(happening, now_s)
             case _Question(silo, version, model):
                 return Evaluated(now_s, silo, version, self._workers[silo].evaluate(model))
-            case SiloJoined() | TimerFired():
+            case SiloJoined() | TimerFired() | Progressed():
                 return replace(happening, at_s=now_s)
 
     def _finish(self, work: _Work, now_s: float) -> Event:
-        """Train what the order asked for, now that its time has come."""
-        worker, order = self._workers[work.silo], work.order
+        """Train what was done of the order, now that its time has come."""
+        worker = self._workers[work.silo]
+        # The virtual machine has decided how many steps there was time for.
+        order = replace(work.order, max_steps=len(work.ends), budget_s=None)
         try:
             update, report = worker.train(order, work.base)
             self._store.put(work.silo, order.update_id, update)
         except FedSyncError as error:
             return WorkFailed(now_s, work.silo, order.update_id, str(error))
-        ends = self._machines[work.silo].step_ends(order, work.start_s)[: report.steps]
+        ends = work.ends[: report.steps]
         report = replace(
             report,
             compute_s=float(ends[-1]) - work.start_s,
@@ -178,16 +205,22 @@ class VirtualDriver:
             samples=report.samples,
             examples=worker.facts.examples,
             nbytes=update.nbytes,
+            loss=report.loss,
         )
         return UpdateArrived(now_s, meta, report)
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:
             case Dispatch(silo, order):
-                machine = self._machines[silo]
-                ends = machine.step_ends(order, now_s)
-                work = _Work(silo, order, self._store.model, now_s)
-                self._push(float(ends[-1]) + machine.config.overhead_s, _Priority.ARRIVAL, work)
+                self._begin(silo, order, now_s)
+            case HaltEarly(silo, update_id):
+                self._halt(silo, update_id, now_s)
+            case Probe(silo, update_id):
+                self._probe(silo, update_id, now_s)
+            case Remember():
+                self._store.remember()
+            case Rollback():
+                self._store.rollback()
             case Commit():
                 self._store.commit(action)
             case Discard(update_id, _):
@@ -197,3 +230,32 @@ class VirtualDriver:
                     self._push(now_s, _Priority.ANSWER, _Question(silo, version, self._store.model))
             case WakeAt(at_s):
                 self._push(max(at_s, now_s), _Priority.TIMER, TimerFired(at_s))
+
+    def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
+        ends = self._machines[silo].step_ends(order, now_s)
+        if order.budget_s is not None:
+            seconds = np.diff(ends, prepend=now_s)
+            ends = ends[: steps_within(seconds, order.budget_s, order.overrun)]
+        self._schedule(_Work(silo, order, self._store.model, now_s, ends))
+
+    def _schedule(self, work: _Work) -> None:
+        self._working[work.silo] = work
+        overhead_s = self._machines[work.silo].config.overhead_s
+        self._push(float(work.ends[-1]) + overhead_s, _Priority.ARRIVAL, work)
+
+    def _halt(self, silo: str, update_id: str, now_s: float) -> None:
+        """End a silo's order with the step it is in, unless it is done with training anyway."""
+        work = self._working.get(silo)
+        if work is None or work.order.update_id != update_id:
+            return
+        steps = int(np.searchsorted(work.ends, now_s, side="left")) + 1
+        if steps < len(work.ends):
+            self._schedule(replace(work, ends=work.ends[:steps]))
+
+    def _probe(self, silo: str, update_id: str, now_s: float) -> None:
+        work = self._working.get(silo)
+        if work is None or work.order.update_id != update_id:
+            return
+        steps = int(np.searchsorted(work.ends, now_s, side="right"))
+        told = Progressed(now_s, silo, update_id, steps, steps * work.order.batch_size)
+        self._push(now_s, _Priority.ANSWER, told)

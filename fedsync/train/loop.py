@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsync.core.budget import may_begin
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
@@ -225,7 +226,9 @@ class Trainer:
                 devices.synchronise(self._device)
                 now_s = perf_counter()
                 series.close(now_s, tally.steps * size)
-            if now_s - start_s >= budget_s or (watch is not None and not watch(tally.steps, tally.steps * size)):
+            if not may_begin(now_s - start_s, now_s - step_s, budget_s, order.overrun) or (
+                watch is not None and not watch(tally.steps, tally.steps * size)
+            ):
                 break
         devices.synchronise(self._device)
         now_s = perf_counter()
