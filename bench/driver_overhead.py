@@ -32,7 +32,7 @@ from rich.table import Table
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
 from fedsync.runtime import messages
-from fedsync.runtime.environment import set_quiet
+from fedsync.runtime.environment import flower_in_this_process
 from fedsync.runtime.strategy import FedSync
 
 SILOS, ROUNDS = 5, 12
@@ -130,13 +130,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results/driver_overhead.json"))
     parser.add_argument("--parameters", type=int, nargs="+", default=[40_000, 1_000_000])
     options = parser.parse_args()
-    set_quiet()
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
     rows = []
-    for parameters in options.parameters:
-        rows.append(measure("flwr FedAvg", parameters, run_fedavg))
-        rows.append(measure("FedSync", parameters, run_fedsync))
+    with tempfile.TemporaryDirectory() as folder, flower_in_this_process(Path(folder)):
+        for parameters in options.parameters:
+            rows.append(measure("flwr FedAvg", parameters, run_fedavg))
+            rows.append(measure("FedSync", parameters, run_fedsync))
 
     table = Table(
         title=f"Seconds a round beyond training: {SILOS} silos, {ROUNDS} rounds, simulation engine", box=box.SIMPLE_HEAD

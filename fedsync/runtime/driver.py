@@ -18,10 +18,30 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedsync.aggregate.store import ModelStore
-from fedsync.core.actions import Action, Commit, Discard, Dispatch, Evaluate, Remember, Rollback, Stop, WakeAt
+from fedsync.core.actions import (
+    Action,
+    Commit,
+    Discard,
+    Dispatch,
+    Evaluate,
+    HaltEarly,
+    Remember,
+    Rollback,
+    Stop,
+    WakeAt,
+)
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError, RunError
-from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, TimerFired, UpdateArrived, WorkFailed
+from fedsync.core.events import (
+    Evaluated,
+    Event,
+    Progressed,
+    SiloJoined,
+    SiloLost,
+    TimerFired,
+    UpdateArrived,
+    WorkFailed,
+)
 from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.observe.recorder import Recorder
@@ -90,6 +110,8 @@ class FlowerDriver:
         spec: the run's specification as JSON, for the silos.
         recorder: writes the run's files.
         timing: how long to wait.
+        report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
+            reach a silo; None hears of their end only.
         after_commit: called with each new version and the model, for evaluation at the server.
     """
 
@@ -102,6 +124,7 @@ class FlowerDriver:
         spec: str,
         recorder: Recorder,
         timing: Timing,
+        report_s: float | None = None,
         after_commit: Callable[[int, ArrayRecord], None] = lambda version, arrays: None,
     ) -> None:
         self._grid = grid
@@ -111,10 +134,12 @@ class FlowerDriver:
         self._spec = spec
         self._recorder = recorder
         self._timing = timing
+        self._report_s = report_s
         self._after_commit = after_commit
         self._roster = _Roster()
         self._sent: dict[str, _Sent] = {}
         self._timers: list[float] = []
+        self._halts: set[str] = set()
         self._arrays: ArrayRecord | None = None
         self._start_s = time.monotonic()
         self._members_at_s = -_MEMBERSHIP_S
@@ -181,7 +206,7 @@ class FlowerDriver:
             if reply.has_error():
                 raise ProtocolError(name, "answer", f"error {reply.error.code}: {_shortened(reply.error.reason)}")
             if sent.order is not None:
-                return self._update(name, sent.order, reply, now_s)
+                return self._update(sent, name, sent.order, reply, now_s)
             if sent.version is not None:
                 return Evaluated(now_s, name, sent.version, messages.read_evaluation(reply, name))
             return self._hello(sent.node, messages.read_hello(reply, name), now_s)
@@ -200,7 +225,11 @@ class FlowerDriver:
         self._roster.asked.discard(sent.node)
         return None
 
-    def _update(self, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event:
+    def _update(self, sent: _Sent, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event | None:
+        progress = messages.read_progress(reply, name)
+        if progress is not None:
+            return self._go_on(sent, order, Progressed(now_s, name, order.update_id, progress.steps, progress.samples))
+        self._halts.discard(order.update_id)
         report = messages.read_report(reply, name)
         update = messages.read_update(reply, self._layout, name)
         self._store.put(name, order.update_id, update)
@@ -215,6 +244,13 @@ class FlowerDriver:
             loss=report.loss,
         )
         return UpdateArrived(now_s, meta, report)
+
+    def _go_on(self, sent: _Sent, order: WorkOrder, told: Progressed) -> Event:
+        """Ask again for an order in work, which is also the way for the word to stop."""
+        request = messages.Collect(order.update_id, self._report_s or 0.0, order.update_id in self._halts)
+        left_s = max(sent.due_s - told.at_s, 1.0)
+        failure = self._push(sent, messages.collect(sent.node, self._spec, request, left_s))
+        return failure[0] if failure else told
 
     def _hello(self, node: int, hello: messages.Hello, now_s: float) -> Event | None:
         name, facts = hello.silo, hello.facts
@@ -268,12 +304,14 @@ class FlowerDriver:
         match action:
             case Dispatch(silo, order):
                 node, timeout_s = self._roster.nodes[silo], self._timing.order_timeout_s
-                message = messages.train(node, self._spec, order, self._model(), timeout_s)
+                message = messages.train(node, self._spec, order, self._model(), timeout_s, self._report_s)
                 return self._push(_Sent(node, self._now_s() + timeout_s, order=order), message)
             case Commit(version, _):
                 self._store.commit(action)
                 self._arrays = None
                 self._after_commit(version, self._model())
+            case HaltEarly(_, update_id):
+                self._halts.add(update_id)
             case Remember():
                 self._store.remember()
             case Rollback():

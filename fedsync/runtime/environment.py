@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from fedsync.runtime.answers import OWNER, STATE
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -18,16 +21,36 @@ QUIET = {
 
 
 def flower_environment(home: Path) -> Mapping[str, str]:
-    """The environment of a Flower process with a home folder of its own.
+    """The environment of a Flower process with a home folder of its own, and of what it starts.
 
     Args:
-        home: folder for Flower's configuration and app bundles.
+        home: folder for Flower's configuration and app bundles, and for resident trainers.
     """
     # Flower starts its helpers by name, and they stand beside the interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
+    return {**os.environ, **QUIET, **trainer_environment(home), "FLWR_HOME": str(home), "PATH": path}
 
 
-def set_quiet() -> None:
-    """Keep Flower in this process from calling home or installing anything."""
-    os.environ.update(QUIET)
+def trainer_environment(home: Path) -> Mapping[str, str]:
+    """Variables by which resident trainers live in ``home`` and end with this process."""
+    return {STATE: str(home / "state"), OWNER: str(os.getpid())}
+
+
+@contextmanager
+def flower_in_this_process(home: Path) -> Iterator[None]:
+    """Have Flower in this process, and what it starts, neither call home nor install anything.
+
+    Args:
+        home: folder for resident trainers.
+    """
+    ours = {**QUIET, **trainer_environment(home)}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

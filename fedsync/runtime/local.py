@@ -23,6 +23,7 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.runtime import executor
 from fedsync.runtime.environment import flower_environment
+from fedsync.runtime.link import stop_trainers
 from fedsync.runtime.processes import Children, free_ports, tail, wait_for_port
 from fedsync.runtime.server import ERROR_FILE, PID_FILE
 
@@ -90,6 +91,7 @@ def run_local(
             _submit(home, bundle, port, environment)
             _follow(children, out, home, listeners)
         finally:
+            stop_trainers(home / "state")
             children.stop()
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return summary

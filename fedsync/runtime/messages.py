@@ -1,8 +1,9 @@
 """The messages between server and silos: the only module that builds or takes apart Flower messages.
 
-Three kinds go out, each with the run's specification: QUERY asks who a silo is, TRAIN brings an order
-and the model, EVALUATE a model alone. A silo answers with JSON in a ConfigRecord and, to TRAIN, its
-update as named arrays. Everything a silo sends is checked before anything is made of it.
+Four kinds go out, each with the run's specification: QUERY asks who a silo is, TRAIN brings an order
+and the model, COLLECT asks for an order in work, EVALUATE brings a model alone. A silo answers with
+JSON in a ConfigRecord and, where an order is done, its update as named arrays. Everything a silo sends
+is checked before anything is made of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 MAX_JSON_BYTES = 65536
 """Largest JSON text accepted from a peer; a report with 64 windows takes a tenth of it."""
 
+COLLECT = "collect"
+"""Name of the query that asks for an order in work."""
+
 _MODEL, _UPDATE, _TEXT = "model", "update", "fedsync"
 _NPY_HEADER = 10_000
 
@@ -36,9 +40,28 @@ class Hello:
     facts: SiloFacts
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """An order is in work: local steps and samples done so far."""
+
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Ask for an order; ``halt`` ends it after its current step; answer after ``wait_s`` at the latest."""
+
+    update_id: str
+    wait_s: float
+    halt: bool
+
+
 _HELLO: TypeAdapter[Hello] = TypeAdapter(Hello)
 _ORDER: TypeAdapter[WorkOrder] = TypeAdapter(WorkOrder)
 _REPORT: TypeAdapter[WorkReport] = TypeAdapter(WorkReport)
+_PROGRESS: TypeAdapter[Progress] = TypeAdapter(Progress)
+_COLLECT: TypeAdapter[Collect] = TypeAdapter(Collect)
 _EVALUATION: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 
 
@@ -99,9 +122,20 @@ def query(node: int, spec: str, ttl_s: float) -> Message:
     return _message(MessageType.QUERY, node, {"spec": spec}, None, ttl_s)
 
 
-def train(node: int, spec: str, order: WorkOrder, model: ArrayRecord, ttl_s: float) -> Message:
-    """Send an order and the model it starts from."""
-    return _message(MessageType.TRAIN, node, {"spec": spec, "order": _ORDER.dump_json(order).decode()}, model, ttl_s)
+def train(
+    node: int, spec: str, order: WorkOrder, model: ArrayRecord, ttl_s: float, report_s: float | None = None
+) -> Message:
+    """Send an order and the model it starts from; with ``report_s``, hear of it after that many seconds."""
+    texts = {"spec": spec, "order": _ORDER.dump_json(order).decode()}
+    if report_s is not None:
+        texts["report_s"] = repr(report_s)
+    return _message(MessageType.TRAIN, node, texts, model, ttl_s)
+
+
+def collect(node: int, spec: str, request: Collect, ttl_s: float) -> Message:
+    """Ask for an order in work."""
+    texts = {"spec": spec, "collect": _COLLECT.dump_json(request).decode()}
+    return _message(f"{MessageType.QUERY}.{COLLECT}", node, texts, None, ttl_s)
 
 
 def evaluate(node: int, spec: str, model: ArrayRecord, ttl_s: float) -> Message:
@@ -130,6 +164,17 @@ def read_order(message: Message) -> WorkOrder:
     return _parse(_ORDER, _text(message, "order", "server"), "server")
 
 
+def read_report_s(message: Message) -> float | None:
+    """Seconds after which the server wants to hear of an order; None for its end."""
+    text = message.content.config_records[_TEXT].get("report_s")
+    return float(text) if isinstance(text, str) else None
+
+
+def read_collect(message: Message) -> Collect:
+    """What a COLLECT message asks for."""
+    return _parse(_COLLECT, _text(message, "collect", "server"), "server")
+
+
 def read_model(message: Message, layout: Layout) -> Vector:
     """The model of a TRAIN or EVALUATE message."""
     return from_arrays(_arrays(message, _MODEL, "server"), layout, "server")
@@ -143,6 +188,11 @@ def answer_hello(message: Message, hello: Hello) -> Message:
 def answer_update(message: Message, report: WorkReport, update: ArrayRecord) -> Message:
     """Send an update and the report."""
     return _reply(message, "report", _REPORT.dump_json(report), update)
+
+
+def answer_progress(message: Message, progress: Progress) -> Message:
+    """Say how far the order is."""
+    return _reply(message, "progress", _PROGRESS.dump_json(progress), None)
 
 
 def answer_evaluation(message: Message, evaluation: Evaluation) -> Message:
@@ -163,6 +213,14 @@ def _reply(message: Message, key: str, text: bytes, update: ArrayRecord | None) 
 def read_hello(reply: Message, sender: str) -> Hello:
     """Name and facts of a silo."""
     return _parse(_HELLO, _text(reply, "hello", sender), sender)
+
+
+def read_progress(reply: Message, sender: str) -> Progress | None:
+    """How far an order is, if that is what the silo answered."""
+    record = reply.content.config_records.get(_TEXT)
+    if record is None or "progress" not in record:
+        return None
+    return _parse(_PROGRESS, _text(reply, "progress", sender), sender)
 
 
 def read_report(reply: Message, sender: str) -> WorkReport:

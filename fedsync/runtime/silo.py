@@ -1,117 +1,78 @@
-"""The silo's side of Flower: answers queries, trains, evaluates.
+"""The silo's side of Flower: a thin client of the silo's resident trainer.
 
-The process keeps trainers between messages, so that where Flower keeps the process (its simulation
-engine, the resident executor) model and data stay hot; where Flower starts a process a message, the
-cursor in the context is all that has to survive.
+Flower may start a process for every message, and serves one message at a time. So nothing heavy is
+imported here, and an order that the server wants to hear of before it ends (``report_s``) is handed
+over: TRAIN and every later COLLECT answer after that time at the latest, with the update or with how
+far the silo is, and the next COLLECT may bring the word to stop.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsync.config.cluster import SiloConfig
-from fedsync.core.errors import ConfigError
-from fedsync.core.orders import SiloFacts
 from fedsync.runtime import messages
-from fedsync.runtime.spec import RunSpec
-from fedsync.tasks.protocol import SiloSlot
-from fedsync.train.loop import Trainer
-from fedsync.train.sampler import Cursor
-from fedsync.train.throttle import Throttle
+from fedsync.runtime.answers import Answer, Finished, Identity, TrainerLink
+from fedsync.runtime.link import ResidentLink
 
 app = ClientApp()
 
-_MOST_TRAINERS = 16
-_CURSOR = "fedsync.cursor"
+_MOST_LINKS = 64
+_links: OrderedDict[tuple[str, int, int], TrainerLink] = OrderedDict()
 
 
-@dataclass(frozen=True, slots=True)
-class Silo:
-    """One silo in this process: who it is and what trains for it."""
-
-    name: str
-    machine: SiloConfig | None
-    trainer: Trainer
-    throttle: Throttle | None
-
-
-_silos: OrderedDict[tuple[str, int], Silo] = OrderedDict()
+def connect(identity: Identity, run: int) -> TrainerLink:
+    """The way to the trainer of a silo; tests put a trainer of this process in its place."""
+    return ResidentLink(identity, run)
 
 
 @app.query()
 def _query(message: Message, context: Context) -> Message:
-    silo = _silo(message, context)
-    facts = SiloFacts(
-        examples=silo.trainer.examples,
-        memory_samples=silo.machine.memory_samples if silo.machine else None,
-        declared_speed=silo.machine.speed if silo.machine else _declared_speed(context),
-        device=silo.trainer.device,
-    )
-    return messages.answer_hello(message, messages.Hello(silo.name, facts))
+    link = _link(message, context)
+    return messages.answer_hello(message, messages.Hello(link.name, link.facts))
 
 
 @app.train()
 def _train(message: Message, context: Context) -> Message:
-    silo = _silo(message, context)
-    trainer = silo.trainer
-    base = messages.read_model(message, trainer.layout)
-    outcome = trainer.run(messages.read_order(message), base, _load_cursor(context), silo.throttle)
-    context.state[_CURSOR] = ConfigRecord({"epoch": outcome.cursor.epoch, "position": outcome.cursor.position})
-    return messages.answer_update(message, outcome.report, messages.to_arrays(outcome.update, trainer.layout))
+    link = _link(message, context)
+    base = messages.read_model(message, link.layout)
+    return _answer(message, link, link.train(messages.read_order(message), base, messages.read_report_s(message)))
+
+
+@app.query(messages.COLLECT)
+def _collect(message: Message, context: Context) -> Message:
+    link, request = _link(message, context), messages.read_collect(message)
+    return _answer(message, link, link.collect(request.update_id, request.wait_s, halt=request.halt))
 
 
 @app.evaluate()
 def _evaluate(message: Message, context: Context) -> Message:
-    trainer = _silo(message, context).trainer
-    model = messages.read_model(message, trainer.layout)
-    return messages.answer_evaluation(message, trainer.evaluate(model))
+    link = _link(message, context)
+    return messages.answer_evaluation(message, link.evaluate(messages.read_model(message, link.layout)))
 
 
-def _silo(message: Message, context: Context) -> Silo:
-    """The silo that this node is, made on first use."""
-    text = messages.spec_text(message)
-    index = int(context.node_config.get("partition-id", 0))
-    key = (text, index)
-    if key not in _silos:
-        _silos[key] = _build(RunSpec.parse(text), index, context)
-        if len(_silos) > _MOST_TRAINERS:
-            _silos.popitem(last=False)
-    _silos.move_to_end(key)
-    return _silos[key]
+def _answer(message: Message, link: TrainerLink, answer: Answer) -> Message:
+    if isinstance(answer, Finished):
+        return messages.answer_update(message, answer.report, messages.to_arrays(answer.update, link.layout))
+    return messages.answer_progress(message, messages.Progress(answer.steps, answer.samples))
 
 
-def _build(spec: RunSpec, index: int, context: Context) -> Silo:
-    if not 0 <= index < spec.silos:
-        raise ConfigError(
-            "node configuration, partition-id",
-            f"{index}, but the run has {spec.silos} shares of data",
-            "Give every silo its own number from 0 on",
+def _link(message: Message, context: Context) -> TrainerLink:
+    """The trainer of the silo that this node is."""
+    spec, node = messages.spec_text(message), context.node_config
+    key = (spec, int(node.get("partition-id", 0)), context.run_id)
+    if key not in _links:
+        declared = node.get("declared-speed")
+        identity = Identity(
+            spec=spec,
+            index=key[1],
+            name=str(node.get("silo-name", f"silo-{key[1]}")),
+            declared_speed=None if declared is None else float(declared),
         )
-    machine = spec.emulate[index] if spec.emulate else None
-    name = machine.name if machine else str(context.node_config.get("silo-name", f"silo-{index}"))
-    options = spec.local.build()
-    throttle = None
-    if machine is not None:
-        # Emulated silos share one machine: a thread each.
-        options = replace(options, threads=options.threads or 1)
-        throttle = Throttle(machine.build_curve(), spec.fastest / machine.speed)
-    trainer = Trainer(spec.task.build(), SiloSlot(name, index, spec.silos, spec.seed), options)
-    return Silo(name, machine, trainer, throttle)
-
-
-def _declared_speed(context: Context) -> float | None:
-    declared = context.node_config.get("declared-speed")
-    return None if declared is None else float(declared)
-
-
-def _load_cursor(context: Context) -> Cursor:
-    record = context.state.config_records.get(_CURSOR)
-    if record is None:
-        return Cursor()
-    epoch, position = record["epoch"], record["position"]
-    assert isinstance(epoch, int) and isinstance(position, int)
-    return Cursor(epoch, position)
+        _links[key] = connect(identity, context.run_id)
+        if len(_links) > _MOST_LINKS:
+            _links.popitem(last=False)
+    _links.move_to_end(key)
+    return _links[key]

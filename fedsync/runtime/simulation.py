@@ -12,7 +12,8 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.observe.recorder import Listener
-from fedsync.runtime.environment import set_quiet
+from fedsync.runtime.environment import flower_in_this_process
+from fedsync.runtime.link import stop_trainers
 
 
 def run_simulation(
@@ -39,7 +40,18 @@ def run_simulation(
         ConfigError: strategy and silos do not fit together, or Ray is not installed.
         RunError: the run could not reach its end.
     """
-    set_quiet()
+    with tempfile.TemporaryDirectory(prefix="fedsync-") as folder, flower_in_this_process(Path(folder)):
+        return _run(config, cluster, out, Path(folder), target_accuracy, listeners)
+
+
+def _run(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    home: Path,
+    target_accuracy: float | None,
+    listeners: Sequence[Listener],
+) -> dict[str, Any]:
     try:
         import ray
     except ImportError as error:
@@ -77,20 +89,19 @@ def run_simulation(
 
     _quiet_logs()
     silos = len(cluster.silos)
-    with tempfile.TemporaryDirectory(prefix="fedsync-ray-") as folder:
+    try:
         run_flower_simulation(
             server_app,
             client_app,
             num_supernodes=silos,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                # A processor each, as far as Ray knows: throttled silos sleep most of the time.
-                "init_args": {
-                    "num_cpus": silos,
-                    "_temp_dir": folder,
-                },
+                # A processor each, as far as Ray knows: actors only wait for their silos' trainers.
+                "init_args": {"num_cpus": silos, "_temp_dir": str(home / "ray")},
             },
         )
+    finally:
+        stop_trainers(home / "state")
         ray.shutdown()
     if errors:
         raise errors[0]

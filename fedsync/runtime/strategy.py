@@ -143,7 +143,7 @@ class FedSync(Strategy):
             spec.dump(),
             recorder,
             timing,
-            after_commit,
+            after_commit=after_commit,
         )
         try:
             result.arrays = driver.run()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsync.runtime.silo import app
+from fedsync.runtime import silo
+from fedsync.runtime.desk import Desk
 
 Answer = Callable[[Message, Context], Message | None]
 
 
 def honest(message: Message, context: Context) -> Message:
     """What the real silo side answers."""
-    return app(message, context)
+    return silo.app(message, context)
 
 
 class DirectGrid(Grid):
@@ -74,8 +77,17 @@ class DirectGrid(Grid):
 
 
 @contextmanager
-def run_identity() -> Iterator[None]:
-    """Flower's messages ask the process which run it belongs to."""
+def silos_in_this_process() -> Iterator[None]:
+    """Silos have their trainers in this process, which belongs to a run, as Flower's messages demand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silo, "connect", lambda identity, run: Desk(identity))
+        patch.setattr(silo, "_links", OrderedDict())
+        with _run_identity():
+            yield
+
+
+@contextmanager
+def _run_identity() -> Iterator[None]:
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     try:

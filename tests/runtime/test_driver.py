@@ -20,7 +20,7 @@ from fedsync.core.orders import WorkReport
 from fedsync.runtime import messages
 from fedsync.runtime.driver import Timing
 from fedsync.runtime.strategy import FedSync
-from tests.runtime.grid import Answer, DirectGrid, honest, run_identity
+from tests.runtime.grid import Answer, DirectGrid, honest, silos_in_this_process
 
 ROUNDS = 3
 FAST = ["local.steps=1", "local.batch_size=8", f"stop.rounds={ROUNDS}", "task.partition.kind=iid"]
@@ -29,7 +29,7 @@ SILOS = [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]
 
 @pytest.fixture(autouse=True)
 def _identity() -> Iterator[None]:
-    with run_identity():
+    with silos_in_this_process():
         yield
 
 
@@ -187,9 +187,9 @@ def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None
 
 
 def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
-    silent: Answer = lambda message, context: (
-        honest(message, context) if message.metadata.message_type != "train" else None
-    )  # noqa: E731
+    def silent(message: Message, context: Context) -> Message | None:
+        return None if message.metadata.message_type == "train" else honest(message, context)
+
     timing = Timing(poll_s=0.001, order_timeout_s=0.2, join_timeout_s=60)
     _strategy(tmp_path, "stop.rounds=1", timing=timing).start(DirectGrid(3, {2: silent}))
     assert "no answer in 0.2 s" in (tmp_path / "journal.jsonl").read_text()

@@ -1,0 +1,170 @@
+"""The silo's trainer as something that can be asked: orders in, answers out, while training goes on.
+
+A `Desk` trains in a thread of its own, so that whoever asks gets an answer at once: the update if it is
+ready, else how far it is. The same order twice trains once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from fedsync.config.cluster import SiloConfig
+from fedsync.core.errors import ConfigError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
+from fedsync.runtime.answers import Answer, Finished, Identity, Working
+from fedsync.runtime.spec import RunSpec
+from fedsync.tasks.protocol import SiloSlot
+from fedsync.train.loop import Outcome, Trainer
+from fedsync.train.sampler import Cursor
+from fedsync.train.throttle import Throttle
+
+
+class _Job:
+    """One order in work or done. Written by the training thread, read by those who ask."""
+
+    def __init__(self, order: WorkOrder) -> None:
+        self.order = order
+        self.steps = 0
+        self.halt = threading.Event()
+        self.done = threading.Event()
+        self.outcome: Outcome | None = None
+        self.error: Exception | None = None
+
+    def watch(self, steps: int, samples: int) -> bool:
+        """Called after each step; False ends the order."""
+        self.steps = steps
+        return not self.halt.is_set()
+
+
+class Desk:
+    """Holds one silo's trainer, its place in the data, and the order in work.
+
+    Args:
+        identity: which silo.
+        folder: where the place in the data is kept, or None to keep it in memory only.
+
+    Raises:
+        ConfigError: task, data or device are not usable here.
+    """
+
+    def __init__(self, identity: Identity, folder: Path | None = None) -> None:
+        spec = RunSpec.parse(identity.spec)
+        if not 0 <= identity.index < spec.silos:
+            raise ConfigError(
+                "node configuration, partition-id",
+                f"{identity.index}, but the run has {spec.silos} shares of data",
+                "Give every silo its own number from 0 on",
+            )
+        machine = spec.emulate[identity.index] if spec.emulate else None
+        self.name = machine.name if machine else identity.name
+        self._throttle = _throttle(spec, machine)
+        options = spec.local.build()
+        if machine is not None:
+            # Emulated silos share one machine: a thread each.
+            options = replace(options, threads=options.threads or 1)
+        slot = SiloSlot(self.name, identity.index, spec.silos, spec.seed)
+        self._trainer = Trainer(spec.task.build(), slot, options)
+        self.facts = SiloFacts(
+            examples=self._trainer.examples,
+            memory_samples=machine.memory_samples if machine else None,
+            declared_speed=machine.speed if machine else identity.declared_speed,
+            device=self._trainer.device,
+        )
+        self._cursor_file = folder / "cursor.json" if folder is not None else None
+        self._cursor = self._load_cursor()
+        self._job: _Job | None = None
+        # The trainer serves one thread at a time; asking does not need it.
+        self._training = threading.Lock()
+        self._desk = threading.Lock()
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        return self._trainer.layout
+
+    @property
+    def busy(self) -> bool:
+        """Whether an order is in work."""
+        return self._job is not None and not self._job.done.is_set()
+
+    def train(self, order: WorkOrder, base: Vector, wait_s: float | None) -> Answer:
+        """Begin an order, unless it has been begun before, and wait for it.
+
+        An older order that is still in work is given up: the server has.
+
+        Args:
+            order: what to do.
+            base: model to start from, float32 [layout.size].
+            wait_s: answer after this many seconds at the latest; None waits for the end.
+
+        Raises:
+            Exception: whatever training raised.
+        """
+        with self._desk:
+            job = self._job
+            if job is None or job.order.update_id != order.update_id:
+                if job is not None:
+                    job.halt.set()
+                    job.done.wait()
+                job = self._job = _Job(order)
+                threading.Thread(target=self._work, args=(job, base), daemon=True).start()
+        return self._answer(job, wait_s)
+
+    def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
+        """Ask for an order that was begun; ``halt`` ends it after its current step.
+
+        Raises:
+            ConfigError: no such order is known here.
+            Exception: whatever training raised.
+        """
+        job = self._job
+        if job is None or job.order.update_id != update_id:
+            raise ConfigError("trainer", f"nothing is known of {update_id!r}", "The trainer was restarted: order again")
+        if halt:
+            job.halt.set()
+        return self._answer(job, wait_s)
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        """Evaluate a model, float32 [layout.size], once no order is in work."""
+        with self._training:
+            return self._trainer.evaluate(model)
+
+    def _work(self, job: _Job, base: Vector) -> None:
+        try:
+            with self._training:
+                job.outcome = self._trainer.run(job.order, base, self._cursor, self._throttle, job.watch)
+                self._save_cursor(job.outcome.cursor)
+        except Exception as error:  # whoever asks gets it
+            job.error = error
+        finally:
+            job.done.set()
+
+    @staticmethod
+    def _answer(job: _Job, wait_s: float | None) -> Answer:
+        if not job.done.wait(wait_s):
+            return Working(job.steps, job.steps * job.order.batch_size)
+        if job.error is not None:
+            raise job.error
+        assert job.outcome is not None
+        return Finished(job.outcome.report, job.outcome.update)
+
+    def _load_cursor(self) -> Cursor:
+        if self._cursor_file is None or not self._cursor_file.exists():
+            return Cursor()
+        return Cursor(**json.loads(self._cursor_file.read_text(encoding="utf-8")))
+
+    def _save_cursor(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        if self._cursor_file is not None:
+            unfinished = self._cursor_file.with_suffix(".tmp")
+            unfinished.write_text(json.dumps(dataclasses.asdict(cursor)), encoding="utf-8")
+            unfinished.replace(self._cursor_file)
+
+
+def _throttle(spec: RunSpec, machine: SiloConfig | None) -> Throttle | None:
+    return None if machine is None else Throttle(machine.build_curve(), spec.fastest / machine.speed)

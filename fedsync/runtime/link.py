@@ -1,0 +1,157 @@
+"""The way from a ClientApp to the silo's resident trainer: finds it, or starts it. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.journal import decode, encode
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.runtime.answers import ERROR, IDENTITY, LOG, SOCKET, STATE, Answer, Finished, Identity, Working
+
+_START_TIMEOUT_S = 180.0
+
+
+def state_folder() -> Path:
+    """Where resident trainers of this user live; short, for socket paths have at most 100 characters."""
+    root = os.environ.get(STATE)
+    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"fedsync-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+class ResidentLink:
+    """Asks one silo's resident trainer; each request is a connection of its own.
+
+    Args:
+        identity: which silo of which run.
+        run: number of the run, so that another run begins anew.
+
+    Raises:
+        ConfigError: task, data or device are not usable here.
+        RunError: the trainer cannot be started.
+    """
+
+    def __init__(self, identity: Identity, run: int) -> None:
+        key = hashlib.sha256(f"{run}\n{identity.index}\n{identity.name}\n{identity.spec}".encode()).hexdigest()[:16]
+        self._folder = state_folder() / key
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._socket = self._folder / SOCKET
+        (self._folder / IDENTITY).write_text(json.dumps(dataclasses.asdict(identity)), encoding="utf-8")
+        described = self._ask({"do": "describe"})[0]
+        self.name = str(described["name"])
+        self.facts: SiloFacts = decode(SiloFacts, described["facts"])
+        shapes = tuple(tuple(shape) for shape in described["layout"]["shapes"])
+        self.layout = Layout(tuple(described["layout"]["names"]), shapes)
+
+    def train(self, order: WorkOrder, base: Vector, wait_s: float | None) -> Answer:
+        """See `fedsync.runtime.desk.Desk.train`."""
+        return self._answer({"do": "train", "order": encode(order), "wait_s": wait_s}, base)
+
+    def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
+        """See `fedsync.runtime.desk.Desk.collect`."""
+        return self._answer({"do": "collect", "update_id": update_id, "wait_s": wait_s, "halt": halt}, None)
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        """See `fedsync.runtime.desk.Desk.evaluate`."""
+        evaluation: Evaluation = decode(Evaluation, self._ask({"do": "evaluate"}, model)[0]["evaluation"])
+        return evaluation
+
+    def _answer(self, request: dict[str, Any], vector: Vector | None) -> Answer:
+        answer, update = self._ask(request, vector)
+        if update is None:
+            return Working(answer["steps"], answer["samples"])
+        return Finished(decode(WorkReport, answer["report"]), update)
+
+    def _ask(self, request: dict[str, Any], vector: Vector | None = None) -> tuple[dict[str, Any], Vector | None]:
+        with self._connection() as connection:
+            connection.send_bytes(json.dumps({**request, "vector": vector is not None}).encode())
+            if vector is not None:
+                connection.send_bytes(vector.tobytes())
+            try:
+                answer = json.loads(connection.recv_bytes())
+                update = np.frombuffer(connection.recv_bytes(), dtype=np.float32) if answer["vector"] else None
+            except EOFError as error:
+                raise RunError(f"the resident trainer in {self._folder} died; see its log") from error
+        if "error" in answer:
+            raise _error(answer["error"])
+        return answer, update
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        connection = _connect(self._socket)
+        if connection is None:
+            connection = self._start()
+        with connection:
+            yield connection
+
+    def _start(self) -> Connection:
+        """Start the trainer, unless another process is just doing so."""
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connection = _connect(self._socket)
+            if connection is not None:
+                return connection
+            (self._folder / ERROR).unlink(missing_ok=True)
+            log = self._folder / LOG
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "fedsync.runtime.resident", str(self._folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            end = time.monotonic() + _START_TIMEOUT_S
+            while time.monotonic() < end:
+                connection = _connect(self._socket)
+                if connection is not None:
+                    return connection
+                if process.poll() is not None:
+                    break
+                time.sleep(0.05)
+            process.kill()
+            process.wait()
+            if (self._folder / ERROR).exists():
+                raise _error(json.loads((self._folder / ERROR).read_text(encoding="utf-8")))
+            raise RunError(f"the resident trainer did not start; see {log}")
+
+
+def stop_trainers(root: Path) -> None:
+    """Tell every resident trainer whose folder is in ``root`` to end."""
+    for socket in root.glob(f"*/{SOCKET}"):
+        connection = _connect(socket)
+        if connection is not None:
+            with connection, contextlib.suppress(OSError, EOFError):
+                connection.send_bytes(json.dumps({"do": "stop", "vector": False}).encode())
+                connection.recv_bytes()
+
+
+def _connect(socket: Path) -> Connection | None:
+    try:
+        return Client(str(socket), family="AF_UNIX")
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+
+
+def _error(described: dict[str, str]) -> ConfigError | RunError:
+    if "place" in described:
+        return ConfigError(described["place"], described["problem"], described["remedy"])
+    return RunError(described["message"])

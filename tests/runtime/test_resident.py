@@ -1,0 +1,115 @@
+"""The resident trainer as a real process on a real socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fedsync.config.cluster import SiloConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.orders import WorkOrder
+from fedsync.runtime.answers import OWNER, STATE, Finished, Identity, Working
+from fedsync.runtime.link import ResidentLink, stop_trainers
+from fedsync.runtime.spec import RunSpec
+from fedsync.train.weights import initial_model
+
+CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
+
+
+def identity(speed: float = 1e6, **changes: object) -> Identity:
+    spec = RunSpec(seed=7, silos=1, task=CONFIG.task, local=CONFIG.local, emulate=[SiloConfig(name="a", speed=speed)])
+    return Identity(spec.model_copy(update=changes).dump(), 0, "unused")
+
+
+def order(number: int, steps: int = 3) -> WorkOrder:
+    return WorkOrder(f"a/{number}", 0, number, 16, steps, 0.1, seed=number, evaluate=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("s")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE, str(folder))
+        patch.setenv(OWNER, str(os.getpid()))
+        yield folder
+        stop_trainers(folder)
+
+
+@pytest.fixture(scope="module")
+def model() -> np.ndarray:
+    return initial_model(CONFIG.task.build(), 7)[0]
+
+
+def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(), run=1)
+    assert (link.name, link.facts.declared_speed) == ("a", 1e6)
+    first, again = (link.train(order(1), model, None) for _ in range(2))
+    assert isinstance(first, Finished) and isinstance(again, Finished)
+    assert again.report == first.report, "a second training would have measured other times"
+    np.testing.assert_array_equal(first.update, again.update)
+
+
+def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(speed=160.0), run=2)  # 16 samples: 0.1 s a step, 10 s in all
+    begin = time.monotonic()
+    answer = link.train(order(1, steps=100), model, 0.5)
+    assert isinstance(answer, Working)
+    assert 1 <= answer.steps < 50 and answer.samples == 16 * answer.steps
+    while isinstance(answer, Working):
+        answer = link.collect("a/1", 1.0, halt=True)
+    assert answer.report.steps < 100
+    assert time.monotonic() - begin < 9
+
+
+def test_a_killed_trainer_is_started_again_and_goes_on_in_its_data(root: Path, model: np.ndarray) -> None:
+    straight = ResidentLink(identity(), run=3)
+    expected = [straight.train(order(number), model, None) for number in (1, 2)][1]
+    link = ResidentLink(identity(), run=4)
+    link.train(order(1), model, None)
+    (victim,) = [p for p in psutil.Process().children(recursive=True) if link._folder.name in " ".join(p.cmdline())]
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    resumed = link.train(order(2), model, None)
+    assert isinstance(expected, Finished) and isinstance(resumed, Finished)
+    np.testing.assert_array_equal(resumed.update, expected.update)
+
+
+def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(speed=16.0), run=5)  # a step a second
+    assert isinstance(link.train(order(1, steps=1000), model, 0.1), Working)
+    assert isinstance(link.train(order(2, steps=1), model, None), Finished)
+
+
+def test_an_order_nobody_knows_is_refused(root: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing is known of 'a/99'"):
+        ResidentLink(identity(), run=1).collect("a/99", 0.1, halt=False)
+
+
+def test_what_prevents_the_trainer_is_said(root: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.py: there is no such file"):
+        ResidentLink(
+            identity(task=StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task), run=1
+        )
+
+
+def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(), run=6)
+    wild = WorkOrder("a/1", 0, 1, 16, 30, 1e12, seed=1, evaluate=False)
+    with pytest.raises(FedSyncError, match="diverged"):
+        link.train(wild, model, None)
+    assert isinstance(link.train(order(2), model, None), Finished)
+
+
+def test_only_the_owner_can_reach_it(root: Path) -> None:
+    link = ResidentLink(identity(), run=1)
+    assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700

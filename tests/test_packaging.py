@@ -1,0 +1,45 @@
+"""What a user installs: the package with its strategy files, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True, timeout=120)
+    (file,) = folder.glob("*.whl")
+    return zipfile.ZipFile(file).namelist()
+
+
+def test_the_wheel_installs_fedsync_alone(wheel: list[str]) -> None:
+    assert {name.split("/")[0].split("-")[0] for name in wheel} == {"fedsync"}
+
+
+def test_the_wheel_brings_every_strategy_file_and_the_type_marker(wheel: list[str]) -> None:
+    strategies = {f"fedsync/{path.relative_to(ROOT)}" for path in (ROOT / "strategies").rglob("*.yaml")}
+    assert strategies | {"fedsync/py.typed"} <= set(wheel)
+
+
+def test_exact_pins_satisfy_the_ranges() -> None:
+    from packaging.requirements import Requirement
+
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["sim"], *project["optional-dependencies"]["dev"]]
+    for text in wanted:
+        requirement = Requirement(text)
+        pin = {name.lower(): version for name, version in pins.items()}[requirement.name.lower()]
+        assert requirement.specifier.contains(pin), f"{text} is pinned to {pin}"
