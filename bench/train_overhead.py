@@ -3,7 +3,8 @@
 Same model, data, batches and optimizer; repetitions alternate within one process, and ratios are taken pair by
 pair, so that a machine that gets busier meanwhile slows both. The bare loop counts its steps alone. "run" is the
 whole call, with setting the weights, a fresh optimizer, reading the update and the resource probe; "steps" is the
-part of it that the report calls compute time.
+part of it that the report calls compute time. "processor" is run/bare in processor seconds instead of elapsed ones:
+with one thread the better number where other programs run.
 
     python bench/train_overhead.py [--pairs 100] [--threads 1] [--out bench/results/train_overhead.json]
 """
@@ -15,7 +16,7 @@ import json
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ SLOT = SiloSlot("silo-0", 0, 5, 7)
 
 
 class LargerDigitsTask(DigitsTask):
-    """The same data and a network with ten times the parameters."""
+    """The same data and a network with some 30 times the parameters."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(
@@ -65,6 +66,7 @@ class Row:
     steps_ratio: float
     run_ratio: float
     run_ratio_quartiles: tuple[float, float]
+    processor_ratio: float
 
 
 class Bare:
@@ -83,16 +85,16 @@ class Bare:
             rows, cursor = sampler.take(cursor, order.batch_size)
             self._batches.append(torch.from_numpy(rows.copy()))
 
-    def run(self) -> float:
-        """Seconds of one pass over the batches, from the same start each time."""
+    def run(self) -> tuple[float, float]:
+        """Seconds and processor seconds of one pass over the batches, from the same start each time."""
         self._model.load_state_dict(self._initial)
-        start = perf_counter()
+        start, processor_start = perf_counter(), process_time()
         for batch in self._batches:
             inputs, labels = self._inputs.index_select(0, batch), self._labels.index_select(0, batch)
             self._optimizer.zero_grad()
             nn.functional.cross_entropy(self._model(inputs), labels).backward()
             self._optimizer.step()
-        return perf_counter() - start
+        return perf_counter() - start, process_time() - processor_start
 
 
 def measure(name: str, task: Task, batch_size: int, steps: int, pairs: int) -> Row:
@@ -102,24 +104,24 @@ def measure(name: str, task: Task, batch_size: int, steps: int, pairs: int) -> R
     trainer = Trainer(task, SLOT, LocalOptions())
     base = trainer.initial_model()
 
-    def run() -> tuple[float, float]:
-        start = perf_counter()
+    def run() -> tuple[float, float, float]:
+        start, processor_start = perf_counter(), process_time()
         outcome = trainer.run(order, base, Cursor())
-        return perf_counter() - start, outcome.report.compute_s
+        return perf_counter() - start, process_time() - processor_start, outcome.report.compute_s
 
     for _ in range(3):
-        bare.run(), run()
-    bare_s, run_s, steps_s = [], [], []
+        bare.run()
+        run()
+    bares, runs = [], []
     for pair in range(pairs):
         if pair % 2:
-            bare_s.append(bare.run())
-        whole, inner = run()
-        run_s.append(whole)
-        steps_s.append(inner)
+            bares.append(bare.run())
+        runs.append(run())
         if not pair % 2:
-            bare_s.append(bare.run())
-    ratios = np.array(run_s) / np.array(bare_s)
-    low, high = np.percentile(ratios, [25, 75])
+            bares.append(bare.run())
+    bare_s, bare_processor_s = np.array(bares).T
+    run_s, run_processor_s, steps_s = np.array(runs).T
+    low, high = np.percentile(run_s / bare_s, [25, 75])
     return Row(
         model=name,
         parameters=trainer.layout.size,
@@ -127,9 +129,10 @@ def measure(name: str, task: Task, batch_size: int, steps: int, pairs: int) -> R
         steps=steps,
         bare_ms=1e3 * float(np.median(bare_s)),
         run_ms=1e3 * float(np.median(run_s)),
-        steps_ratio=float(np.median(np.array(steps_s) / np.array(bare_s))),
-        run_ratio=float(np.median(ratios)),
+        steps_ratio=float(np.median(steps_s / bare_s)),
+        run_ratio=float(np.median(run_s / bare_s)),
         run_ratio_quartiles=(float(low), float(high)),
+        processor_ratio=float(np.median(run_processor_s / bare_processor_s)),
     )
 
 
@@ -146,12 +149,12 @@ def main() -> None:
         for batch_size, steps in ((32, 20), (32, 100), (128, 20))
     ]
     print(f"{'model':<11}{'parameters':>11}{'batch':>6}{'steps':>6}{'bare ms':>9}{'run ms':>9}", end="")
-    print(f"{'steps/bare':>12}{'run/bare':>10}{'quartiles':>16}")
+    print(f"{'steps/bare':>12}{'run/bare':>10}{'quartiles':>16}{'processor':>11}")
     for row in rows:
         low, high = row.run_ratio_quartiles
         print(f"{row.model:<11}{row.parameters:>11,}{row.batch_size:>6}{row.steps:>6}", end="")
         print(f"{row.bare_ms:>9.2f}{row.run_ms:>9.2f}{row.steps_ratio:>12.3f}{row.run_ratio:>10.3f}", end="")
-        print(f"{f'{low:.3f}-{high:.3f}':>16}")
+        print(f"{f'{low:.3f}-{high:.3f}':>16}{row.processor_ratio:>11.3f}")
     setting = {
         "torch": torch.__version__,
         "python": platform.python_version(),

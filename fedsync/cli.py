@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 console = Console(width=None if sys.stdout.isatty() else 120)
 
+Runner = Callable[..., dict[str, Any]]
+
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -48,6 +51,17 @@ Target = Annotated[
     float | None,
     typer.Option("--target-accuracy", min=0.0, max=1.0, help="Report the seconds to this accuracy; does not stop."),
 ]
+TimingOnly = Annotated[
+    bool, typer.Option("--timing-only", help="Virtual runtime: simulate the time and all decisions, train nothing.")
+]
+ModelBytes = Annotated[
+    int | None,
+    typer.Option("--model-bytes", min=4, help="With --timing-only: size of the model to transfer; 1000000 by default."),
+]
+Journal = Annotated[
+    bool,
+    typer.Option("--journal/--no-journal", help="With --timing-only: leave out the journal and each silo's rounds."),
+]
 
 
 @app.command()
@@ -58,13 +72,17 @@ def run(
     assignments: Set = None,
     seed: Seed = None,
     target_accuracy: Target = None,
+    timing_only: TimingOnly = False,
+    model_bytes: ModelBytes = None,
+    journal: Journal = True,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's files.")] = None,
 ) -> None:
     """Run one strategy."""
+    start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
     config = StrategyConfig.load(strategy, _overrides(assignments, seed))
     cluster = ClusterConfig.load(silos)
     folder = out or Path("runs") / f"{config.name}-{runtime}-{config.seed}"
-    summary = _run(config, cluster, runtime, folder, target_accuracy)
+    summary = _run(start, config, cluster, folder, target_accuracy, timing_only=timing_only)
     console.print(silo_table(summary))
     accuracy = "-" if summary["accuracy"] is None else f"{summary['accuracy']:.4f}"
     console.print(
@@ -85,12 +103,16 @@ def compare(
     assignments: Set = None,
     seed: Seed = None,
     target_accuracy: Target = None,
+    timing_only: TimingOnly = False,
+    model_bytes: ModelBytes = None,
+    journal: Journal = True,
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs' files.")] = Path("runs/compare"),
 ) -> None:
     """Run several strategies and compare them.
 
     Without --target-accuracy the target is the accuracy that the first strategy ends with, seed by seed.
     """
+    start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
     cluster = ClusterConfig.load(silos)
     first_seeds = [StrategyConfig.load(name, _overrides(assignments, seed)) for name in strategies]
     names = [config.name for config in first_seeds]
@@ -105,9 +127,15 @@ def compare(
         for number in range(first.seed, first.seed + seeds):
             config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
             folder = out / f"{config.name}-{number}"
-            summaries[-1].append(_run(config, cluster, runtime, folder, target_accuracy))
+            done = _run(start, config, cluster, folder, target_accuracy, timing_only=timing_only)
+            summaries[-1].append(done)
     comparisons = _compare(summaries, out, target_accuracy)
-    target = f"{target_accuracy:g}" if target_accuracy is not None else f"what {comparisons[0].strategy} ends with"
+    if timing_only:
+        target = "none, nothing is trained"
+    elif target_accuracy is not None:
+        target = f"{target_accuracy:g}"
+    else:
+        target = f"what {comparisons[0].strategy} ends with"
     for comparison in comparisons:
         console.print(silo_table(comparison.summaries[0]))
     console.print(comparison_table(comparisons, f"{runtime} runtime, {seeds} seed(s), target accuracy: {target}"))
@@ -142,16 +170,45 @@ def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
     return [*(assignments or []), *([] if seed is None else [f"seed={seed}"])]
 
 
+def _starter(
+    runtime: Runtime, target_accuracy: float | None, *, timing_only: bool, model_bytes: int | None, journal: bool
+) -> Runner:
+    """The function that runs a strategy as the options say.
+
+    Raises:
+        ConfigError: options that contradict each other.
+    """
+    if not timing_only:
+        if model_bytes is not None or not journal:
+            option = "--no-journal" if model_bytes is None else "--model-bytes"
+            raise ConfigError(option, "only for runs without training", "Add --timing-only, or leave it out")
+        return runner(runtime)
+    if runtime is not Runtime.VIRTUAL:
+        raise ConfigError("--timing-only", f"the {runtime} runtime takes real time", "Add --runtime virtual")
+    if target_accuracy is not None:
+        raise ConfigError("--target-accuracy", "there is no accuracy without training", "Leave out --timing-only")
+    from fedsync.sim.timing import MODEL_BYTES, run_timing
+
+    return partial(run_timing, model_bytes=model_bytes or MODEL_BYTES, journal=journal)
+
+
 def _run(
-    config: StrategyConfig, cluster: ClusterConfig, runtime: Runtime, folder: Path, target_accuracy: float | None
+    start: Runner,
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    folder: Path,
+    target_accuracy: float | None,
+    *,
+    timing_only: bool,
 ) -> dict[str, Any]:
-    """One run with its progress, in the runtime asked for."""
-    start = runner(runtime)
-    with RunProgress(console, f"{config.name} {config.seed}", config.stop.rounds) as progress:
+    """One run with its progress."""
+    # Without training, rounds may pass faster than anybody reads.
+    every_s = 0.5 if timing_only else 0.0
+    with RunProgress(console, f"{config.name} {config.seed}", config.stop.rounds, every_s) as progress:
         return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
 
 
-def runner(runtime: Runtime) -> Callable[..., dict[str, Any]]:
+def runner(runtime: Runtime) -> Runner:
     """The function that runs a strategy in a runtime."""
     # Imported where used: torch, Ray and Flower take seconds that `fedsync --help` should not.
     match runtime:
@@ -176,11 +233,10 @@ def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: 
     targets = [target_accuracy if target_accuracy is not None else first["accuracy"] for first in summaries[0]]
     comparisons = []
     for runs in summaries:
-        ledgers = [read_ledger(out / f"{summary['strategy']}-{summary['seed']}" / "journal.jsonl") for summary in runs]
-        seconds = [
-            None if target is None else ledger.seconds_to(target)
-            for ledger, target in zip(ledgers, targets, strict=True)
-        ]
+        seconds = []
+        for summary, target in zip(runs, targets, strict=True):
+            journal = out / f"{summary['strategy']}-{summary['seed']}" / "journal.jsonl"
+            seconds.append(None if target is None else read_ledger(journal).seconds_to(target))
         comparisons.append(Comparison(runs[0]["strategy"], runs, seconds))
     return comparisons
 

@@ -38,7 +38,11 @@ def test_exact_pins_satisfy_the_ranges() -> None:
         line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["sim"], *project["optional-dependencies"]["dev"]]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["sim"],
+        *project["optional-dependencies"]["dev"],
+    ]
     for text in wanted:
         requirement = Requirement(text)
         pin = {name.lower(): version for name, version in pins.items()}[requirement.name.lower()]

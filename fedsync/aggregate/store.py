@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 
 MAX_MAGNITUDE = 1e30
@@ -19,19 +19,29 @@ class ModelStore:
 
     Args:
         model: version 0, float32 [values].
+        keep_bases: remember which model each order starts from, for commits ``toward`` the silos' models.
     """
 
-    def __init__(self, model: Vector) -> None:
+    def __init__(self, model: Vector, *, keep_bases: bool = False) -> None:
         self.model = model
         self._pending: dict[str, Vector] = {}
         self._remembered = model
+        self._keep_bases = keep_bases
+        self._bases: dict[str, Vector] = {}
+
+    def begin(self, update_id: str) -> None:
+        """An order starts from the current model, which stays until its update is committed or discarded."""
+        if self._keep_bases:
+            self._bases[update_id] = self.model
 
     def put(self, silo: str, update_id: str, update: Vector) -> None:
         """Keep an update, after a check that it can do no harm.
 
         Raises:
-            ProtocolError: wrong type or shape, or a value that is not finite.
+            ProtocolError: wrong type or shape, a value that is not finite, or a name that is taken.
         """
+        if update_id in self._pending:
+            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
         if update.dtype != np.float32 or update.shape != self.model.shape:
             raise ProtocolError(
                 silo, "shape", f"{update.dtype} {update.shape}, the model is float32 {self.model.shape}"
@@ -45,11 +55,20 @@ class ModelStore:
         self._pending[update_id] = update
 
     def commit(self, commit: Commit) -> None:
-        """Add the weighted updates to the model, in the order of ``commit.weights``."""
+        """Fold updates into the model as `Commit` says, in the order of ``commit.weights``."""
         model = self.model.copy()
         scaled = np.empty_like(model)
         for update_id, weight in commit.weights.items():
-            np.multiply(self._pending.pop(update_id), np.float32(weight), out=scaled)
+            update, base = self._pending.pop(update_id), self._bases.pop(update_id, None)
+            if commit.toward:
+                if base is None:
+                    raise PolicyError(f"version {commit.version} moves towards {update_id!r}, whose base was not kept")
+                # Of two models that are close, so what the subtraction rounds is small.
+                np.subtract(base, self.model, out=scaled)
+                scaled += update
+                scaled *= np.float32(weight)
+            else:
+                np.multiply(update, np.float32(weight), out=scaled)
             model += scaled
         self.model = model
 
@@ -64,6 +83,7 @@ class ModelStore:
     def discard(self, update_id: str) -> None:
         """Forget an update, if it is there."""
         self._pending.pop(update_id, None)
+        self._bases.pop(update_id, None)
 
     @property
     def pending(self) -> tuple[str, ...]:

@@ -33,8 +33,11 @@ class ProportionalBalancer:
 
         Raises:
             ConfigError: the bounds cannot hold ``total``.
+            ValueError: a speed is not finite and positive.
         """
         speeds = np.array([curve.speed for curve in curves], dtype=np.float64)
+        if not (np.isfinite(speeds) & (speeds > 0)).all():
+            raise ValueError(f"speeds must be finite and positive, not {speeds}")
         lowest, highest = int(bounds.floor.sum()), int(bounds.cap.sum())
         if not lowest <= total <= highest:
             raise ConfigError(

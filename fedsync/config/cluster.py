@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +15,7 @@ from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
 
 NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class LinearCurveConfig(Section):
@@ -41,44 +43,161 @@ class AffineCurveConfig(Section):
 CurveConfig = Annotated[LinearCurveConfig | AffineCurveConfig, Field(discriminator="kind")]
 
 
+class MarkovConfig(Section):
+    """Others use the machine now and then: a two-state Markov chain in continuous time.
+
+    Args:
+        factor: of the speed while they do.
+        on_s: mean seconds that they stay; exponentially distributed.
+        off_s: mean seconds until they come again, likewise.
+    """
+
+    kind: Literal["markov"]
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    on_s: Positive = 30.0
+    off_s: Positive = 60.0
+
+
+class PeriodicConfig(Section):
+    """Load that comes and goes like day and night: a sine, in 64 steps a period.
+
+    The speed is multiplied by ``1 - amplitude (1 + sin(2 pi (t / period_s + phase))) / 2``.
+
+    Args:
+        period_s: seconds from peak to peak.
+        amplitude: share of the speed that is lost at the peak.
+        phase: where in its period the load is at time 0, as a share of it; 0.25 is the peak.
+    """
+
+    kind: Literal["periodic"]
+    period_s: Positive
+    amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    phase: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class CrashesConfig(Section):
+    """The machine goes down at random: exponential times between a return and the next crash, and of repair.
+
+    Args:
+        mtbf_s: mean seconds from joining or returning to the next crash.
+        repair_s: mean seconds until it is back.
+    """
+
+    mtbf_s: Positive
+    repair_s: Positive
+
+
+class FaultConfig(Section):
+    """The machine goes down at ``at_s`` and is back ``down_s`` seconds later."""
+
+    at_s: NonNegative
+    down_s: Positive
+
+
 class SiloConfig(Section):
-    """One machine.
+    """One machine. Seconds without another word are virtual seconds since the run began.
+
+    Virtual time simulates all of it. The local and Flower runtimes emulate ``speed``, ``curve`` and
+    ``memory_samples``.
 
     Args:
         name: letters, digits, dot, dash, underscore.
         speed: samples per second.
+        count: this many such silos, named ``name-0`` to ``name-{count - 1}``; left out, one named ``name``.
         jitter: sigma of a lognormal factor a step; 0 is exact.
         curve: how a step's time follows its batch.
         memory_samples: largest batch, if limited.
-        overhead_s: seconds an order costs besides training.
+        overhead_s: seconds an order costs besides training and transfer.
+        bandwidth_mbps: megabits per second to and from the server; left out, transfer takes no time.
+        latency_s: seconds that a message takes one way, besides its bytes.
         trace: CSV file with the columns ``seconds, factor``: a step function of speed multipliers.
+        contention: speed that changes at random.
+        load: speed that changes with the time of day. Trace, contention and load multiply.
+        crashes: goes down and returns at random. Whatever is in work then is lost; the place in its
+            data is not.
+        faults: goes down and returns by plan, likewise.
+        joins_at_s: takes part from then on.
+        leaves_at_s: is gone from then on, for good.
+        examples: training samples it claims in a timing-only run, which has no data.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     speed: Annotated[float, Field(gt=0, le=1e9)]
+    count: Annotated[int, Field(ge=1)] | None = None
     jitter: NonNegative = 0.0
     curve: CurveConfig = Field(default_factory=lambda: LinearCurveConfig(kind="linear"))
     memory_samples: Annotated[int, Field(ge=1)] | None = None
     overhead_s: NonNegative = 0.0
+    bandwidth_mbps: Positive | None = None
+    latency_s: NonNegative = 0.0
     trace: str | None = None
+    contention: MarkovConfig | None = None
+    load: PeriodicConfig | None = None
+    crashes: CrashesConfig | None = None
+    faults: list[FaultConfig] = Field(default_factory=list)
+    joins_at_s: NonNegative = 0.0
+    leaves_at_s: Positive | None = None
+    examples: Annotated[int, Field(ge=1)] = 1000
+
+    @model_validator(mode="after")
+    def _comes_before_it_goes(self) -> Self:
+        begin_s = self.joins_at_s
+        if self.leaves_at_s is not None and self.leaves_at_s <= begin_s:
+            raise ValueError(f"leaves_at_s {self.leaves_at_s:g} is not after joins_at_s {begin_s:g}; join earlier")
+        early = [fault.at_s for fault in self.faults if fault.at_s <= begin_s]
+        if early:
+            raise ValueError(f"a fault at {early[0]:g} s is not after joins_at_s {begin_s:g}; join earlier")
+        return self
 
     def build_curve(self) -> Curve:
-        """Its curve without jitter and trace."""
+        """Its curve without jitter and load."""
         return self.curve.build(self.speed)
+
+    def expanded(self) -> list[SiloConfig]:
+        """The silos that this entry stands for, each with a name of its own."""
+        if self.count is None:
+            return [self]
+        return [self.model_copy(update={"name": f"{self.name}-{i}", "count": None}) for i in range(self.count)]
 
 
 class ClusterConfig(Section):
-    """All machines, each name once."""
+    """All machines, each name once. Entries with a ``count`` are expanded when they are read."""
 
     silos: Annotated[list[SiloConfig], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        names = [silo.name for silo in self.silos]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"the name {name!r} stands {names.count(name)} times")
+    def _expand(self) -> Self:
+        silos: list[SiloConfig] = []
+        homes: dict[str, int] = {}
+        for index, entry in enumerate(self.silos):
+            for silo in entry.expanded():
+                first = homes.setdefault(silo.name, index)
+                if first != index:
+                    raise ValueError(
+                        f"silos.{index}.name {silo.name!r} is taken by silos.{first}; give each silo its own name"
+                    )
+                silos.append(silo)
+        # Frozen for everybody else; this is still its construction.
+        object.__setattr__(self, "silos", silos)
         return self
+
+    @property
+    def at_start(self) -> int:
+        """How many silos are there when the run begins; at least 1, which the others can be waited for."""
+        return max(sum(silo.joins_at_s == 0 for silo in self.silos), 1)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The silos as plain values that read back the same.
+
+        What has its default is left out, and alike silos in a row become one entry with a ``count``.
+        """
+        groups: list[list[SiloConfig]] = []
+        for silo in self.silos:
+            if groups and _continues(groups[-1], silo):
+                groups[-1].append(silo)
+            else:
+                groups.append([silo])
+        return [_entry(group) for group in groups]
 
     @classmethod
     def load(cls, name: str | Path) -> ClusterConfig:
@@ -89,14 +208,35 @@ class ClusterConfig(Section):
         """
         path = locate(name, "silos")
         file = YamlFile.read(path)
-        config = file.validate(cls)
-        silos = []
-        for index, silo in enumerate(config.silos):
-            if silo.trace is not None:
-                trace = (path.parent / silo.trace).resolve()
+        entries = file.data.get("silos")
+        for index, entry in enumerate(entries if isinstance(entries, list) else []):
+            if isinstance(entry, dict) and isinstance(entry.get("trace"), str):
+                trace = (path.parent / entry["trace"]).resolve()
                 if not trace.is_file():
                     place = file.place(("silos", str(index), "trace"))
-                    raise ConfigError(place, f"no file {silo.trace!r}", "Give a path relative to the silo file")
-                silo = silo.model_copy(update={"trace": str(trace)})
-            silos.append(silo)
-        return config.model_copy(update={"silos": silos})
+                    raise ConfigError(place, f"no file {entry['trace']!r}", "Give a path relative to the silo file")
+                entry["trace"] = str(trace)
+        return file.validate(cls)
+
+
+def silos_at_start(entries: Iterable[Mapping[str, Any]], *, virtual: bool) -> int:
+    """How many silos a run began with, from the plain entries of its journal; see `ClusterConfig.at_start`.
+
+    In the runtimes that are not virtual nobody is late.
+    """
+    return max(sum(entry.get("count") or 1 for entry in entries if not (virtual and entry.get("joins_at_s"))), 1)
+
+
+def _continues(group: Sequence[SiloConfig], silo: SiloConfig) -> bool:
+    """Whether a silo is the next of a group that one entry could stand for."""
+    stem, dash, number = group[0].name.rpartition("-")
+    if not (stem and dash and number == "0") or silo.name != f"{stem}-{len(group)}":
+        return False
+    return vars(group[0]) | {"name": silo.name} == vars(silo)
+
+
+def _entry(group: Sequence[SiloConfig]) -> dict[str, Any]:
+    plain = group[0].model_dump(mode="json", exclude_defaults=True)
+    if len(group) > 1:
+        plain |= {"name": group[0].name.removesuffix("-0"), "count": len(group)}
+    return plain

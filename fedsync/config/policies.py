@@ -6,15 +6,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsync.aggregate.weighers import ByExamples, BySamples, BySilo
 from fedsync.balance.proportional import ProportionalBalancer
-from fedsync.config.barriers import BspConfig
+from fedsync.config.barriers import (
+    AbspConfig,
+    AspConfig,
+    BspConfig,
+    ElasticConfig,
+    FspConfig,
+    SampledConfig,
+    SspConfig,
+)
+from fedsync.config.local import PositiveInt
+from fedsync.config.peers import BufferedConfig, CappedConfig, CompassConfig, DeadlineConfig, QuorumConfig
 from fedsync.config.section import Section
-from fedsync.core.protocols import AnyPredictor, Balancer, Weigher
+from fedsync.core.protocols import AnyPredictor, Balancer
 from fedsync.predict.ema import Ema
 
 Share = Annotated[float, Field(gt=0, le=1)]
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class MemorylessConfig(Section):
@@ -68,28 +76,24 @@ class ProportionalConfig(Section):
 BalancerConfig = Annotated[FixedConfig | ProportionalConfig, Field(discriminator="kind")]
 
 
-# One kind so far: a union of one has no discriminator.
-BarrierConfig = BspConfig
-
-_WEIGHERS: dict[str, type[BySilo] | type[ByExamples] | type[BySamples]] = {
-    "silo": BySilo,
-    "examples": ByExamples,
-    "samples": BySamples,
-}
-
-
-class FedAvgConfig(Section):
-    """Weighted mean of the updates."""
-
-    kind: Literal["fedavg"]
-    weight: Literal["silo", "examples", "samples"] = "silo"
-
-    def build(self) -> Weigher:
-        """The policy."""
-        return _WEIGHERS[self.weight]()
-
-
-AggregationConfig = FedAvgConfig
+BarrierConfig = Annotated[
+    BspConfig  # the papers'
+    | AspConfig
+    | SspConfig
+    | SampledConfig
+    | FspConfig
+    | AbspConfig
+    | ElasticConfig
+    | BufferedConfig  # the peers'
+    | CompassConfig
+    | CappedConfig  # around any other
+    | QuorumConfig
+    | DeadlineConfig,
+    Field(discriminator="kind"),
+]
+# What a wrapper holds is any barrier, a wrapper too: it could not be named before it was there.
+for wrapper in (CappedConfig, QuorumConfig, DeadlineConfig):
+    wrapper.model_rebuild(_types_namespace={"BarrierConfig": BarrierConfig})
 
 
 class PlainConfig(Section):

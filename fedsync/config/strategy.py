@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from fedsync.barrier.minimum import MinimumSilos
+from fedsync.config.aggregation import AggregationConfig, FedAvgConfig, FedNovaConfig
+from fedsync.config.local import LocalConfig, PositiveInt
 from fedsync.config.locate import locate
+from fedsync.config.peers import CompassConfig, innermost
 from fedsync.config.policies import (
-    AggregationConfig,
     BalancerConfig,
     BarrierConfig,
     CipherConfig,
     EmaConfig,
-    FedAvgConfig,
     PlainConfig,
-    PositiveInt,
     PredictorConfig,
     ProportionalConfig,
     Share,
@@ -30,17 +30,22 @@ from fedsync.core.coordinator import Policies
 from fedsync.core.sizing import LocalWork, Scale, Sizing
 from fedsync.core.stopping import StopRules
 
-if TYPE_CHECKING:
-    from fedsync.train.options import LocalOptions
+UNEQUAL_STEPS = ("fsp", "a-bsp", "elastic", "fedcompass")
+"""Barriers under which silos do unequal numbers of local steps, so that a plain mean would follow the fast."""
 
 
 class StopConfig(Section):
-    """When the run ends: whichever comes first."""
+    """When the run ends: whichever comes first.
+
+    ``relative_change`` ends it once the training loss changes by no more than this share of itself while the
+    slowest silo goes through its data once.
+    """
 
     rounds: PositiveInt | None = None
     seconds: Annotated[float, Field(gt=0)] | None = None
     target_accuracy: Share | None = None
     patience: PositiveInt | None = None
+    relative_change: Share | None = None
 
     @model_validator(mode="after")
     def _must_end(self) -> Self:
@@ -50,45 +55,23 @@ class StopConfig(Section):
 
     def build(self) -> StopRules:
         """The rules."""
-        return StopRules(self.rounds, self.seconds, self.target_accuracy, self.patience)
+        return StopRules(self.rounds, self.seconds, self.target_accuracy, self.patience, self.relative_change)
 
 
-class LocalConfig(Section):
-    """What a silo does with an order, and on what.
-
-    ``threads: null`` leaves the number to the machine: PyTorch's own choice at a real silo, one where
-    several silos share a machine.
-    """
-
-    steps: PositiveInt = 20
-    batch_size: PositiveInt = 32
-    learning_rate: Annotated[float, Field(gt=0)] = 0.1
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    threads: PositiveInt | None = None
-    resources: bool = True
-
-    def build(self) -> LocalOptions:
-        """Options of the trainer."""
-        from fedsync.train.options import LocalOptions
-
-        return LocalOptions(
-            optimizer=self.optimizer,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            device=self.device,
-            threads=self.threads,
-            resources=self.resources,
-        )
+def _usual_aggregation(sections: dict[str, Any]) -> AggregationConfig:
+    """For the barrier, which stands before."""
+    barrier = sections.get("barrier")
+    if barrier is not None and innermost(barrier).kind in UNEQUAL_STEPS:
+        return FedNovaConfig(kind="fednova")
+    return FedAvgConfig(kind="fedavg")
 
 
 class StrategyConfig(Section):
     """One runnable strategy.
 
     ``min_silos`` is how many silos must have joined before the run begins; left out, it is the number
-    in the silo file, or 2 where there is none.
+    in the silo file, or 2 where there is none. ``aggregation`` left out is FedNova where silos do unequal
+    numbers of steps, else FedAvg.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -99,7 +82,7 @@ class StrategyConfig(Section):
     predictor: PredictorConfig = Field(default_factory=lambda: EmaConfig(kind="ema"))
     balancer: BalancerConfig
     barrier: BarrierConfig
-    aggregation: AggregationConfig = Field(default_factory=lambda: FedAvgConfig(kind="fedavg"))
+    aggregation: AggregationConfig = Field(default_factory=_usual_aggregation)
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
     task: TaskConfig
 
@@ -114,6 +97,18 @@ class StrategyConfig(Section):
                     f"balancer.cap {balancer.cap} lies below local.batch_size {batch_size}: "
                     "the silos could not take the total together"
                 )
+            if balancer.scale == "steps" and isinstance(innermost(self.barrier), CompassConfig):
+                raise ValueError("balancer.scale 'steps' has no effect: barrier.kind fedcompass sets the steps")
+        return self
+
+    @model_validator(mode="after")
+    def _normalises(self) -> Self:
+        pull = self.local.learning_rate * self.local.proximal
+        if isinstance(self.aggregation, FedNovaConfig) and pull >= 1:
+            raise ValueError(
+                f"local.proximal {self.local.proximal:g} times local.learning_rate {self.local.learning_rate:g} is not "
+                "below 1: silos would swing around the model they start from"
+            )
         return self
 
     @classmethod
@@ -162,7 +157,7 @@ class StrategyConfig(Section):
                 cap=proportional.cap if proportional else None,
             ),
             barrier=MinimumSilos(self.barrier.build(), self.min_silos or silos or 2),
-            weigher=self.aggregation.build(),
+            weigher=self.aggregation.build(local),
             stop=self.stop.build(),
             declared_speeds=proportional is not None and proportional.speeds == "declared",
         )

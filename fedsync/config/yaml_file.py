@@ -17,6 +17,25 @@ from fedsync.core.errors import ConfigError
 Model = TypeVar("Model", bound=Section)
 
 _NUMBER_AS_TEXT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+_QUOTED = re.compile(r"'([^']*)'")
+_DOTTED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
+_SECTION_EXPECTED = ("model_type", "model_attributes_type", "dict_type")
+_REMEDIES = {
+    "int": "Write a whole number",
+    "float": "Write a number",
+    "bool": "Write true or false",
+    "string_type": "Write text, in quotes if need be",
+    "string_pattern_mismatch": "Write text of the form {pattern}",
+    "list": "Write a list: [...]",
+    "finite_number": "Write a finite number",
+    "greater_than": "Write a number greater than {gt}",
+    "greater_than_equal": "Write a number of at least {ge}",
+    "less_than": "Write a number less than {lt}",
+    "less_than_equal": "Write a number of at most {le}",
+    "too_short": "Write a list of at least {min_length}",
+    "too_long": "Write a list of at most {max_length}",
+}
+"""By pydantic's type of error, or how it begins; the longest that fits counts."""
 
 
 class YamlFile:
@@ -38,9 +57,11 @@ class YamlFile:
             self.data: dict[str, Any] = yaml.safe_load(text) or {}
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise ConfigError(f"{name}, line {line}", f"not YAML: {error.problem}", "Check the indentation") from error
+            place, problem = f"{name}, line {line}", f"not YAML: {error.problem}"
+            raise ConfigError(place, problem, "Check indentation, quotes and brackets") from error
         except (yaml.YAMLError, ValueError) as error:
-            raise ConfigError(name, f"not YAML: {error}", "Save it as UTF-8 text") from error
+            problem = " ".join(f"not YAML: {error}".split())
+            raise ConfigError(name, problem, "Save it as UTF-8 text") from error
         if not isinstance(self.data, dict):
             raise ConfigError(name, "not a mapping", "Write `key: value` lines")
         self._refuse_duplicates(self._root)
@@ -112,42 +133,67 @@ class YamlFile:
                 line = node.start_mark.line + 1
         return line
 
-    def _refuse_duplicates(self, node: yaml.Node | None) -> None:
-        if isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                self._refuse_duplicates(item)
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
+    def _refuse_duplicates(self, node: yaml.Node | None, above: tuple[yaml.Node, ...] = ()) -> None:
+        if not isinstance(node, yaml.CollectionNode):
+            return
+        if node in above:
+            place = f"{self.name}, line {node.start_mark.line + 1}"
+            raise ConfigError(place, "the value contains itself", "Remove the alias")
+        seen: set[str] = set()
+        for item in node.value:
+            if isinstance(node, yaml.MappingNode):
+                key, item = item
                 if key.value in seen:
                     place = f"{self.name}, line {key.start_mark.line + 1}"
                     raise ConfigError(place, f"the key {key.value!r} stands twice", "Remove one of the two")
                 seen.add(key.value)
-                self._refuse_duplicates(value)
+            self._refuse_duplicates(item, (*above, node))
 
     def _explain(self, error: ErrorDetails) -> ConfigError:
         path = self._data_path(error["loc"])
-        context, found = error.get("ctx", {}), error.get("input")
-        match error["type"]:
+        context, found, kind = error.get("ctx", {}), error.get("input"), error["type"]
+        match kind:
             case "unknown_key":
                 path = (*path, str(context["key"]))
                 return ConfigError(self.place(path), "unknown key", str(context["hint"]))
             case "union_tag_invalid":
-                path = (*path, "kind")
-                tags = re.findall(r"'([^']*)'", str(context["expected_tags"]))
-                return ConfigError(
-                    self.place(path), f"unknown kind {context['tag']!r}", near_miss(context["tag"], tags)
-                )
+                tags = _QUOTED.findall(str(context["expected_tags"]))
+                return self._unknown_kind((*path, "kind"), context["tag"], tags)
+            case "literal_error" if path[-1:] == ("kind",):
+                return self._unknown_kind(path, found, _QUOTED.findall(str(context["expected"])))
             case "union_tag_not_found":
-                return ConfigError(self.place(path), "no kind is chosen", "Write `kind: ...` in this section")
+                return self._no_kind(path)
+            case "missing" if path[-1:] == ("kind",):
+                return self._no_kind(path[:-1])
             case "missing":
                 return ConfigError(self.place(path), "missing", "Add this key")
-            case "value_error" | "impossible":
-                return ConfigError(self.place(path), str(context.get("error", error["msg"])), "Change one of the two")
-        if isinstance(found, str) and _NUMBER_AS_TEXT.fullmatch(found.strip()):
-            remedy = f"YAML reads {found!r} as text: write {float(found)!r}, with a decimal point"
-            return ConfigError(self.place(path), f"{found!r} is text, not a number", remedy)
-        return ConfigError(self.place(path), f"{_shown(found)} is not allowed", f"{error['msg']}")
+            case "value_error":
+                return self._disagreement(path, str(context.get("error", error["msg"])))
+        if found is None:
+            problem = "nothing stands here"
+        elif kind in _SECTION_EXPECTED:
+            problem = f"a section is expected here, not {_shown(found)}"
+        elif kind.startswith(("int", "float")) and isinstance(found, str) and _NUMBER_AS_TEXT.fullmatch(found.strip()):
+            problem = f"{found!r} is text, not a number"
+        else:
+            problem = f"{_shown(found)} is not allowed"
+        return ConfigError(self.place(path), problem, _remedy(error, path))
+
+    def _unknown_kind(self, path: tuple[str, ...], found: object, allowed: list[str]) -> ConfigError:
+        return ConfigError(self.place(path), f"unknown kind {str(found)!r}", near_miss(str(found), allowed))
+
+    def _no_kind(self, path: tuple[str, ...]) -> ConfigError:
+        return ConfigError(self.place(path), "no kind is chosen", "Write `kind: ...` in this section")
+
+    def _disagreement(self, path: tuple[str, ...], message: str) -> ConfigError:
+        """A validator's message: ``[key ]problem[; remedy]``; the key, if it stands there, gives the line."""
+        problem, _, remedy = message.partition("; ")
+        key, _, rest = problem.partition(" ")
+        if not path and "." in key and key.split(".")[0] in self.data:
+            path, problem = tuple(key.split(".")), rest
+        if not remedy:
+            remedy = "Change one of the two" if len(_DOTTED_KEY.findall(message)) > 1 else "Change it"
+        return ConfigError(self.place(path), problem, remedy[0].upper() + remedy[1:])
 
     def _data_path(self, location: tuple[int | str, ...]) -> tuple[str, ...]:
         """Pydantic's location without the tags of unions, which do not stand in the file."""
@@ -162,6 +208,47 @@ class YamlFile:
             elif isinstance(node, list) and isinstance(part, int) and part < len(node):
                 node = node[part]
         return tuple(path)
+
+
+def _remedy(error: ErrorDetails, path: tuple[str, ...]) -> str:
+    """What to write instead."""
+    context, found, kind = error.get("ctx", {}), error.get("input"), error["type"]
+    if kind in _SECTION_EXPECTED:
+        key = "" if not path or path[-1].isdigit() else f"{path[-1]}: "
+        content = f"kind: {found}" if isinstance(found, str) and _has_kind(error) else "key: value"
+        return f"Write {key}{{{content}}}"
+    if kind == "literal_error":
+        return near_miss(str(found), _QUOTED.findall(str(context["expected"])))
+    if isinstance(found, str) and _NUMBER_AS_TEXT.fullmatch(found.strip()):
+        number = float(found)
+        if kind.startswith("float"):
+            return f"YAML reads {found!r} as text: write {_with_point(number)}, with a decimal point"
+        if kind.startswith("int") and number.is_integer():
+            return f"YAML reads {found!r} as text: write {int(number)}"
+    fitting = [name for name in _REMEDIES if kind.startswith(name)]
+    if not fitting:
+        return error["msg"]
+    return _REMEDIES[max(fitting, key=len)].format_map({name: _plain(value) for name, value in context.items()})
+
+
+def _has_kind(error: ErrorDetails) -> bool:
+    """Whether the section that is missing has a ``kind``: a union of sections has, one section may."""
+    name = error.get("ctx", {}).get("class_name")
+    sections = [section for section in Section.__subclasses__() if section.__name__ == name]
+    return name is None or any("kind" in section.model_fields for section in sections)
+
+
+def _with_point(number: float) -> str:
+    """A number as YAML reads it back: with a point even where there is an exponent."""
+    text = repr(number)
+    return text if "." in text else text.replace("e", ".0e")
+
+
+def _plain(value: object) -> str:
+    """A limit without the ``.0`` and the anchors of a pattern."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).removeprefix("^").removesuffix("$")
 
 
 def _shown(value: object) -> str:

@@ -20,12 +20,19 @@ class Dispatch:
 class Commit:
     """Fold stored updates into the model, which becomes ``version``.
 
-    ``weights`` maps update id to weight; they sum to 1 and are sorted by id, so that every driver
-    adds in the same order and ends with the same bits.
+    The model becomes ``model + sum_i c_i update_i`` or, if ``toward``, ``model + sum_i c_i (base_i +
+    update_i - model)``, where ``base_i`` is the model that the silo started from.
+
+    Args:
+        version: of the new model.
+        weights: update id -> c_i, final: they sum to 1 for weighted means only. Sorted by id, so that
+            every driver adds in the same order and ends with the same bits.
+        toward: move towards the silos' whole models instead of along their updates.
     """
 
     version: int
     weights: Mapping[str, float]
+    toward: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedsync.core.errors import ProtocolError
-from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 
 MAX_SPEED = 1e9
 """Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
@@ -20,35 +20,59 @@ def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkRepo
         ProtocolError: names the silo and the first check that fails.
     """
 
-    def require(holds: bool, check: str, detail: str) -> None:
-        if not holds:
-            raise ProtocolError(silo, check, detail)
-
-    require(report.base_version == order.base_version, "version", f"started from version {report.base_version}")
-    require(1 <= report.steps <= order.max_steps, "steps", f"{report.steps} of {order.max_steps} steps")
-    most = report.steps * order.batch_size
-    require(1 <= report.samples <= most, "samples", f"{report.samples} samples in steps that hold {most}")
-    require((meta.steps, meta.samples) == (report.steps, report.samples), "meta", "report and update disagree")
-    require(meta.examples >= 1 and meta.nbytes >= 0, "meta", f"{meta.examples} examples, {meta.nbytes} bytes")
-    require(math.isfinite(report.loss), "loss", f"training loss {report.loss}")
-    require(
-        math.isfinite(report.compute_s) and report.compute_s > 0, "compute time", f"{report.compute_s} s of training"
-    )
+    # Nothing is put into words unless it is wrong: this runs for every update.
+    problem = _problem(order, meta, report)
+    if problem is not None:
+        raise ProtocolError(silo, *problem)
     check_speed(silo, report.samples / report.compute_s)
-    require(
-        all(math.isfinite(seconds) and seconds >= 0 for seconds in report.overhead_s.values()),
-        "overhead",
-        f"{dict(report.overhead_s)}",
-    )
-    require(len(report.windows) <= MAX_WINDOWS, "windows", f"{len(report.windows)} windows, at most {MAX_WINDOWS}")
     for window in report.windows:
         check_speed(silo, window.speed)
-        shares = (window.cpu, window.memory)
         # A mean of shares may exceed 1 by rounding.
-        require(all(0 <= share <= 1.001 for share in shares), "resources", f"{window}")
-    require(report.batch_cap is None or report.batch_cap >= 1, "batch cap", f"{report.batch_cap}")
+        if not (0 <= window.cpu <= 1.001 and 0 <= window.memory <= 1.001):
+            raise ProtocolError(silo, "resources", f"{window}")
+    if report.batch_cap is not None and report.batch_cap < 1:
+        raise ProtocolError(silo, "batch cap", f"{report.batch_cap}")
     if report.evaluation is not None:
         check_evaluation(silo, report.evaluation)
+
+
+def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[str, str] | None:
+    """The first check that the report as a whole fails, and what was found."""
+    if report.base_version != order.base_version:
+        return "version", f"started from version {report.base_version}"
+    if not 1 <= report.steps <= order.max_steps:
+        return "steps", f"{report.steps} of {order.max_steps} steps"
+    most = report.steps * order.batch_size
+    if not 1 <= report.samples <= most:
+        return "samples", f"{report.samples} samples in steps that hold {most}"
+    if meta.steps != report.steps or meta.samples != report.samples:
+        return "meta", "report and update disagree"
+    if not (meta.examples >= 1 and meta.nbytes >= 0):
+        return "meta", f"{meta.examples} examples, {meta.nbytes} bytes"
+    if not math.isfinite(report.loss):
+        return "loss", f"training loss {report.loss}"
+    if not (math.isfinite(report.compute_s) and report.compute_s > 0):
+        return "compute time", f"{report.compute_s} s of training"
+    for seconds in report.overhead_s.values():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            return "overhead", f"{dict(report.overhead_s)}"
+    if len(report.windows) > MAX_WINDOWS:
+        return "windows", f"{len(report.windows)} windows, at most {MAX_WINDOWS}"
+    return None
+
+
+def check_facts(silo: str, facts: SiloFacts) -> None:
+    """Check what a silo says of itself when it joins.
+
+    Raises:
+        ProtocolError: names the silo and the first check that fails.
+    """
+    if facts.examples < 1:
+        raise ProtocolError(silo, "examples", f"{facts.examples} training samples")
+    if facts.memory_samples is not None and facts.memory_samples < 1:
+        raise ProtocolError(silo, "memory", f"room for {facts.memory_samples} samples")
+    if facts.declared_speed is not None:
+        check_speed(silo, facts.declared_speed)
 
 
 def check_speed(silo: str, speed: float) -> None:

@@ -27,9 +27,8 @@ from fedsync.core.actions import (
     Stop,
     WakeAt,
 )
-from fedsync.core.checks import check_evaluation, check_report
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.checks import check_evaluation, check_facts, check_report
+from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -40,13 +39,15 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
+from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.protocols import AnyBarrier, AnyPredictor, SpeedSample, Weigher
-from fedsync.core.rng import Stream, derive_seed
+from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
+from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
-from fedsync.core.sizing import LocalWork, Sizing
-from fedsync.core.stopping import StopRules
+from fedsync.core.seeds import OrderSeeds
+from fedsync.core.sizing import LocalWork, Plan, Sizing
+from fedsync.core.stopping import Passes, StopRules
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 MAX_FAILURES = 3
@@ -62,7 +63,7 @@ class Policies:
         predictor: forecasts a silo's speed.
         sizing: turns forecasts into batch sizes, steps and learning rates.
         barrier: decides commits and releases.
-        weigher: weighs the updates of a commit.
+        weigher: gives the updates of a commit their coefficients.
         stop: when the run has done enough.
         declared_speeds: take speeds from what silos declare instead of measuring them.
     """
@@ -78,14 +79,15 @@ class Policies:
 
 @dataclass(slots=True)
 class _State:
+    forecasts: Forecasts
     version: int = 0
-    silos: dict[str, SiloView] = field(default_factory=dict)
+    silos: Roster = field(default_factory=Roster)
     pending: dict[str, UpdateMeta] = field(default_factory=dict)
     barrier: Any = None
-    predictions: dict[str, Any] = field(default_factory=dict)
     found_caps: dict[str, int] = field(default_factory=dict)
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
+    passes: Passes = field(default_factory=Passes)
     last_failure: str = ""
     closing: str | None = None
     awaiting: set[str] = field(default_factory=set)
@@ -101,8 +103,13 @@ class Coordinator:
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
-        self._state = _State(barrier=policies.barrier.init())
+        self._state = _State(
+            Forecasts(policies.predictor, declared=policies.declared_speeds), barrier=policies.barrier.init()
+        )
         self._recent: deque[JournalEntry] = deque(maxlen=5)
+        # Nothing is remembered in these two that could not be worked out again.
+        self._plan: tuple[int, Plan] | None = None
+        self._seeds = OrderSeeds(policies.seed)
 
     @property
     def stopped(self) -> bool:
@@ -142,26 +149,38 @@ class Coordinator:
     def _absorb(self, event: Event, actions: list[Action]) -> None:
         state = self._state
         match event:
+            case UpdateArrived(at_s, meta, report):
+                self._absorb_update(at_s, meta, report, actions)
             case SiloJoined(at_s, name, facts):
                 self._give_up_order(name, "the silo joined again", actions)
-                state.silos[name] = SiloView(facts, since_s=at_s, forecast=self._first_forecast(name, facts))
+                try:
+                    check_facts(name, facts)
+                except ProtocolError as error:
+                    state.silos.pop(name, None)
+                    state.passes.leave(name)
+                    state.last_failure = str(error)
+                    return
+                state.silos[name] = SiloView(facts, since_s=at_s, forecast=state.forecasts.first(name, facts))
+                state.passes.join(name, facts.examples)
             case SiloLost(_, name, reason):
                 self._give_up_order(name, f"the silo was lost: {reason}", actions)
                 state.awaiting.discard(name)
                 state.silos.pop(name, None)
+                state.scores.forget(name)
+                state.passes.leave(name)
             case WorkFailed(at_s, name, update_id, reason):
                 if self._order_of(name, update_id) is not None:
                     self._fail(name, at_s, reason)
                     actions.append(Discard(update_id, reason))
-            case UpdateArrived(at_s, meta, report):
-                self._absorb_update(at_s, meta, report, actions)
             case Progressed(_, name, update_id, steps, _):
-                if self._order_of(name, update_id) is not None:
-                    state.silos[name] = replace(state.silos[name], progress_steps=steps)
+                order = self._order_of(name, update_id)
+                if order is not None:
+                    told = min(max(steps, 0), order.max_steps)
+                    state.silos[name] = replace(state.silos[name], progress_steps=told)
             case Evaluated(_, name, version, evaluation):
                 if name in state.awaiting and version == state.version:
                     state.awaiting.discard(name)
-                    state.scores.end(version, self._usable(name, evaluation))
+                    state.scores.end(version, name, self._usable(name, evaluation))
             case TimerFired():
                 pass
 
@@ -179,24 +198,23 @@ class Coordinator:
             self._fail(meta.silo, at_s, str(error))
             actions.append(Discard(meta.update_id, str(error)))
             return
-        state.scores.end(order.base_version, report.evaluation)
+        self._end_evaluation(order.base_version, meta.silo, report.evaluation)
+        state.passes.add(meta.silo, report.samples, report.loss)
         if state.closing is not None:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
         else:
             state.pending[meta.update_id] = meta
         if report.batch_cap is not None:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
+            self._plan = None
         silo = state.silos[meta.silo]
-        state.silos[meta.silo] = replace(
-            silo,
+        state.silos[meta.silo] = SiloView(
+            facts=silo.facts,
             clock=silo.clock + 1,
-            order=None,
             since_s=at_s,
-            failures=0,
+            forecast=state.forecasts.observe(meta.silo, report),
             samples=silo.samples + report.samples,
             overhead_s=max(at_s - silo.since_s - report.compute_s, 0.0),
-            progress_steps=0,
-            forecast=self._observe(meta.silo, silo, report),
         )
 
     def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
@@ -208,7 +226,7 @@ class Coordinator:
     def _fail(self, name: str, at_s: float, reason: str) -> None:
         silo = self._state.silos[name]
         assert silo.order is not None
-        self._state.scores.end(silo.order.base_version, None)
+        self._end_evaluation(silo.order.base_version, name, None)
         self._state.last_failure = f"{name}: {reason}"
         self._state.silos[name] = replace(silo, order=None, since_s=at_s, failures=silo.failures + 1, progress_steps=0)
 
@@ -218,8 +236,13 @@ class Coordinator:
             actions.append(Discard(silo.order.update_id, reason))
             self._fail(name, silo.since_s, reason)
         if name in self._state.awaiting:
-            self._state.scores.end(self._state.version, None)
+            self._state.scores.end(self._state.version, name, None)
             self._state.awaiting.discard(name)
+
+    def _end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
+        """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""
+        if self._state.closing is None:
+            self._state.scores.end(version, name, evaluation)
 
     @staticmethod
     def _usable(name: str, evaluation: Evaluation | None) -> Evaluation | None:
@@ -231,43 +254,6 @@ class Coordinator:
             return None
         return evaluation
 
-    # Forecasts.
-
-    def _first_forecast(self, name: str, facts: SiloFacts) -> Curve | None:
-        if not self._policies.declared_speeds:
-            return self._forecast(name)
-        if facts.declared_speed is None:
-            raise ConfigError(
-                "balancer.speeds",
-                f"'declared', but silo {name!r} declares no speed",
-                "Give the silo a speed in the silo file, or write `speeds: measured`",
-            )
-        return Curve(facts.declared_speed)
-
-    def _observe(self, name: str, silo: SiloView, report: WorkReport) -> Curve | None:
-        if self._policies.declared_speeds:
-            return silo.forecast
-        predictor = self._policies.predictor
-        before = self._state.predictions.get(name)
-        count = len(report.windows)
-        sample = SpeedSample(
-            speed=report.samples / report.compute_s,
-            cpu=sum(window.cpu for window in report.windows) / count if count else None,
-            memory=sum(window.memory for window in report.windows) / count if count else None,
-        )
-        self._state.predictions[name] = predictor.observe(predictor.init() if before is None else before, sample)
-        return self._forecast(name)
-
-    def _forecast(self, name: str) -> Curve | None:
-        if name not in self._state.predictions:
-            return None
-        speed = self._policies.predictor.forecast(self._state.predictions[name])
-        if speed is None:
-            return None
-        if not (math.isfinite(speed) and speed > 0):
-            raise PolicyError(f"the predictor forecasts a speed of {speed} samples/s for {name!r}", self._recent)
-        return Curve(speed)
-
     # Deciding.
 
     def _advance(self, now_s: float, actions: list[Action]) -> str:
@@ -278,7 +264,7 @@ class Coordinator:
             if hopeless is not None:
                 self._stop(hopeless, actions, failed=True)
                 return hopeless
-            state.closing = self._policies.stop.decide(state.version, now_s, state.scores)
+            state.closing = self._policies.stop.decide(state.version, now_s, state.scores, state.passes)
             if state.closing is not None:
                 self._close(actions)
             else:
@@ -293,18 +279,20 @@ class Coordinator:
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:
         """Ask until nothing more is committed; the last commit may end the run."""
         state, reasons = self._state, []
+        silos, pending = MappingProxyType(state.silos), MappingProxyType(state.pending)
+        idle, work = MappingProxyType(state.silos.idle), self._current_plan()
         while True:
-            view = ClusterView(now_s, state.version, MappingProxyType(state.silos), MappingProxyType(state.pending))
+            view = ClusterView(now_s, state.version, silos, pending, work, self._policies.seed, idle)
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
             if verdict.reason:
                 reasons.append(verdict.reason)
             self._change_model(verdict, actions)
             if verdict.commit:
-                state.closing = self._policies.stop.decide(state.version, now_s, state.scores)
+                state.closing = self._policies.stop.decide(state.version, now_s, state.scores, state.passes)
                 if state.closing is not None:
                     self._close(actions)
                     return "; ".join([*reasons, state.closing])
-            self._release(verdict, now_s, actions)
+            self._release(verdict, work, now_s, actions)
             for name in verdict.stop_now:
                 actions.append(HaltEarly(name, self._busy_order(name, "stops").update_id))
             for name in verdict.probe:
@@ -313,6 +301,13 @@ class Coordinator:
                 if verdict.wake_at_s is not None:
                     actions.append(WakeAt(verdict.wake_at_s))
                 return "; ".join(reasons)
+
+    def _current_plan(self) -> Plan:
+        """The plan that was made last, unless a silo, a forecast or a cap has changed since."""
+        roster = self._state.silos
+        if self._plan is None or self._plan[0] != roster.revision:
+            self._plan = (roster.revision, Plan(self._policies.sizing, roster, self._state.found_caps))
+        return self._plan[1]
 
     def _change_model(self, verdict: Verdict, actions: list[Action]) -> None:
         state = self._state
@@ -335,38 +330,49 @@ class Coordinator:
         return silo.order
 
     def _commit(self, update_ids: tuple[str, ...]) -> Commit:
-        state = self._state
-        version = state.version + 1
-        raw: dict[str, float] = {}
+        state, weigher = self._state, self._policies.weigher
+        metas: list[UpdateMeta] = []
         for update_id in sorted(update_ids):
             meta = state.pending.pop(update_id, None)
             if meta is None:
                 raise PolicyError(f"the barrier commits {update_id!r}, which is not pending", self._recent)
-            weight = self._policies.weigher.weight(meta, version)
+            metas.append(meta)
+        state.version += 1
+        coefficients = tuple(weigher.coefficients(metas, state.version))
+        if len(coefficients) != len(metas):
+            raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", self._recent)
+        weights = {meta.update_id: weight for meta, weight in zip(metas, coefficients, strict=True)}
+        for update_id, weight in weights.items():
             if not (math.isfinite(weight) and weight > 0):
-                raise PolicyError(f"the weigher gives {update_id!r} the weight {weight}", self._recent)
-            raw[update_id] = weight
-        total = sum(raw.values())
-        state.version = version
-        return Commit(version, {update_id: weight / total for update_id, weight in raw.items()})
+                raise PolicyError(f"the weigher gives {update_id!r} the coefficient {weight}", self._recent)
+        return Commit(state.version, weights, weigher.toward)
 
-    def _release(self, verdict: Verdict, now_s: float, actions: list[Action]) -> None:
+    def _release(self, verdict: Verdict, work: Plan, now_s: float, actions: list[Action]) -> None:
         if not verdict.release:
             return
         state = self._state
-        work = self._policies.sizing.plan(state.silos, state.found_caps)
+        serials = {name: state.issued.get(name, 0) + 1 for name in verdict.release}
+        seeds = dict(zip(serials, self._seeds.take(serials), strict=True))
         for name in verdict.release:
             silo = state.silos.get(name)
             if silo is None or silo.order is not None:
                 raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", self._recent)
-            order = self._order(name, work[name], verdict)
+            state.issued[name] = serials[name]
+            order = self._order(name, serials[name], seeds[name], work[name], verdict)
             state.scores.begin(state.version)
-            state.silos[name] = replace(silo, order=order, since_s=now_s, progress_steps=0)
+            state.silos[name] = SiloView(
+                facts=silo.facts,
+                clock=silo.clock,
+                order=order,
+                since_s=now_s,
+                forecast=silo.forecast,
+                failures=silo.failures,
+                samples=silo.samples,
+                overhead_s=silo.overhead_s,
+            )
             actions.append(Dispatch(name, order))
 
-    def _order(self, name: str, work: LocalWork, verdict: Verdict) -> WorkOrder:
-        serial = self._state.issued.get(name, 0) + 1
-        self._state.issued[name] = serial
+    def _order(self, name: str, serial: int, seed: int, work: LocalWork, verdict: Verdict) -> WorkOrder:
         return WorkOrder(
             update_id=f"{name}/{serial}",
             base_version=self._state.version,
@@ -374,7 +380,7 @@ class Coordinator:
             batch_size=work.batch_size,
             max_steps=verdict.steps.get(name, work.steps),
             learning_rate=work.learning_rate,
-            seed=derive_seed(self._policies.seed, Stream.ORDER, name, serial),
+            seed=seed,
             budget_s=verdict.budget_s.get(name),
             overrun=verdict.overrun,
         )
@@ -382,16 +388,20 @@ class Coordinator:
     # Ending.
 
     def _hopeless(self) -> str | None:
-        silos = self._state.silos.values()
-        if silos and all(not silo.busy and silo.failures >= MAX_FAILURES for silo in silos):
+        silos = self._state.silos
+        for silo in silos.values():
+            if silo.order is not None or silo.failures < MAX_FAILURES:
+                return None
+        if silos:
             return f"every silo failed {MAX_FAILURES} orders in a row; the last: {self._state.last_failure}"
         return None
 
     def _close(self, actions: list[Action]) -> None:
-        """Have the final version evaluated, unless it already is."""
+        """Have the final version evaluated, unless all silos already did."""
         state = self._state
-        if state.silos and state.scores.settled < state.version:
+        if state.silos and not state.scores.covers(state.version, state.silos):
             state.awaiting = set(state.silos)
+            state.scores.restart(state.version)
             for _ in state.awaiting:
                 state.scores.begin(state.version)
             actions.append(Evaluate(state.version, tuple(state.silos)))

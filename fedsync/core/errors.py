@@ -19,10 +19,13 @@ class ConfigError(FedSyncError):
     """
 
     def __init__(self, place: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{place}: {problem}. {remedy}")
+        super().__init__(place, problem, remedy)
         self.place = place
         self.problem = problem
         self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}. {self.remedy}"
 
 
 class ProtocolError(FedSyncError):
@@ -35,10 +38,13 @@ class ProtocolError(FedSyncError):
     """
 
     def __init__(self, silo: str, check: str, detail: str) -> None:
-        super().__init__(f"silo {silo!r} failed the check {check!r}: {detail}")
+        super().__init__(silo, check, detail)
         self.silo = silo
         self.check = check
         self.detail = detail
+
+    def __str__(self) -> str:
+        return f"silo {self.silo!r} failed the check {self.check!r}: {self.detail}"
 
 
 class PolicyError(FedSyncError):
@@ -50,9 +56,13 @@ class PolicyError(FedSyncError):
     """
 
     def __init__(self, problem: str, recent: Sequence[object] = ()) -> None:
-        story = "".join(f"\n  {entry!r}" for entry in recent)
-        super().__init__(f"{problem}. This is a bug in FedSync; the last entries were:{story}" if story else problem)
+        self.problem = problem
         self.recent = tuple(recent)
+        super().__init__(problem, self.recent)
+
+    def __str__(self) -> str:
+        story = "".join(f"\n  {entry!r}" for entry in self.recent)
+        return f"{self.problem}. This is a bug in FedSync; the last entries were:{story}" if story else self.problem
 
 
 class RunError(FedSyncError):

@@ -1,14 +1,16 @@
 """The run's memory: every batch of events with the actions and the reason that followed.
 
 A journal is JSON lines. The first line is a header (what is needed to build the coordinator again),
-every other line one `JournalEntry`. Floats are written so that they read back exactly, so a journal
-replays to the same actions, and two runs that did the same have the same bytes.
+every other line one `JournalEntry`. Floats are written so that they read back exactly (a refused
+report's NaN, which JSON lacks, as text), so a journal replays to the same actions, and two runs that did the same have
+the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -79,11 +81,19 @@ def read_journal(path: Path) -> tuple[dict[str, Any], Iterator[JournalEntry]]:
     header = next(lines, None)
     if not isinstance(header, dict):
         raise FedSyncError(f"{path}: not a journal: its first line is not a header")
-    return header, (decode(JournalEntry, line) for line in lines)
+    return header, _entries(path, lines)
+
+
+def _entries(path: Path, lines: Iterator[Any]) -> Iterator[JournalEntry]:
+    for number, line in enumerate(lines, start=2):
+        try:
+            yield decode(JournalEntry, line)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise FedSyncError(f"{path}, line {number}: not a journal line: {error!r}") from error
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 yield json.loads(line)
@@ -113,6 +123,8 @@ def encode(value: Any) -> Any:
         return {"type": kind.__name__, **fields} if kind.__name__ in _KINDS else fields
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     return value
@@ -145,5 +157,8 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
     if dataclasses.is_dataclass(kind):
         parts = {name: _decoder(hint) for name, hint in _field_types(typing.cast(type, kind)).items()}
         build = typing.cast(Callable[..., Any], kind)
-        return lambda value: build(**{name: part(value[name]) for name, part in parts.items()})
+        # Fields that a journal does not know yet have their defaults.
+        return lambda value: build(**{name: part(value[name]) for name, part in parts.items() if name in value})
+    if kind is float:
+        return float
     return lambda value: value

@@ -83,15 +83,26 @@ class Barrier(Protocol[S]):
 
 
 class Weigher(Protocol):
-    """Gives each update of a commit its weight; the coordinator normalises them to sum 1."""
+    """Gives the updates of a commit their coefficients."""
 
     @property
     def linear(self) -> bool:
-        """Whether the silo itself can know the weight, so that it can go in before encryption."""
+        """Whether each coefficient is a number that the silo itself knows times one common to the commit.
+
+        Then the silo can put its number in before encryption.
+        """
         ...
 
-    def weight(self, meta: UpdateMeta, version: int) -> float:
-        """Positive finite weight of ``meta`` in the commit that makes ``version``."""
+    @property
+    def toward(self) -> bool:
+        """Whether the model moves towards the silos' models instead of along their updates; see `Commit`."""
+        ...
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """Positive finite coefficients c of the commit that makes ``version``, in the order of ``metas``.
+
+        The model becomes ``model + sum_i c_i update_i``; the coefficients need not sum to 1.
+        """
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fedsync.core.orders import Evaluation
@@ -18,20 +19,32 @@ class Score:
 
 @dataclass(slots=True)
 class _Pool:
-    """Sums over the silos that evaluated one version, and how many are still at it."""
+    """Sums over the silos in it, and how many evaluations are still to come."""
 
     under_way: int = 0
+    silos: set[str] = field(default_factory=set)
     loss: float = 0.0
     correct: float = 0.0
     samples: int = 0
 
+    def add(self, evaluation: Evaluation, times: int = 1) -> None:
+        """Put an evaluation in, or take it out again with ``times=-1``."""
+        self.loss += times * evaluation.loss
+        self.correct += times * evaluation.correct
+        self.samples += times * evaluation.samples
+
 
 @dataclass(slots=True)
 class Scores:
-    """Pools evaluations by version and keeps the best.
+    """Pools evaluations by version and keeps the best. Every method takes O(1) for a silo or a version.
 
-    Silos evaluate the model that an order brings before they train on it, so version v is scored by
+    Silos evaluate the model that an order brings before they train on it, so version v is evaluated by
     the orders based on v, and is settled once none of those is in work.
+
+    Where all silos go on together, all of them evaluate each version, and its score pools just that. Where
+    each goes on by itself, a version is evaluated by one or a few, whose own data say little of the others':
+    then the score pools the newest evaluation of every silo that is here. Else a silo that holds easy data
+    would reach the target for all.
 
     Args:
         best: best accuracy of a settled version, -1 before there is one.
@@ -43,30 +56,63 @@ class Scores:
     since_best: int = 0
     settled: int = -1
     _open: dict[int, _Pool] = field(default_factory=dict)
+    _done: list[int] = field(default_factory=list)
+    _newest: dict[str, tuple[int, Evaluation]] = field(default_factory=dict)
+    _rolling: _Pool = field(default_factory=_Pool)
 
     def begin(self, version: int) -> None:
         """An evaluation of ``version`` is under way."""
-        self._open.setdefault(version, _Pool()).under_way += 1
+        pool = self._open.get(version)
+        if pool is None:
+            pool = self._open[version] = _Pool()
+        pool.under_way += 1
 
-    def end(self, version: int, evaluation: Evaluation | None) -> None:
-        """One evaluation of ``version`` came back, or is given up (None)."""
+    def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
+        """The evaluation of ``version`` by ``silo`` came back, or is given up (None)."""
         pool = self._open[version]
         pool.under_way -= 1
-        if evaluation is not None:
-            pool.loss += evaluation.loss
-            pool.correct += evaluation.correct
-            pool.samples += evaluation.samples
+        if pool.under_way == 0:
+            self._done.append(version)
+        if evaluation is not None and evaluation.samples > 0:
+            if silo not in pool.silos:  # one that starts from the same model twice finds the same twice
+                pool.silos.add(silo)
+                pool.add(evaluation)
+            self.forget(silo)
+            self._newest[silo] = version, evaluation
+            self._rolling.add(evaluation)
+
+    def forget(self, silo: str) -> None:
+        """The silo is gone: what it found counts for the versions that it evaluated only."""
+        found = self._newest.pop(silo, None)
+        if found is not None:
+            self._rolling.add(found[1], times=-1)
+
+    def restart(self, version: int) -> None:
+        """Training is over: forget which evaluations are under way; all silos begin one of ``version``."""
+        self._open = {version: _Pool()}
+        self._done = []
 
     def settle(self) -> list[Score]:
         """Settle every version on which no evaluation is under way; returns them, oldest first."""
+        if not self._done:
+            return []
         scores = []
-        for version in sorted(version for version, pool in self._open.items() if pool.under_way == 0):
+        for version in sorted(set(self._done)):
+            if self._open[version].under_way > 0:
+                continue  # more have begun since
             pool = self._open.pop(version)
             if pool.samples == 0:
                 continue
+            if len(pool.silos) < len(self._newest):
+                pool = self._rolling
             score = Score(version, pool.correct / pool.samples, pool.loss / pool.samples)
             self.settled = max(self.settled, version)
             self.since_best = 0 if score.accuracy > self.best else self.since_best + 1
             self.best = max(self.best, score.accuracy)
             scores.append(score)
+        self._done = []
         return scores
+
+    def covers(self, version: int, silos: Iterable[str]) -> bool:
+        """Whether ``version`` is settled and the newest that each of ``silos`` evaluated."""
+        return self.settled >= version and all(self._newest.get(silo, (-1,))[0] == version for silo in silos)

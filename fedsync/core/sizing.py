@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
@@ -77,15 +77,47 @@ class Sizing:
             for name, batch, step in zip(silos, batches, steps, strict=True)
         }
 
+    def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
+        """Work of one silo where nothing is balanced: as `plan`, without looking at the others."""
+        batch = min(self.work.batch_size, self._cap(silo, found_cap))
+        return self.work if batch == self.work.batch_size else replace(self.work, batch_size=batch)
+
     def _cap(self, silo: SiloView, found: int | None) -> int:
         """Largest batch of a silo: its data, its memory, what it found out, the configured cap."""
-        limits = (silo.facts.examples, silo.facts.memory_samples, found, self.cap)
-        return min(limit for limit in limits if limit is not None)
+        cap = silo.facts.examples
+        for limit in (silo.facts.memory_samples, found, self.cap):
+            if limit is not None and limit < cap:
+                cap = limit
+        return cap
 
     def _learning_rate(self, batch: int) -> float:
         if self.balancer is None or self.scale is not Scale.LEARNING_RATE:
             return self.work.learning_rate
         return self.work.learning_rate * batch / self.work.batch_size
+
+
+class Plan(Mapping[str, LocalWork]):
+    """`Sizing.plan`, worked out when first looked at: a barrier that does not care pays nothing."""
+
+    def __init__(self, sizing: Sizing, silos: Mapping[str, SiloView], found_caps: Mapping[str, int]) -> None:
+        self._sizing, self._silos, self._found_caps = sizing, silos, found_caps
+        self._work: dict[str, LocalWork] | None = None
+
+    def __getitem__(self, name: str) -> LocalWork:
+        if self._work is None and self._sizing.balancer is None:
+            return self._sizing.alone(self._silos[name], self._found_caps.get(name))
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, LocalWork]:
+        if self._work is None:
+            self._work = self._sizing.plan(self._silos, self._found_caps)
+        return self._work
 
 
 def _share(balancer: Balancer, curves: list[Curve], mean: int, caps: list[int], floor: int) -> list[int]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
+
+if TYPE_CHECKING:
+    from fedsync.core.sizing import LocalWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +54,34 @@ class ClusterView:
         version: current model version.
         silos: name -> view, in order of joining.
         pending: update id -> meta, arrived and not committed, in order of arrival.
+        work: name -> what the sizing would give the silo if it were released now; worked out when first
+            looked at, in O(n).
+        seed: of the run, for policies that draw.
+        idle_ranks: name -> place in the order of joining, of the silos without an order; None has them looked for.
     """
 
     now_s: float
     version: int
     silos: Mapping[str, SiloView]
     pending: Mapping[str, UpdateMeta]
+    work: Mapping[str, LocalWork] = field(default_factory=dict)
+    seed: int = 0
+    idle_ranks: Mapping[str, int] | None = None
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Names of the silos without an order."""
-        return tuple(name for name, silo in self.silos.items() if silo.order is None)
+        """Names of the silos without an order, in order of joining; costs O(k log k) for k of them."""
+        ranks = self.idle_ranks
+        # Of many, one pass over all is cheaper than sorting.
+        if ranks is None or 4 * len(ranks) > len(self.silos) > 4:
+            return tuple(name for name, silo in self.silos.items() if silo.order is None)
+        return tuple(sorted(ranks, key=ranks.__getitem__))
 
     @property
     def anyone_busy(self) -> bool:
         """Whether any silo has an order in work."""
+        if self.idle_ranks is not None:
+            return len(self.idle_ranks) < len(self.silos)
         return any(silo.order is not None for silo in self.silos.values())
 
 

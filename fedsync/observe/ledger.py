@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop
-from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.actions import Commit, Dispatch, Evaluate, Stop
+from fedsync.core.checks import check_evaluation, check_report
+from fedsync.core.errors import ProtocolError
+from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.scores import Scores
 
 
@@ -84,10 +86,12 @@ class Ledger:
     Args:
         target_accuracy: for ``seconds_to_target``, or None.
         model_bytes: size of the model that every order brings.
+        detail: keep every silo's share of every round; off, only the slowest silo's.
     """
 
     target_accuracy: float | None = None
     model_bytes: int = 0
+    detail: bool = True
     rounds: list[Round] = field(default_factory=list)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     stopped: Stop | None = None
@@ -96,27 +100,21 @@ class Ledger:
     _begin_s: float | None = None
     _end_s: float = 0.0
     _closing: bool = False
+    _final: int = 0
+    _awaiting: set[str] = field(default_factory=set)
     _arrived: dict[str, _Arrival] = field(default_factory=dict)
     _by_version: dict[int, Round] = field(default_factory=dict)
     _scores: Scores = field(default_factory=Scores)
     _written: int = 0
+    _last_scored: int = 0
+    _accuracy: float | None = None
 
     def add(self, entry: JournalEntry) -> None:
         """Account for one entry."""
         if not self._closing:
             self._end_s = entry.at_s
-        refused = {action.update_id for action in entry.actions if isinstance(action, Discard)}
         for event in entry.events:
-            match event:
-                case SiloJoined(at_s, name, _):
-                    self._end_order(name, at_s, None)
-                    self.silos.setdefault(name, SiloTotals(since_s=at_s))
-                case SiloLost(at_s, name, _) | WorkFailed(at_s, name, _, _):
-                    self._end_order(name, at_s, None)
-                case UpdateArrived(at_s, meta, report):
-                    self._arrive(at_s, meta, report, accepted=meta.update_id not in refused)
-                case Evaluated(_, _, version, evaluation):
-                    self._scores.end(version, evaluation)
+            self._add_event(event)
         self._settle()
         for action in entry.actions:
             match action:
@@ -125,19 +123,16 @@ class Ledger:
                 case Commit(version, weights):
                     self._commit(entry.at_s, version, list(weights))
                 case Evaluate(version, names):
-                    self._closing = True
-                    self.bytes_down += self.model_bytes * len(names)
-                    for _ in names:
-                        self._scores.begin(version)
+                    self._close(version, names)
                 case Stop():
+                    self._cut_off()
                     self.stopped = action
 
     def finished_rounds(self) -> Iterator[Round]:
         """Rounds not handed out yet whose books are closed: scored, or overtaken, or the run is over."""
-        last_scored = max((row.round for row in self.rounds if row.accuracy is not None), default=0)
         while self._written < len(self.rounds):
             row = self.rounds[self._written]
-            if row.round > last_scored and self.stopped is None:
+            if row.round > self._last_scored and self.stopped is None:
                 return
             self._written += 1
             yield row
@@ -150,7 +145,7 @@ class Ledger:
     @property
     def accuracy(self) -> float | None:
         """Of the newest version that was evaluated."""
-        return next((row.accuracy for row in reversed(self.rounds) if row.accuracy is not None), None)
+        return self._accuracy
 
     @property
     def seconds_to_target(self) -> float | None:
@@ -199,9 +194,55 @@ class Ledger:
             ],
         }
 
+    def _add_event(self, event: Event) -> None:
+        match event:
+            case SiloJoined(at_s, name, _):
+                self._lose(name, at_s)
+                self.silos.setdefault(name, SiloTotals(since_s=at_s))
+            case SiloLost(at_s, name, _):
+                self._lose(name, at_s)
+                self._scores.forget(name)
+            case WorkFailed(at_s, name, update_id, _):
+                if self._order_of(name, update_id) is not None:
+                    self._end_order(name, at_s, None)
+            case UpdateArrived(at_s, meta, report):
+                self._arrive(at_s, meta, report)
+            case Evaluated(_, name, version, evaluation):
+                if name in self._awaiting and version == self._final:
+                    self._awaiting.discard(name)
+                    self._scores.end(version, name, _usable(name, evaluation))
+
+    def _lose(self, name: str, at_s: float) -> None:
+        self._end_order(name, at_s, None)
+        if name in self._awaiting:
+            self._awaiting.discard(name)
+            self._scores.end(self._final, name, None)
+
+    def _close(self, version: int, names: tuple[str, ...]) -> None:
+        """Training is over; all silos evaluate what came of it."""
+        self._cut_off()
+        self._closing = True
+        self._final = version
+        self._awaiting = set(names)
+        self.bytes_down += self.model_bytes * len(names)
+        self._scores.restart(version)
+        for _ in names:
+            self._scores.begin(version)
+
+    def _cut_off(self) -> None:
+        """Orders in work when training ends: neither done nor failed, but busy until then."""
+        for silo in self.silos.values():
+            if silo.order is not None:
+                silo.busy_s += self._end_s - silo.since_s
+                silo.order = None
+
+    def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
+        silo = self.silos.get(name)
+        order = silo.order if silo is not None else None
+        return order if order is not None and order.update_id == update_id else None
+
     def _busy_s(self, silo: SiloTotals) -> float:
-        in_work = self._end_s - silo.since_s if silo.order is not None and not self._closing else 0.0
-        return silo.busy_s + in_work
+        return silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)
 
     def _dispatch(self, at_s: float, name: str, order: WorkOrder) -> None:
         if self._begin_s is None:
@@ -211,21 +252,25 @@ class Ledger:
         self.bytes_down += self.model_bytes
         self._scores.begin(order.base_version)
 
-    def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, *, accepted: bool) -> None:
-        silo = self.silos.get(meta.silo)
+    def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport) -> None:
         self.bytes_up += meta.nbytes
-        if silo is None or silo.order is None or silo.order.update_id != meta.update_id:
+        order = self._order_of(meta.silo, meta.update_id)
+        if order is None:
             return
-        batch_size, busy_s = silo.order.batch_size, at_s - silo.since_s
-        self._end_order(meta.silo, at_s, report if accepted else None)
-        if accepted:
-            self._arrived[meta.update_id] = _Arrival(meta, report, batch_size, at_s, busy_s)
+        busy_s = at_s - self.silos[meta.silo].since_s
+        try:
+            check_report(meta.silo, order, meta, report)
+        except ProtocolError:
+            self._end_order(meta.silo, at_s, None)
+            return
+        self._end_order(meta.silo, at_s, report)
+        self._arrived[meta.update_id] = _Arrival(meta, report, order.batch_size, at_s, busy_s)
 
     def _end_order(self, name: str, at_s: float, report: WorkReport | None) -> None:
         silo = self.silos.get(name)
         if silo is None or silo.order is None:
             return
-        self._scores.end(silo.order.base_version, report.evaluation if report else None)
+        self._scores.end(silo.order.base_version, name, report.evaluation if report else None)
         silo.order = None
         silo.busy_s += at_s - silo.since_s
         if report is None:
@@ -241,6 +286,8 @@ class Ledger:
         samples = sum(arrival.report.samples for arrival in arrivals)
         begin_s = self._begin_s or 0.0
         since = self.rounds[-1].at_s if self.rounds else 0.0
+        # Of simultaneous arrivals the first, as `Round.slowest` has it.
+        kept = arrivals if self.detail else [max(arrivals, key=lambda arrival: arrival.at_s)]
         row = self._by_version[version] = Round(
             round=version,
             at_s=at_s - begin_s,
@@ -255,7 +302,7 @@ class Ledger:
                     overhead_s=max(arrival.busy_s - arrival.report.compute_s, 0.0),
                     wait_s=at_s - arrival.at_s,
                 )
-                for arrival in arrivals
+                for arrival in kept
             },
         )
         self.rounds.append(row)
@@ -265,3 +312,15 @@ class Ledger:
             row = self._by_version.get(score.version)
             if row is not None:
                 row.accuracy, row.test_loss = score.accuracy, score.loss
+                if row.round >= self._last_scored:
+                    self._last_scored, self._accuracy = row.round, row.accuracy
+
+
+def _usable(name: str, evaluation: Evaluation | None) -> Evaluation | None:
+    """An evaluation that the coordinator counted too."""
+    try:
+        if evaluation is not None:
+            check_evaluation(name, evaluation)
+    except ProtocolError:
+        return None
+    return evaluation

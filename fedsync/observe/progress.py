@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self
@@ -19,14 +20,17 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         console: where to write.
         label: what the run is called.
         rounds: how many rounds it may take, or None if time bounds it.
+        every_s: wall seconds between two rounds that are shown, at least; what lies between is left out.
     """
 
-    def __init__(self, console: Console, label: str, rounds: int | None) -> None:
+    def __init__(self, console: Console, label: str, rounds: int | None, every_s: float = 0.0) -> None:
         self._console = console
         self._label = label
         self._rounds = rounds
+        self._every_s = every_s
         self._shown = 0
         self._begin_s = time.monotonic()
+        self._shown_s = -math.inf
         self._bar = (
             Progress(
                 SpinnerColumn(),
@@ -52,8 +56,16 @@ class RunProgress(AbstractContextManager["RunProgress"]):
 
     def follow(self, ledger: Ledger) -> None:
         """Show what is new."""
-        for row in ledger.rounds[self._shown :]:
-            self._shown = row.round
+        if len(ledger.rounds) == self._shown:
+            return
+        first = self._shown
+        if self._every_s > 0:
+            now_s = time.monotonic()
+            if ledger.stopped is None and now_s < self._shown_s + self._every_s:
+                return
+            first, self._shown_s = len(ledger.rounds) - 1, now_s
+        self._shown = len(ledger.rounds)
+        for row in ledger.rounds[first:]:
             self._show(row, ledger)
 
     def _show(self, row: Round, ledger: Ledger) -> None:

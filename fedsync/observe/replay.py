@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsync.config.cluster import silos_at_start
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import FedSyncError
@@ -27,7 +28,8 @@ def replay(path: Path) -> list[JournalEntry]:
     header, entries = read_journal(path)
     config = StrategyConfig.model_validate(header["config"])
     silos = header["silos"]
-    coordinator = Coordinator(config.policies(None if silos is None else len(silos)))
+    at_start = None if silos is None else silos_at_start(silos, virtual=header["runtime"] == "virtual")
+    coordinator = Coordinator(config.policies(at_start))
     recorded = list(entries)
     for number, (old, new) in enumerate(zip(recorded, replay_entries(recorded, coordinator), strict=True), start=1):
         if old != new:

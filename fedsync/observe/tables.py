@@ -10,12 +10,16 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+MOST_ROWS = 50
+"""Silos that `silo_table` names; of more it shows how their figures spread."""
+
 
 def silo_table(summary: dict[str, Any]) -> Table:
     """Who worked and who waited in one run."""
     title = f"{summary['strategy']}: who waited for whom (seconds)"
     table = _table(title, "silo", "orders", "samples", "batch", "compute", "overhead", "waiting", "share")
-    for silo in summary["silos"]:
+    silos = summary["silos"]
+    for silo in silos if len(silos) <= MOST_ROWS else _quantiles(silos):
         share = silo["wait_s"] / summary["seconds"] if summary["seconds"] else 0.0
         table.add_row(
             silo["name"],
@@ -28,6 +32,16 @@ def silo_table(summary: dict[str, Any]) -> Table:
             f"{share:.1%}",
         )
     return table
+
+
+def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How each figure spreads over very many silos; a row is no silo's own."""
+    columns = {key: sorted(silo[key] for silo in silos) for key in silos[0] if key != "name"}
+    last = len(silos) - 1
+    return [
+        {"name": name, **{key: column[round(share * last)] for key, column in columns.items()}}
+        for name, share in (("least", 0.0), ("10 %", 0.1), ("median", 0.5), ("90 %", 0.9), ("most", 1.0))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

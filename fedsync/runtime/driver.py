@@ -303,6 +303,7 @@ class FlowerDriver:
     def _carry_out(self, action: Action) -> list[Event]:
         match action:
             case Dispatch(silo, order):
+                self._store.begin(order.update_id)
                 node, timeout_s = self._roster.nodes[silo], self._timing.order_timeout_s
                 message = messages.train(node, self._spec, order, self._model(), timeout_s, self._report_s)
                 return self._push(_Sent(node, self._now_s() + timeout_s, order=order), message)

@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.local import LocalConfig
 from fedsync.config.section import Section
-from fedsync.config.strategy import LocalConfig, StrategyConfig
+from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import TaskConfig
 from fedsync.core.errors import ProtocolError
 

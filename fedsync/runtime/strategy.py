@@ -135,10 +135,11 @@ class FedSync(Strategy):
             model = messages.from_arrays(initial_arrays, layout, "initial_arrays")
         recorder = self._recorder(config, layout.nbytes)
         after_commit(0, messages.to_arrays(model, layout))
+        policies = config.policies(silos)
         driver = FlowerDriver(
             grid,
-            Coordinator(config.policies(silos)),
-            ModelStore(model),
+            Coordinator(policies),
+            ModelStore(model, keep_bases=policies.weigher.toward),
             layout,
             spec.dump(),
             recorder,

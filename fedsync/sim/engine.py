@@ -2,14 +2,15 @@
 
 A discrete-event simulator: the heap is ordered by (time, priority, serial), so the same seed gives the
 same journal, byte by byte. Durations come from the silo file; training is real and happens when an
-update arrives, so that an order which is cut short costs no more than the steps it did.
+update arrives, so that an order which is cut short costs no more than the steps it did, and an order
+that is lost with its silo costs nothing.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
@@ -17,7 +18,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.aggregate.store import ModelStore
 from fedsync.core.actions import (
     Action,
     Commit,
@@ -34,11 +34,21 @@ from fedsync.core.actions import (
 from fedsync.core.budget import steps_within
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import FedSyncError, RunError
-from fedsync.core.events import Evaluated, Event, Progressed, SiloJoined, TimerFired, UpdateArrived, WorkFailed
+from fedsync.core.events import (
+    Evaluated,
+    Event,
+    Progressed,
+    SiloJoined,
+    SiloLost,
+    TimerFired,
+    UpdateArrived,
+    WorkFailed,
+)
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Machine, speed_windows
+from fedsync.sim.outages import Outage, outages
 
 
 class Worker(Protocol):
@@ -53,23 +63,56 @@ class Worker(Protocol):
         """Carry out an order; the times in the report are replaced by virtual ones."""
         ...
 
-    def evaluate(self, model: Vector) -> Evaluation:
-        """Evaluate a model on the silo's test split."""
+    def evaluate(self, model: Vector) -> Evaluation | None:
+        """Evaluate a model on the silo's test split; None where there is none."""
+        ...
+
+
+class Store(Protocol):
+    """Keeps the model and the updates that wait for a commit; see `fedsync.aggregate.store.ModelStore`."""
+
+    @property
+    def model(self) -> Vector:
+        """The current model, float32 [values]."""
+        ...
+
+    def begin(self, update_id: str) -> None:
+        """An order starts from the current model."""
+        ...
+
+    def put(self, silo: str, update_id: str, update: Vector) -> None:
+        """Keep an update."""
+        ...
+
+    def commit(self, commit: Commit) -> None:
+        """Fold updates into the model."""
+        ...
+
+    def remember(self) -> None:
+        """Keep the current model for `rollback`."""
+        ...
+
+    def rollback(self) -> None:
+        """Go back to the model last remembered."""
+        ...
+
+    def discard(self, update_id: str) -> None:
+        """Forget an update, if it is there."""
         ...
 
 
 class _Priority(IntEnum):
     """At the same instant: who is there, then what arrived, then answers, then timers."""
 
-    JOIN = 0
+    PRESENCE = 0
     ARRIVAL = 1
     ANSWER = 2
     TIMER = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Work:
-    """An order in work: the model it started from, when it began, when its steps end."""
+    """An order in work: the model it started from, when training began, when its steps end."""
 
     silo: str
     order: WorkOrder
@@ -87,7 +130,18 @@ class _Question:
     model: Vector
 
 
-_Happening = SiloJoined | TimerFired | Progressed | _Work | _Question
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A silo is lost, until its return."""
+
+    silo: str
+    outage: Outage
+
+
+_Happening = SiloJoined | TimerFired | Progressed | _Work | _Question | _Loss
+
+_QUIET_ENTRIES = 1000
+"""Comings and goings of silos, and ten more for each silo, without an order in work, before a run is given up."""
 
 
 class VirtualDriver:
@@ -101,16 +155,18 @@ class VirtualDriver:
         recorder: writes the run's files.
         poll_s: the coordinator looks at multiples of this many seconds only and absorbs together what
             happened in between, as a driver that polls would; 0 looks at every instant.
+        windows: report the series of speeds within each order; costs most of the time where nobody trains.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        store: ModelStore,
+        store: Store,
         machines: Mapping[str, Machine],
         workers: Mapping[str, Worker],
         recorder: Recorder,
         poll_s: float = 0.0,
+        windows: bool = True,
     ) -> None:
         self._coordinator = coordinator
         self._store = store
@@ -118,9 +174,14 @@ class VirtualDriver:
         self._workers = workers
         self._recorder = recorder
         self._poll_s = poll_s
+        self._windows = windows
+        # The model does not change its size, and an update is as large as the model.
+        self._nbytes = store.model.nbytes
+        self._outages: dict[str, Iterator[Outage]] = {}
         self._heap: list[tuple[float, int, int, _Happening]] = []
         self._working: dict[str, _Work] = {}
         self._serial = 0
+        self._stop: Stop | None = None
 
     def run(self) -> Vector:
         """Run until the coordinator stops; returns the final model, float32 [values].
@@ -129,11 +190,14 @@ class VirtualDriver:
             RunError: nothing is left to happen although the run has not ended, or it ended in failure.
         """
         for name, worker in self._workers.items():
-            self._push(0.0, _Priority.JOIN, SiloJoined(0.0, name, worker.facts))
-        stop: Stop | None = None
-        while stop is None:
-            if not self._heap:
-                raise RunError("nothing is left to happen, but the run has not ended")
+            config = self._machines[name].config
+            self._outages[name] = outages(config, self._machines[name].seed)
+            self._push(config.joins_at_s, _Priority.PRESENCE, SiloJoined(config.joins_at_s, name, worker.facts))
+        quiet, most_quiet = 0, _QUIET_ENTRIES + 10 * len(self._workers)
+        while self._stop is None:
+            if not self._heap or quiet > most_quiet:
+                others = " but silos that come and go" if self._heap else ""
+                raise RunError(f"nothing is left to happen{others}, but the run has not ended")
             now_s, events = self._next_batch()
             if not events:
                 continue
@@ -141,9 +205,9 @@ class VirtualDriver:
             for action in entry.actions:
                 self._carry_out(action, now_s)
             self._recorder.record(entry)
-            stop = next((action for action in entry.actions if isinstance(action, Stop)), None)
-        if stop.failed:
-            raise RunError(stop.reason)
+            quiet = 0 if entry.actions or self._working else quiet + 1
+        if self._stop.failed:
+            raise RunError(self._stop.reason)
         return self._store.model
 
     def _push(self, at_s: float, priority: _Priority, happening: _Happening) -> None:
@@ -175,39 +239,67 @@ class VirtualDriver:
                 del self._working[silo]
                 return self._finish(happening, now_s)
             case _Question(silo, version, model):
-                return Evaluated(now_s, silo, version, self._workers[silo].evaluate(model))
-            case SiloJoined() | TimerFired() | Progressed():
+                return Evaluated(now_s, silo, version, self._evaluate(silo, model))
+            case _Loss(silo, outage):
+                self._working.pop(silo, None)
+                if outage.back_s < math.inf:
+                    joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
+                    self._push(outage.back_s, _Priority.PRESENCE, joined)
+                return SiloLost(now_s, silo, outage.reason)
+            case SiloJoined(_, silo, _):
+                following = next(self._outages[silo], None)
+                if following is not None:
+                    self._push(following.at_s, _Priority.PRESENCE, _Loss(silo, following))
+                return replace(happening, at_s=now_s)
+            case TimerFired() | Progressed():
                 return replace(happening, at_s=now_s)
 
     def _finish(self, work: _Work, now_s: float) -> Event:
         """Train what was done of the order, now that its time has come."""
-        worker = self._workers[work.silo]
-        # The virtual machine has decided how many steps there was time for.
-        order = replace(work.order, max_steps=len(work.ends), budget_s=None)
+        silo, order, ends = work.silo, work.order, work.ends
+        worker, config = self._workers[silo], self._machines[silo].config
+        asked = order
+        if len(ends) < order.max_steps or order.budget_s is not None:
+            # The virtual machine has decided how many steps there was time for.
+            asked = replace(order, max_steps=len(ends), budget_s=None)
         try:
-            update, report = worker.train(order, work.base)
-            self._store.put(work.silo, order.update_id, update)
+            update, done = worker.train(asked, work.base)
+            self._store.put(silo, order.update_id, update)
         except FedSyncError as error:
-            return WorkFailed(now_s, work.silo, order.update_id, str(error))
-        ends = work.ends[: report.steps]
-        report = replace(
-            report,
+            return WorkFailed(now_s, silo, order.update_id, str(error))
+        ends = ends[: done.steps]
+        overhead_s = {"order": config.overhead_s}
+        if config.latency_s or config.bandwidth_mbps is not None:
+            overhead_s["transfer"] = 2 * self._machines[silo].transfer_s(self._nbytes)
+        report = WorkReport(
+            base_version=done.base_version,
+            steps=done.steps,
+            samples=done.samples,
             compute_s=float(ends[-1]) - work.start_s,
-            overhead_s={"order": self._machines[work.silo].config.overhead_s},
-            windows=speed_windows(order.batch_size, work.start_s, ends),
+            loss=done.loss,
+            overhead_s=overhead_s,
+            windows=speed_windows(order.batch_size, work.start_s, ends) if self._windows else (),
             peak_memory=0,
+            batch_cap=done.batch_cap,
+            evaluation=done.evaluation,
         )
         meta = UpdateMeta(
             update_id=order.update_id,
-            silo=work.silo,
+            silo=silo,
             base_version=order.base_version,
-            steps=report.steps,
-            samples=report.samples,
+            steps=done.steps,
+            samples=done.samples,
             examples=worker.facts.examples,
             nbytes=update.nbytes,
-            loss=report.loss,
+            loss=done.loss,
         )
         return UpdateArrived(now_s, meta, report)
+
+    def _evaluate(self, silo: str, model: Vector) -> Evaluation | None:
+        try:
+            return self._workers[silo].evaluate(model)
+        except FedSyncError:
+            return None
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:
@@ -230,25 +322,32 @@ class VirtualDriver:
                     self._push(now_s, _Priority.ANSWER, _Question(silo, version, self._store.model))
             case WakeAt(at_s):
                 self._push(max(at_s, now_s), _Priority.TIMER, TimerFired(at_s))
+            case Stop():
+                self._stop = action
 
     def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        ends = self._machines[silo].step_ends(order, now_s)
+        self._store.begin(order.update_id)
+        machine = self._machines[silo]
+        start_s = now_s + machine.transfer_s(self._nbytes)
+        ends = machine.step_ends(order, start_s)
         if order.budget_s is not None:
-            seconds = np.diff(ends, prepend=now_s)
+            seconds = np.diff(ends, prepend=start_s)
             ends = ends[: steps_within(seconds, order.budget_s, order.overrun)]
-        self._schedule(_Work(silo, order, self._store.model, now_s, ends))
+        self._schedule(_Work(silo, order, self._store.model, start_s, ends))
 
     def _schedule(self, work: _Work) -> None:
         self._working[work.silo] = work
-        overhead_s = self._machines[work.silo].config.overhead_s
-        self._push(float(work.ends[-1]) + overhead_s, _Priority.ARRIVAL, work)
+        machine = self._machines[work.silo]
+        end_s = float(work.ends[-1]) + machine.config.overhead_s + machine.transfer_s(self._nbytes)
+        self._push(end_s, _Priority.ARRIVAL, work)
 
     def _halt(self, silo: str, update_id: str, now_s: float) -> None:
-        """End a silo's order with the step it is in, unless it is done with training anyway."""
+        """End a silo's order with the step it is in when it hears of it, unless it is done with training anyway."""
         work = self._working.get(silo)
         if work is None or work.order.update_id != update_id:
             return
-        steps = int(np.searchsorted(work.ends, now_s, side="left")) + 1
+        heard_s = now_s + self._machines[silo].config.latency_s
+        steps = int(np.searchsorted(work.ends, heard_s, side="left")) + 1
         if steps < len(work.ends):
             self._schedule(replace(work, ends=work.ends[:steps]))
 
@@ -256,6 +355,8 @@ class VirtualDriver:
         work = self._working.get(silo)
         if work is None or work.order.update_id != update_id:
             return
-        steps = int(np.searchsorted(work.ends, now_s, side="right"))
-        told = Progressed(now_s, silo, update_id, steps, steps * work.order.batch_size)
-        self._push(now_s, _Priority.ANSWER, told)
+        latency_s = self._machines[silo].config.latency_s
+        steps = int(np.searchsorted(work.ends, now_s + latency_s, side="right"))
+        told_s = now_s + 2 * latency_s
+        told = Progressed(told_s, silo, update_id, steps, steps * work.order.batch_size)
+        self._push(told_s, _Priority.ANSWER, told)

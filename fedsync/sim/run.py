@@ -60,14 +60,15 @@ def run_virtual(
         out,
         runtime="virtual",
         config=config.model_dump(mode="json"),
-        silos=[silo.model_dump(mode="json") for silo in cluster.silos],
+        silos=cluster.entries(),
         model_bytes=trainer.layout.nbytes,
         target_accuracy=target_accuracy or config.stop.target_accuracy,
         listeners=listeners,
     )
+    policies = config.policies(cluster.at_start)
     driver = VirtualDriver(
-        Coordinator(config.policies(len(cluster.silos))),
-        ModelStore(trainer.initial_model()),
+        Coordinator(policies),
+        ModelStore(trainer.initial_model(), keep_bases=policies.weigher.toward),
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
         workers,
         recorder,

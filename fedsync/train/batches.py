@@ -21,8 +21,12 @@ class Batches(Protocol):
         """Number of samples."""
         ...
 
-    def take(self, rows: NDArray[np.int64]) -> Batch:
-        """The batch of the samples ``rows``, in that order, on the device."""
+    def place(self, rows: NDArray[np.int64]) -> Tensor:
+        """Sample numbers, int64 [n], as `take` wants them."""
+        ...
+
+    def take(self, rows: Tensor) -> Batch:
+        """The batch of the samples ``rows``, int64 [n] from `place`, in that order, on the device."""
         ...
 
 
@@ -36,12 +40,13 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
-    def take(self, rows: NDArray[np.int64]) -> Batch:
+    def place(self, rows: NDArray[np.int64]) -> Tensor:
+        """See `Batches.place`: on the device, so that a whole order's numbers cross in one piece."""
+        return torch.from_numpy(rows).to(self._device)
+
+    def take(self, rows: Tensor) -> Batch:
         """See `Batches.take`."""
-        index = torch.from_numpy(rows)
-        if self._device.type != "cpu":
-            index = index.to(self._device)
-        return [tensor.index_select(0, index) for tensor in self._tensors]
+        return [tensor.index_select(0, rows) for tensor in self._tensors]
 
 
 class CollatedBatches:
@@ -54,7 +59,11 @@ class CollatedBatches:
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
 
-    def take(self, rows: NDArray[np.int64]) -> Batch:
+    def place(self, rows: NDArray[np.int64]) -> Tensor:
+        """See `Batches.place`: on the CPU."""
+        return torch.from_numpy(rows)
+
+    def take(self, rows: Tensor) -> Batch:
         """See `Batches.take`."""
         return _move(default_collate([self._dataset[row] for row in rows.tolist()]), self._device)
 

@@ -51,14 +51,8 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def reset_peak(device: torch.device) -> None:
-    """Begin a new measurement of `held_bytes`."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def held_bytes(device: torch.device, process: psutil.Process) -> int:
-    """Bytes held: on a GPU the most since `reset_peak`, else resident memory of ``process`` now."""
+    """Bytes held: on a GPU the most there ever were, else resident memory of ``process`` now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return int(process.memory_info().rss)

@@ -10,7 +10,6 @@ from time import perf_counter, sleep
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsync.core.budget import may_begin
@@ -28,6 +27,7 @@ from fedsync.train.throttle import Throttle
 from fedsync.train.weights import Weights, build_model, initial_model
 
 _EVALUATION_BATCH = 512
+_STEPS_AT_A_TIME = 64
 
 Watch = Callable[[int, int], bool]
 """Called after each step with the steps and samples done; False ends the order there."""
@@ -53,11 +53,17 @@ class _Tally:
     """Running sums of one order."""
 
     cursor: Cursor
-    loss: Tensor
+    loss: float | Tensor = 0.0
     steps: int = 0
     compute_s: float = 0.0
     windows: tuple[Window, ...] = ()
     overhead_s: dict[str, float] = field(default_factory=dict)
+
+    def fold(self, losses: list[Tensor]) -> None:
+        """Add up the losses, float64 on the device, and empty the list."""
+        if losses:
+            self.loss = self.loss + torch.stack(losses).sum(dtype=torch.float64)
+            losses.clear()
 
 
 class Trainer:
@@ -91,8 +97,7 @@ class Trainer:
         self._model = build_model(task, slot.seed).to(self._device)
         self._weights = Weights(self._model)
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        # The first optimizer of a process imports half of torch, a second that no order should pay.
-        options.make_optimizer(self._parameters, 1.0)
+        self._optimizer = options.make_optimizer(self._parameters)
         self._cap = BatchCap()
         self._probe = Probe(self._device, options.resources)
 
@@ -140,17 +145,17 @@ class Trainer:
             ConfigError: training diverged to values that are not finite.
             RuntimeError: one single sample does not fit the memory.
         """
-        tally = _Tally(cursor, torch.zeros((), dtype=torch.float64, device=self._device))
+        tally = _Tally(cursor)
         evaluation = None
         self._set_threads()
         with devices.seeded(self._device, order.seed):
             with self._timed(tally, "load"):
                 self._weights.load(base)
-                optimizer = self._options.make_optimizer(self._parameters, order.learning_rate)
+                self._renew_optimizer(order.learning_rate)
             if order.evaluate:
                 with self._timed(tally, "evaluate"):
                     evaluation = self._evaluate()
-            self._steps(order, optimizer, tally, throttle, watch)
+            self._steps(order, tally, throttle, watch)
         with self._timed(tally, "store"):
             update = self._weights.read()
             update -= base
@@ -186,14 +191,7 @@ class Trainer:
         self._weights.load(model)
         return self._evaluate()
 
-    def _steps(
-        self,
-        order: WorkOrder,
-        optimizer: torch.optim.Optimizer,
-        tally: _Tally,
-        throttle: Throttle | None,
-        watch: Watch | None,
-    ) -> None:
+    def _steps(self, order: WorkOrder, tally: _Tally, throttle: Throttle | None, watch: Watch | None) -> None:
         """Train, and fill in the tally.
 
         A GPU is waited for at the ends of windows only, unless a budget or a throttle has to know how
@@ -203,16 +201,20 @@ class Trainer:
         self._model.train()
         stepwise = throttle is not None or order.budget_s is not None
         devices.synchronise(self._device)
-        self._probe.start()
+        self._probe.start(perf_counter())
         start_s = now_s = deadline_s = perf_counter()
         series = Series(self._probe, start_s)
-        while tally.steps < order.max_steps:
+        losses: list[Tensor] = []
+        base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
+        for rows in self._draw(order, tally.cursor):
             step_s = now_s
-            rows, tally.cursor = self._sampler.take(tally.cursor, size)
-            optimizer.zero_grad()
-            tally.loss += self._gradients(rows)
-            optimizer.step()
+            losses.append(self._gradients(rows))
+            if base:
+                self._hold_back(base)
+            self._optimizer.step()
             tally.steps += 1
+            if len(losses) == _STEPS_AT_A_TIME:
+                tally.fold(losses)
             if stepwise:
                 devices.synchronise(self._device)
             now_s = perf_counter()
@@ -233,42 +235,77 @@ class Trainer:
         devices.synchronise(self._device)
         now_s = perf_counter()
         tally.compute_s = now_s - start_s
+        tally.fold(losses)
         tally.windows = series.finish(now_s, tally.steps * size)
+        tally.cursor = self._sampler.after(tally.cursor, tally.steps * size)
 
-    def _gradients(self, rows: NDArray[np.int64]) -> Tensor:
-        """Add the gradient of the mean loss over ``rows`` to the parameters; return that loss."""
+    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[Tensor]:
+        """Sample numbers of each step, int64 [batch_size], drawn for many steps at a time.
 
-        def backward(piece: NDArray[np.int64]) -> Tensor:
-            loss = self._task.loss(self._model, self._train.take(piece))
-            if len(piece) < len(rows):
-                loss = loss * (len(piece) / len(rows))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            return loss.detach()
+        Drawing takes microseconds but drives the network out of the processor's caches, which costs
+        several times as much.
+        """
+        left = order.max_steps
+        while left:
+            steps = min(left, _STEPS_AT_A_TIME)
+            rows, cursor = self._sampler.take(cursor, steps * order.batch_size)
+            yield from torch.split(self._train.place(rows), order.batch_size)
+            left -= steps
 
-        losses = self._cap.work_off(rows, backward, self._reset)
+    def _gradients(self, rows: Tensor) -> Tensor:
+        """Set the parameters' gradients to those of the mean loss over ``rows``; return that loss."""
+        # What zero_grad does, without its hooks: they cost more than all else that this loop adds.
+        for parameter in self._parameters:
+            parameter.grad = None
+        losses = self._cap.work_off(rows, self._backward, self._reset)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _hold_back(self, base: list[Tensor]) -> None:
+        """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``.
+
+        The loss that is reported is without this term: it says how well the model does.
+
+        Source: FedProx (Li et al. 2020, arXiv:1812.06127), equation 2.
+        """
+        for parameter, start in zip(self._parameters, base, strict=True):
+            if parameter.grad is not None:  # a parameter without a gradient has not moved
+                parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
+
+    def _backward(self, rows: Tensor, share: float) -> Tensor:
+        """One piece of `_gradients`, which weighs ``share`` of the whole."""
+        loss = self._task.loss(self._model, self._train.take(rows))
+        if share < 1.0:
+            loss = loss * share
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return loss.detach()
 
     def _evaluate(self) -> Evaluation:
         """Evaluate the weights that are loaded."""
-
-        def score(piece: NDArray[np.int64]) -> Tensor:
-            loss, correct = self._task.score(self._model, self._test.take(piece))
-            return torch.stack([loss.double(), correct.double()])
-
         self._model.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        rows = np.arange(len(self._test))
+        rows = self._test.place(np.arange(len(self._test)))
         with devices.seeded(self._device, self._slot.seed), torch.no_grad():
-            for start in range(0, len(rows), _EVALUATION_BATCH):
-                for part in self._cap.work_off(rows[start : start + _EVALUATION_BATCH], score, self._reset):
+            for batch in torch.split(rows, _EVALUATION_BATCH) if len(rows) else ():
+                for part in self._cap.work_off(batch, self._score, self._reset):
                     total += part
         loss, correct = total.tolist()
         return Evaluation(loss, correct, len(rows))
+
+    def _score(self, rows: Tensor, _share: float) -> Tensor:
+        """One piece of `_evaluate`: loss and correct predictions, float64 [2]."""
+        loss, correct = self._task.score(self._model, self._test.take(rows))
+        return torch.stack([loss.double(), correct.double()])
 
     def _reset(self) -> None:
         """Let go of all that a failed step made."""
         self._model.zero_grad()
         devices.free_cache(self._device)
+
+    def _renew_optimizer(self, learning_rate: float) -> None:
+        """Make the optimizer as good as new: without memory of earlier orders."""
+        self._optimizer.state.clear()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
 
     def _set_threads(self) -> None:
         """Each time, since torch's setting is one a process and other silos may want another."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from fedsync.train.device import is_out_of_memory
 
@@ -24,23 +24,25 @@ class BatchCap:
     def __init__(self) -> None:
         self.largest: int | None = None
 
-    def work_off(
-        self, rows: NDArray[np.int64], work: Callable[[NDArray[np.int64]], T], reset: Callable[[], None]
-    ) -> list[T]:
+    def work_off(self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None]) -> list[T]:
         """Results of ``work`` on consecutive pieces of ``rows`` that fit the memory.
 
         Args:
             rows: sample numbers, int64 [n], at least one.
-            work: done on each piece; all over again, with smaller pieces, if memory runs out.
+            work: done on each piece, with its share of ``rows``; all over again, with smaller pieces, if
+                memory runs out.
             reset: undoes what ``work`` did so far, and frees memory.
 
         Raises:
             RuntimeError: whatever ``work`` raises, unless memory ran out and a smaller piece is possible.
         """
+        count = len(rows)
         while True:
-            size = len(rows) if self.largest is None else min(len(rows), self.largest)
+            size = count if self.largest is None else min(count, self.largest)
             try:
-                return [work(rows[start : start + size]) for start in range(0, len(rows), size)]
+                if size == count:
+                    return [work(rows, 1.0)]
+                return [work(piece, len(piece) / count) for piece in torch.split(rows, size)]
             except (RuntimeError, MemoryError) as error:
                 if size == 1 or not is_out_of_memory(error):
                     raise

@@ -18,9 +18,10 @@ class LocalOptions:
     """Options of the local loop.
 
     Args:
-        optimizer: ``sgd`` or ``adam``; made afresh for each order.
+        optimizer: ``sgd`` or ``adam``; keeps no memory from one order to the next.
         momentum: of SGD, ``0 <= momentum < 1``.
         weight_decay: L2 penalty, at least 0.
+        proximal: mu of FedProx's ``mu / 2 * |w - base|^2``, at least 0; 0 costs nothing.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:i``.
         threads: processor threads that torch may use, or None to leave torch's own choice.
         resources: measure processor and memory use; without it both are reported as 0.
@@ -32,6 +33,7 @@ class LocalOptions:
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    proximal: float = 0.0
     device: str = "auto"
     threads: int | None = None
     resources: bool = True
@@ -45,11 +47,13 @@ class LocalOptions:
             raise ConfigError("local.momentum", f"{self.momentum} means nothing to adam", "Leave it out, or use sgd")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ConfigError("local.weight_decay", f"{self.weight_decay} is not at least 0", "Write 0 or more")
+        if not (math.isfinite(self.proximal) and self.proximal >= 0):
+            raise ConfigError("local.proximal", f"{self.proximal} is not at least 0", "Write 0 or more")
         if self.threads is not None and self.threads < 1:
             raise ConfigError("local.threads", f"{self.threads} is below 1", "Write 1 or more, or leave it out")
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-        """A fresh optimizer without memory of earlier orders."""
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0) -> torch.optim.Optimizer:
+        """A fresh optimizer; orders set its learning rate."""
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, lr=learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)

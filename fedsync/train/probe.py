@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import psutil
@@ -15,11 +16,11 @@ MOST_WINDOWS = 64
 
 
 class Probe:
-    """Reads processor and memory use, each call some 50 microseconds.
+    """Reads processor and memory use, at most every 50 ms: a reading takes some 50 microseconds.
 
     Processor use is the mean since the reading before, over the whole machine, so that other programs
-    which slow training down show. `peak_bytes` is the most that the trainer held at any reading since
-    `start`; on a GPU, at any time.
+    which slow training down show. `peak_bytes` is the most that this process held at any reading; on a
+    GPU, at any time.
 
     Args:
         device: where training runs; on a GPU, memory is the GPU's.
@@ -30,21 +31,22 @@ class Probe:
         self._device = device
         self._enabled = enabled
         self._process = psutil.Process()
+        self._read_s = -math.inf
+        self._shares = (0.0, 0.0)
         self.peak_bytes = 0
 
-    def start(self) -> None:
-        """Forget what was read so far."""
-        self.peak_bytes = 0
-        if self._enabled:
-            devices.reset_peak(self._device)
+    def start(self, now_s: float) -> None:
+        """Begin an order: forget what the machine did before, unless that was just now."""
+        if self._enabled and now_s - self._read_s >= WINDOW_S:
             psutil.cpu_percent(None)
 
-    def read(self) -> tuple[float, float]:
-        """Shares (cpu, memory) in use, both 0..1."""
-        if not self._enabled:
-            return 0.0, 0.0
-        self.peak_bytes = max(self.peak_bytes, devices.held_bytes(self._device, self._process))
-        return psutil.cpu_percent(None) / 100.0, devices.memory_share(self._device)
+    def read(self, now_s: float) -> tuple[float, float]:
+        """Shares (cpu, memory) in use, both 0..1; those of the last reading if that was just now."""
+        if self._enabled and now_s - self._read_s >= WINDOW_S:
+            self._read_s = now_s
+            self._shares = psutil.cpu_percent(None) / 100.0, devices.memory_share(self._device)
+            self.peak_bytes = max(self.peak_bytes, devices.held_bytes(self._device, self._process))
+        return self._shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Series:
             samples: processed since the order began.
         """
         seconds = now_s - self._opened_s
-        cpu, memory = self._probe.read()
+        cpu, memory = self._probe.read(now_s)
         self._spans.append(_Span(seconds, samples - self._samples, cpu * seconds, memory * seconds))
         if len(self._spans) == MOST_WINDOWS:
             pairs = zip(self._spans[::2], self._spans[1::2], strict=True)

@@ -62,19 +62,22 @@ class Sampler:
         """
         if count < 1:
             raise ValueError(f"a batch needs at least one sample, not {count}")
-        end = cursor.position + count
-        if end < self._examples:
-            return self._permutation(cursor.epoch)[cursor.position : end], Cursor(cursor.epoch, end)
         epoch, position = cursor.epoch, cursor.position
-        parts = []
-        while count:
-            part = self._permutation(epoch)[position : position + count]
+        parts, left = [], count
+        while left:
+            part = self._permutation(epoch)[position : position + left]
             parts.append(part)
-            count -= len(part)
-            position += len(part)
-            if position >= self._examples:
-                epoch, position = epoch + 1, 0
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts)), Cursor(epoch, position)
+            left -= len(part)
+            epoch, position = epoch + 1, 0
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)), self.after(cursor, count)
+
+    def after(self, cursor: Cursor, count: int) -> Cursor:
+        """The cursor once ``count`` more samples are taken, without drawing them."""
+        if not count:
+            return cursor
+        start = cursor if cursor.position < self._examples else Cursor(cursor.epoch + 1)
+        epochs, position = divmod(start.position + count, self._examples)
+        return Cursor(start.epoch + epochs, position)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:

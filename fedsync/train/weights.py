@@ -39,8 +39,13 @@ class Weights:
             raise ConfigError(
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
-        self._tensors = list(named.values())
-        self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in self._tensors))
+        self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
+        tensors = list(named.values())
+        # The vector on the device, cut to views once: an order then costs one small copy a tensor.
+        self._flat = torch.empty(self.layout.size, dtype=torch.float32, device=tensors[0].device)
+        parts = torch.split(self._flat, list(self.layout.sizes))
+        self._pairs = [(tensor, part.view(tensor.shape)) for tensor, part in zip(tensors, parts, strict=True)]
+        self._integers = [part for tensor, part in self._pairs if not tensor.is_floating_point()]
 
     def load(self, vector: Vector) -> None:
         """Set every tensor.
@@ -51,20 +56,22 @@ class Weights:
         Raises:
             ValueError: the vector has another length, or a value that is not finite.
         """
-        if vector.shape != (self.layout.size,):
-            raise ValueError(f"the model has {self.layout.size} values, the vector {vector.shape}")
+        if vector.shape != self._flat.shape:
+            raise ValueError(f"the model has {len(self._flat)} values, the vector {vector.shape}")
         if not np.isfinite(vector).all():
             raise ValueError("the vector has values that are not finite")
-        # A copy, since the vector may be a read-only view of a message.
-        flat = torch.tensor(vector, dtype=torch.float32, device=self._tensors[0].device)
-        parts = torch.split(flat, list(self.layout.sizes))
-        for tensor, part in zip(self._tensors, parts, strict=True):
-            tensor.copy_((part if tensor.is_floating_point() else part.round()).view(tensor.shape))
+        # torch warns of arrays that are read-only, as views of a message are.
+        self._flat.copy_(torch.from_numpy(vector if vector.flags.writeable else vector.copy()))
+        for part in self._integers:
+            part.round_()
+        for tensor, part in self._pairs:
+            tensor.copy_(part)
 
     def read(self) -> Vector:
         """All tensors, float32 [layout.size], in memory of their own."""
-        flat = torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in self._tensors])
-        return flat.cpu().numpy()
+        for tensor, part in self._pairs:
+            part.copy_(tensor)
+        return self._flat.to("cpu", copy=True).numpy()
 
 
 def build_model(task: Task, seed: int) -> nn.Module:

@@ -63,3 +63,16 @@ def _check_files(out: Path, summary: dict[str, object], runtime: Runtime) -> Non
     replay(out / "journal.jsonl")
     assert StrategyConfig.load(out / "config.yaml").model_dump() is not None
     assert ClusterConfig.load(out / "silos.yaml") == CLUSTER
+
+
+def test_an_untested_flwr_runs_the_stock_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fedsync.runtime.executor.TESTED", frozenset())
+    config = StrategyConfig.load("fedavg", [*SHORT, "stop.rounds=1"])
+    summary = runner(Runtime.LOCAL)(config, CLUSTER, tmp_path / "stock")
+    assert "stock" in caplog.text
+    assert summary["rounds"] == 1
+    runner(Runtime.VIRTUAL)(config, CLUSTER, tmp_path / "virtual")
+    stock, virtual = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("stock", "virtual"))
+    assert all(torch.equal(stock[name], tensor) for name, tensor in virtual.items())

@@ -94,4 +94,4 @@ def order(
     budget_s: float | None = None,
     evaluate: bool = False,
 ) -> WorkOrder:
-    return WorkOrder("u1", 3, 1, batch_size, max_steps, learning_rate, seed, budget_s, evaluate)
+    return WorkOrder("u1", 3, 1, batch_size, max_steps, learning_rate, seed, budget_s, evaluate=evaluate)

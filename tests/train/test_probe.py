@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ class Readings:
     def __init__(self, *shares: tuple[float, float]) -> None:
         self._shares = list(shares)
 
-    def read(self) -> tuple[float, float]:
+    def read(self, now_s: float) -> tuple[float, float]:
         return self._shares.pop(0) if self._shares else (0.5, 0.25)
 
 
@@ -72,18 +73,30 @@ def test_what_is_left_over_joins_its_neighbour_if_short() -> None:
 
 def test_the_probe_reads_shares_and_holds_the_peak() -> None:
     probe = Probe(torch.device("cpu"), enabled=True)
-    probe.start()
+    probe.start(0.0)
 
-    cpu, memory = probe.read()
+    cpu, memory = probe.read(0.0)
 
     assert 0 <= cpu <= 1
     assert 0 < memory < 1
     assert probe.peak_bytes > 2**20
 
 
+def test_the_probe_reads_at_most_every_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([10.0, 30.0, 90.0, 70.0])
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: next(readings))
+    probe = Probe(torch.device("cpu"), enabled=True)
+
+    probe.start(0.0)  # 10 %: what the machine did before the order
+    assert [probe.read(now_s)[0] for now_s in (0.01, 0.03, 0.05)] == [0.3, 0.3, 0.3]
+    assert probe.read(0.07)[0] == 0.9
+    probe.start(0.08)  # just read: does not read again
+    assert probe.read(0.13)[0] == 0.7
+
+
 def test_a_probe_that_is_off_reads_nothing() -> None:
     probe = Probe(torch.device("cpu"), enabled=False)
-    probe.start()
+    probe.start(0.0)
 
-    assert probe.read() == (0.0, 0.0)
+    assert probe.read(1.0) == (0.0, 0.0)
     assert probe.peak_bytes == 0

@@ -1,0 +1,114 @@
+"""What capped, quorum and deadline have in common: a barrier that is not shown the silos nobody waits for.
+
+They decide which orders are *late*. A late order goes on, but the barrier inside neither sees its silo at work nor
+waits for it. What comes of it is dropped by name or, as if it had just been made, part of the next commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from fedsync.core.protocols import AnyBarrier
+from fedsync.core.views import ClusterView, Verdict
+
+
+class LateRule(StrEnum):
+    """What becomes of a late update: nothing, or a part of the next commit."""
+
+    DROP = "drop"
+    NEXT = "next"
+
+
+@dataclass(frozen=True, slots=True)
+class LateState:
+    """Of a barrier around a barrier.
+
+    Args:
+        late: update ids of the orders in work that nobody waits for.
+        inner: belongs to the barrier inside.
+    """
+
+    late: frozenset[str]
+    inner: Any
+
+
+def decide_without_late(
+    barrier: AnyBarrier,
+    state: LateState,
+    view: ClusterView,
+    rule: LateRule,
+    judge: Callable[[ClusterView], Collection[str]],
+) -> tuple[LateState, Verdict]:
+    """Ask ``barrier`` about the silos that are not late; O(n).
+
+    Where late updates are dropped, silos that become late are told to stop: what they still do is for nothing.
+
+    Args:
+        barrier: the barrier inside.
+        state: of the barrier outside.
+        view: everything.
+        rule: for updates that were late and are in now.
+        judge: shown what is not late, returns the busy silos that become late now.
+    """
+    dropped = tuple(update_id for update_id in view.pending if update_id in state.late) if rule is LateRule.DROP else ()
+    visible = _hide(view, state.late, dropped)
+    struck = tuple(judge(visible))
+    late = state.late | {order.update_id for name in struck if (order := view.silos[name].order) is not None}
+    if struck:
+        visible = _hide(view, late, dropped)
+    inner, verdict = barrier.decide(state.inner, visible)
+    in_work = {silo.order.update_id for silo in view.silos.values() if silo.order is not None}
+    reasons = [verdict.reason] if verdict.reason else []
+    if struck:
+        reasons.insert(0, f"nobody waits any longer for {', '.join(struck)}")
+    if dropped:
+        reasons.insert(0, f"too late: {', '.join(dropped)}")
+    return LateState(late & in_work, inner), replace(
+        verdict,
+        discard=verdict.discard + dropped,
+        stop_now=verdict.stop_now + (struck if rule is LateRule.DROP else ()),
+        reason="; ".join(reasons),
+    )
+
+
+def wake_by(verdict: Verdict, at_s: float | None) -> Verdict:
+    """The verdict, to be asked again at ``at_s`` at the latest; None changes nothing."""
+    if at_s is None or (verdict.wake_at_s is not None and verdict.wake_at_s <= at_s):
+        return verdict
+    return replace(verdict, wake_at_s=at_s)
+
+
+def overdue(view: ClusterView, patience_s: float) -> list[str]:
+    """Silos whose orders have been in work for ``patience_s`` or longer, if it makes sense not to wait for them.
+
+    It does not if no other silo is there to go on with. One that failed its last order does not count: on its
+    own it might fail for ever while all others are late for ever.
+    """
+    over = [
+        name for name, silo in view.silos.items() if silo.order is not None and view.now_s >= silo.since_s + patience_s
+    ]
+    left = set(over)
+    on_time = any(silo.failures == 0 for name, silo in view.silos.items() if name not in left)
+    return over if on_time else []
+
+
+def due_s(view: ClusterView, late: Collection[str], patience_s: float) -> float | None:
+    """When the next order that is not late will have been in work for ``patience_s``, or None."""
+    times = (
+        silo.since_s + patience_s
+        for silo in view.silos.values()
+        if silo.order is not None and silo.order.update_id not in late
+    )
+    return min((at_s for at_s in times if at_s > view.now_s), default=None)
+
+
+def _hide(view: ClusterView, late: Collection[str], dropped: Collection[str]) -> ClusterView:
+    """The view without late orders' silos and without dropped updates. Idle silos are never hidden."""
+    if not late:
+        return view
+    silos = {name: silo for name, silo in view.silos.items() if silo.order is None or silo.order.update_id not in late}
+    pending = {update_id: meta for update_id, meta in view.pending.items() if update_id not in dropped}
+    return replace(view, silos=silos, pending=pending)

@@ -1,0 +1,128 @@
+"""The kinds of aggregation that exist, and what each can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedsync.aggregate.fednova import FedNova
+from fedsync.aggregate.staleness import Constant, Discount, Hinge, Polynomial
+from fedsync.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
+from fedsync.config.local import LocalConfig, NonNegative
+from fedsync.config.section import Section
+from fedsync.core.protocols import Weigher
+
+Rate = Annotated[float, Field(gt=0)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Weight = Literal["silo", "examples", "samples"]
+
+
+class ConstantConfig(Section):
+    """A stale update counts as much as a fresh one."""
+
+    kind: Literal["constant"]
+
+    def build(self) -> Discount:
+        """The function."""
+        return Constant()
+
+
+class PolynomialConfig(Section):
+    """``(1 + s)^-exponent`` for an update that is s versions old."""
+
+    kind: Literal["polynomial"]
+    exponent: NonNegative = 0.5
+
+    def build(self) -> Discount:
+        """The function."""
+        return Polynomial(self.exponent)
+
+
+class HingeConfig(Section):
+    """1 up to ``grace`` versions, then ``1 / (1 + slope * (s - grace))``."""
+
+    kind: Literal["hinge"]
+    slope: NonNegative = 10.0
+    grace: Annotated[int, Field(ge=0)] = 4
+
+    def build(self) -> Discount:
+        """The function."""
+        return Hinge(self.slope, self.grace)
+
+
+StalenessConfig = Annotated[ConstantConfig | PolynomialConfig | HingeConfig, Field(discriminator="kind")]
+
+
+def _constant() -> StalenessConfig:
+    return ConstantConfig(kind="constant")
+
+
+def _polynomial() -> StalenessConfig:
+    return PolynomialConfig(kind="polynomial")
+
+
+class FedAvgConfig(Section):
+    """Weighted mean of the updates."""
+
+    kind: Literal["fedavg"]
+    weight: Weight = "silo"
+
+    def build(self, local: LocalConfig) -> Weigher:
+        """The policy."""
+        return WeightedMean(self.weight)
+
+
+class FedNovaConfig(Section):
+    """Weighted mean of the updates, each divided by its silo's own progress: for unequal numbers of steps.
+
+    Momentum, learning rate and proximal term are those of ``local``.
+    """
+
+    kind: Literal["fednova"]
+    weight: Weight = "silo"
+    server_rate: Rate = 1.0
+    staleness: StalenessConfig = Field(default_factory=_constant)
+
+    def build(self, local: LocalConfig) -> Weigher:
+        """The policy."""
+        mean = FedNova(WeightedMean(self.weight), local.momentum, local.learning_rate * local.proximal)
+        return _scaled(_stale(mean, self.staleness), self.server_rate)
+
+
+class FedBuffConfig(Section):
+    """``server_rate`` times the mean of the updates, each discounted by its staleness."""
+
+    kind: Literal["fedbuff"]
+    server_rate: Rate = 1.0
+    staleness: StalenessConfig = Field(default_factory=_polynomial)
+
+    def build(self, local: LocalConfig) -> Weigher:
+        """The policy."""
+        return _scaled(_stale(WeightedMean("silo"), self.staleness), self.server_rate)
+
+
+class FedAsyncConfig(Section):
+    """The model becomes a mixture of itself and the silo's whole model; ``mixing`` is the share of a fresh one."""
+
+    kind: Literal["fedasync"]
+    mixing: Part = 0.6
+    staleness: StalenessConfig = Field(default_factory=_polynomial)
+
+    def build(self, local: LocalConfig) -> Weigher:
+        """The policy."""
+        return Toward(_scaled(_stale(WeightedMean("silo"), self.staleness), self.mixing))
+
+
+AggregationConfig = Annotated[
+    FedAvgConfig | FedNovaConfig | FedBuffConfig | FedAsyncConfig, Field(discriminator="kind")
+]
+
+
+def _stale(inner: Weigher, staleness: StalenessConfig) -> Weigher:
+    discount = staleness.build()
+    return inner if isinstance(discount, Constant) else Stale(inner, discount)
+
+
+def _scaled(inner: Weigher, rate: float) -> Weigher:
+    return inner if rate == 1 else Scaled(inner, rate)

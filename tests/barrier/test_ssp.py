@@ -1,0 +1,169 @@
+"""SSP and ASP: one view at a time, and whole runs by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsync.barrier.ssp import Asp, Clocks, Ssp, advance
+from fedsync.core.orders import WorkOrder
+from fedsync.core.views import SiloView, Verdict
+from tests.barrier.make import begins, commits, meta, race, silo, view
+
+
+def decide(barrier: Ssp | Asp, **silos: SiloView) -> Verdict:
+    """Asked once at the beginning, when all clocks were 0, and once now."""
+    state, _ = barrier.decide(barrier.init(), view({name: silo() for name in silos}))
+    return barrier.decide(ticked(state, silos), view(silos))[1]
+
+
+def ticked(clocks: Clocks, silos: dict[str, SiloView]) -> Clocks:
+    """Let the orders end one by one, as they do."""
+    for clock in range(1, max(s.clock for s in silos.values()) + 1):
+        clocks = advance(clocks, view({name: replace(s, clock=min(s.clock, clock)) for name, s in silos.items()}))
+    return clocks
+
+
+@pytest.mark.parametrize(
+    ("staleness", "a", "b", "c", "released"),
+    [
+        (0, silo(clock=1), silo(busy=True), silo(busy=True), ()),
+        (1, silo(clock=1), silo(busy=True), silo(busy=True), ("a",)),
+        (1, silo(clock=2), silo(busy=True), silo(clock=1), ("c",)),  # a would be 2 ahead of b
+        (2, silo(clock=2), silo(busy=True), silo(clock=1), ("a", "c")),
+        (0, silo(clock=2), silo(clock=2), silo(clock=2), ("a", "b", "c")),
+        (0, silo(clock=2), silo(clock=1), silo(clock=2), ("b",)),  # b was idle for some reason: it is the slowest
+        (3, silo(clock=9, busy=True), silo(clock=5), silo(clock=1, busy=True), ()),
+    ],
+)
+def test_a_silo_goes_on_unless_too_far_ahead_of_the_slowest(
+    staleness: int, a: SiloView, b: SiloView, c: SiloView, released: tuple[str, ...]
+) -> None:
+    verdict = decide(Ssp(staleness), a=a, b=b, c=c)
+    assert verdict.release == released
+    assert verdict.commit == ()
+    assert verdict.reason
+    idle = tuple(name for name, s in zip("abc", (a, b, c), strict=True) if not s.busy)
+    assert decide(Asp(), a=a, b=b, c=c).release == idle
+
+
+@pytest.mark.parametrize("barrier", [Ssp(0), Asp()])
+def test_arrivals_are_committed_one_by_one_before_anybody_goes_on(barrier: Ssp | Asp) -> None:
+    state, verdict = barrier.decide(
+        barrier.init(), view({"a": silo(clock=1), "b": silo(clock=1)}, meta("b"), meta("a"))
+    )
+    assert (verdict.commit, verdict.release) == (("b/1",), ())
+    state, verdict = barrier.decide(state, view({"a": silo(clock=1), "b": silo(clock=1)}, meta("a"), version=1))
+    assert (verdict.commit, verdict.release) == (("a/1",), ())
+    _, verdict = barrier.decide(state, view({"a": silo(clock=1), "b": silo(clock=1)}, version=2))
+    assert (verdict.commit, verdict.release) == ((), ("a", "b"))
+
+
+def test_what_a_lost_silo_sent_counts() -> None:
+    assert Asp().decide({}, view({}, meta("a")))[1].commit == ("a/1",)
+
+
+def test_a_silo_that_joins_late_counts_from_the_slowest() -> None:
+    """By hand: the others have done 7 and 5. The newcomer counts as 5, so with s = 2 the 7 may go on."""
+    clocks = ticked(advance({}, view({"a": silo(), "b": silo()})), {"a": silo(clock=7), "b": silo(clock=5)})
+    silos = {"a": silo(clock=7), "b": silo(clock=5, busy=True), "new": silo()}
+    clocks, verdict = Ssp(2).decide(clocks, view(silos))
+    assert verdict.release == ("a", "new")
+    assert [tick.ticks for tick in clocks.values()] == [7, 5, 5]
+
+
+def test_a_silo_that_comes_back_counts_from_the_slowest_too() -> None:
+    """The coordinator restarts its clock at 0: without that, a would be 7 ahead of it."""
+    clocks = ticked(advance({}, view({"a": silo(), "b": silo()})), {"a": silo(clock=7), "b": silo(clock=6)})
+    clocks, verdict = Ssp(0).decide(clocks, view({"a": silo(clock=7), "b": silo(clock=0)}))
+    assert clocks["b"].ticks == 7
+    assert verdict.release == ("a", "b")
+
+
+def test_nobody_waits_for_a_silo_that_is_gone() -> None:
+    clocks = ticked(advance({}, view({"a": silo(), "b": silo()})), {"a": silo(clock=1), "b": silo(busy=True)})
+    assert Ssp(0).decide(clocks, view({"a": silo(clock=1), "b": silo(busy=True)}))[1].release == ()
+    assert Ssp(0).decide(clocks, view({"a": silo(clock=1)}))[1].release == ("a",)
+
+
+def test_nobody_waits_for_a_silo_that_keeps_failing() -> None:
+    barrier = Ssp(0)
+    state, _ = barrier.decide(barrier.init(), view({"a": silo(), "b": silo()}))
+    silos = {"a": silo(clock=1), "b": silo(failures=1)}
+    state, verdict = barrier.decide(state, view(silos, version=1))
+    assert verdict.release == ("a", "b"), "its failure was its turn"
+    silos = {"a": silo(clock=2), "b": silo(failures=2)}
+    assert barrier.decide(state, view(silos, version=2))[1].release == ("a", "b")
+
+
+def test_a_silo_that_failed_sits_out_until_the_next_commit() -> None:
+    barrier = Asp()
+    state, _ = barrier.decide(barrier.init(), view({"a": silo(), "b": silo()}, version=4))
+    silos = {"a": silo(busy=True), "b": silo(failures=1)}
+    for _ in range(2):  # a duplicate wake-up changes nothing
+        state, verdict = barrier.decide(state, view(silos, version=4))
+        assert verdict.release == ()
+    assert barrier.decide(state, view(silos, version=5))[1].release == ("b",)
+    assert barrier.decide(state, view({"b": silos["b"]}, version=4))[1].release == ("b",), "nobody is left to commit"
+
+
+def test_a_second_look_at_the_same_view_decides_the_same() -> None:
+    silos = {"a": silo(clock=3), "b": silo(clock=1, busy=True)}
+    state, first = Ssp(1).decide({}, view(silos))
+    assert Ssp(1).decide(state, view(silos)) == (state, first)
+
+
+# Whole runs: orders of 1, 2 and 4 s.
+
+SPEEDS = [256.0, 128.0, 64.0]
+
+
+def test_asp_by_hand(tmp_path: Path) -> None:
+    result = race(tmp_path, SPEEDS, {"kind": "asp"}, stop={"seconds": 7.5})
+    assert begins(result) == {"a": [0, 1, 2, 3, 4, 5, 6, 7], "b": [0, 2, 4, 6], "c": [0, 4]}
+    assert commits(result)[:4] == [(1, ["a/1"]), (2, ["b/1"]), (2, ["a/2"]), (3, ["a/3"])]
+    assert result.ledger.summary()["wait_fraction"] == pytest.approx(0)
+
+
+def test_ssp_by_hand(tmp_path: Path) -> None:
+    """s = 1. At 2 s a has done 2 and c none: a waits until c's first at 4 s, and then for each of c's."""
+    result = race(tmp_path, SPEEDS, {"kind": "ssp", "staleness": 1}, stop={"seconds": 15.0})
+    assert begins(result) == {"a": [0, 1, 4, 8, 12], "b": [0, 2, 4, 8, 12], "c": [0, 4, 8, 12]}
+
+
+def test_ssp_without_slack_gives_orders_when_bsp_does(tmp_path: Path) -> None:
+    ssp = race(tmp_path / "ssp", SPEEDS, {"kind": "ssp", "staleness": 0})
+    bsp = race(tmp_path / "bsp", SPEEDS, {"kind": "bsp"})
+    assert begins(ssp) == begins(bsp) == {name: [0, 4, 8, 12, 16] for name in "abc"}
+    assert [ids for _, ids in commits(ssp)][:12] == [[update_id] for _, ids in commits(bsp) for update_id in ids]
+
+
+def test_ssp_with_slack_for_all_is_asp(tmp_path: Path) -> None:
+    ssp = race(tmp_path / "ssp", SPEEDS, {"kind": "ssp", "staleness": 100})
+    asp = race(tmp_path / "asp", SPEEDS, {"kind": "asp"})
+    assert ssp.entries == asp.entries
+
+
+def test_the_gap_stays_within_the_bound(tmp_path: Path) -> None:
+    """Whenever an order is given, its silo has done at most s more than the slowest."""
+    staleness = 2
+    result = race(
+        tmp_path, [300.0, 200.0, 70.0], {"kind": "ssp", "staleness": staleness}, {"jitter": 0.3}, stop={"rounds": 60}
+    )
+    done = dict.fromkeys("abc", 0)
+    for at_s, ids in commits(result):
+        for update_id in ids:
+            done[update_id[0]] += 1
+        orders = [name for name, times in begins(result).items() if at_s in times]
+        assert all(done[name] - min(done.values()) <= staleness for name in orders)
+    assert max(done.values()) - min(done.values()) == staleness + 1, (
+        "the last of the leader's orders is done, not begun"
+    )
+
+
+def test_order_ids_do_not_matter() -> None:
+    """The clock counts, not the number of the order: failed ones have numbers too."""
+    order = WorkOrder("a/17", 0, 17, 8, 4, 0.1, 1)
+    assert decide(Ssp(0), a=replace(silo(), order=order), b=silo(clock=1)).release == ()

@@ -1,0 +1,231 @@
+"""Every mistake in a strategy file gives one error that names file, line and key and says what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsync.config.locate import shipped_folder
+from fedsync.config.strategy import StrategyConfig
+from fedsync.config.yaml_file import YamlFile
+from fedsync.core.errors import ConfigError
+from fedsync.core.sizing import Scale
+
+GOOD = """\
+name: mine
+seed: 7
+stop: {rounds: 4}
+local:
+  steps: 20
+  batch_size: 32
+balancer:
+  kind: proportional
+barrier: {kind: bsp}
+task: {kind: digits}
+"""
+
+
+def load(folder: Path, text: str, *overrides: str) -> StrategyConfig:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return StrategyConfig.load(path, overrides)
+
+
+def complaint(folder: Path, text: str, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text, *overrides)
+    assert not caught.value.remedy.endswith("."), "the message adds it"
+    assert "Input should" not in str(caught.value), "pydantic's words are not ours"
+    return caught.value
+
+
+def test_the_good_file_is_good(tmp_path: Path) -> None:
+    config = load(tmp_path, GOOD)
+    assert (config.name, config.seed, config.local.batch_size, config.stop.rounds) == ("mine", 7, 32, 4)
+
+
+MISTAKES = [
+    # what to replace, by what; line and key that the message names; the problem; the remedy
+    ("steps: 20", "stpes: 20", 5, "local.stpes", "unknown key", "Did you mean 'steps'? Allowed: batch_size, device"),
+    ("seed: 7", "sede: 7", 2, "sede", "unknown key", "Did you mean 'seed'?"),
+    ("seed: 7", "7: 7", 2, "7", "unknown key", "Allowed: aggregation, balancer"),
+    ("steps: 20", "steps: many", 5, "local.steps", "'many' is not allowed", "Write a whole number"),
+    ("steps: 20", "steps: 20.0", 5, "local.steps", "20.0 is not allowed", "Write a whole number"),
+    ("steps: 20", "steps: true", 5, "local.steps", "True is not allowed", "Write a whole number"),
+    ("steps: 20", "steps: [1]", 5, "local.steps", "[1] is not allowed", "Write a whole number"),
+    ("steps: 20", "steps:", 5, "local.steps", "nothing stands here", "Write a whole number"),
+    ("name: mine", "name: 5", 1, "name", "5 is not allowed", "Write text, in quotes if need be"),
+    ("name: mine", "name: two words", 1, "name", "'two words' is not allowed", "[A-Za-z0-9._-]+"),
+    ("steps: 20", "resources: 1", 5, "local.resources", "1 is not allowed", "Write true or false"),
+    ("steps: 20", "learning_rate: fast", 5, "local.learning_rate", "'fast' is not allowed", "Write a number"),
+    ("steps: 20", "learning_rate: 1e-3", 5, "local.learning_rate", "'1e-3' is text, not a number", "write 0.001"),
+    ("steps: 20", "learning_rate: 1e-5", 5, "local.learning_rate", "'1e-5' is text", "write 1.0e-05"),
+    ("steps: 20", "learning_rate: 5E-20", 5, "local.learning_rate", "'5E-20' is text", "write 5.0e-20"),
+    ("batch_size: 32", "batch_size: 1e2", 6, "local.batch_size", "'1e2' is text", "write 100"),
+    ("batch_size: 32", "batch_size: 0", 6, "local.batch_size", "0 is not allowed", "at least 1"),
+    ("batch_size: 32", "batch_size: -32", 6, "local.batch_size", "-32 is not allowed", "at least 1"),
+    ("steps: 20", "learning_rate: -0.1", 5, "local.learning_rate", "-0.1 is not allowed", "greater than 0"),
+    ("steps: 20", "learning_rate: .nan", 5, "local.learning_rate", "nan is not allowed", "Write a finite number"),
+    ("steps: 20", "learning_rate: .inf", 5, "local.learning_rate", "inf is not allowed", "Write a finite number"),
+    ("steps: 20", "momentum: 1.0", 5, "local.momentum", "1.0 is not allowed", "less than 1"),
+    ("rounds: 4", "target_accuracy: 95", 3, "stop.target_accuracy", "95 is not allowed", "at most 1"),
+    ("rounds: 4", "rounds: 0", 3, "stop.rounds", "0 is not allowed", "at least 1"),
+    ("rounds: 4", "patience: 4", 3, "stop", "nothing bounds the run", "Add `rounds` or `seconds`"),
+    ("steps: 20", "optimizer: sdg", 5, "local.optimizer", "'sdg' is not allowed", "'sgd'? Allowed: adam, sgd"),
+    ("steps: 20", "device: gpu", 5, "local.device", "'gpu' is not allowed", "auto|cpu|cuda"),
+    ("kind: proportional", "kind: porportional", 8, "balancer.kind", "unknown kind 'porportional'", "'proportional'?"),
+    ("kind: proportional", "scale: batch", 7, "balancer", "no kind is chosen", "Write `kind: ...` in this section"),
+    ("kind: proportional", "kind: 5", 8, "balancer.kind", "unknown kind '5'", "Allowed: fixed, proportional"),
+    ("kind: bsp", "kind: bspp", 9, "barrier.kind", "unknown kind 'bspp'", "Did you mean 'bsp'?"),
+    ("kind: bsp", "", 9, "barrier", "no kind is chosen", "Write `kind: ...` in this section"),
+    ("{kind: bsp}", "bsp", 9, "barrier", "a section is expected here, not 'bsp'", "Write barrier: {kind: bsp}"),
+    ("{kind: digits}", "digits", 10, "task", "a section is expected here, not 'digits'", "Write task: {kind: digits}"),
+    ("{rounds: 4}", "4", 3, "stop", "a section is expected here, not 4", "Write stop: {key: value}"),
+    ("{rounds: 4}", "", 3, "stop", "nothing stands here", "Write stop: {key: value}"),
+    ("barrier: {kind: bsp}\n", "", 1, "barrier", "missing", "Add this key"),
+    ("  kind: proportional", "  kind: proportional\n  scale: bacth", 9, "balancer.scale", "'bacth'", "'batch'?"),
+    ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "the key 'seed' stands twice", "Remove one of the two"),
+    ("steps: 20", "steps: 20\n  steps: 30", 6, "steps", "the key 'steps' stands twice", "Remove one of the two"),
+    ("{kind: digits}", "{kind: csv, files: a.csv, target: y}", 10, "task.files", "'a.csv' is not", "Write a list"),
+    ("{kind: digits}", "{kind: csv, files: [], target: y}", 10, "task.files", "[] is not", "at least 1"),
+    ("{kind: digits}", "{kind: csv, files: [1], target: y}", 10, "task.files.0", "1 is not allowed", "Write text"),
+    (
+        "{kind: digits}",
+        "{kind: digits, partition: {kind: dirichlet, alpha: 0}}",
+        10,
+        "task.partition.alpha",
+        "0 is not allowed",
+        "greater than 0",
+    ),
+    # Impossible together: the line is that of the key named first.
+    ("kind: proportional", "kind: proportional\n  floor: 64", 9, "balancer.floor", "64 exceeds local.batch", "one"),
+    ("kind: proportional", "kind: proportional\n  cap: 8", 9, "balancer.cap", "8 lies below local.batch", "one"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "key", "problem", "remedy"), MISTAKES)
+def test_a_mistake_is_named_by_file_line_and_key_with_a_remedy(
+    tmp_path: Path, old: str, new: str, line: int, key: str, problem: str, remedy: str
+) -> None:
+    assert GOOD.count(old) == 1
+    error = complaint(tmp_path, GOOD.replace(old, new))
+    assert re.search(rf"mine\.yaml, line {line}(, {re.escape(key)})?$", error.place), error.place
+    assert key in str(error)
+    assert problem in f"{error.place} {error.problem}"
+    assert remedy in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "problem", "remedy"),
+    [
+        ("local.stpes=3", "--set local.stpes", "unknown key", "'steps'"),
+        ("local.steps=0", "--set local.steps", "0 is not allowed", "at least 1"),
+        ("local.learning_rate=1e-3", "--set local.learning_rate", "'1e-3' is text", "write 0.001"),
+        ("barrier.kind=bspp", "--set barrier.kind", "unknown kind 'bspp'", "'bsp'"),
+        ("barrier=bsp", "--set barrier", "a section is expected here", "Write barrier: {kind: bsp}"),
+        ("balancer.floor=64", "--set balancer.floor", "64 exceeds", "Change one of the two"),
+        ("local.batch_size=.nan", "--set local.batch_size", "nan is not allowed", "whole number"),
+        ("stop={}", "--set stop", "nothing bounds the run", "rounds"),
+        ("stop.rounds=null", "stop", "nothing bounds the run", "rounds"),
+        ("local.steps", "--set local.steps", "not an assignment", "--set section.key=value"),
+        ("=3", "--set =3", "not an assignment", "--set section.key=value"),
+        ("local..steps=3", "--set local..steps=3", "not an assignment", "--set section.key=value"),
+        ("local.steps.x=3", "--set local.steps.x=3", "'steps' is not a section", "Set 'steps' itself"),
+        ("stop.rounds=[", "--set stop.rounds=[", "is not YAML", "Quote it"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named_as_such(
+    tmp_path: Path, override: str, place: str, problem: str, remedy: str
+) -> None:
+    error = complaint(tmp_path, GOOD, override)
+    assert error.place.endswith(place)
+    assert problem in f"{error.place} {error.problem}"
+    assert remedy in error.remedy
+
+
+def test_of_several_mistakes_one_is_told(tmp_path: Path) -> None:
+    error = complaint(tmp_path, GOOD.replace("steps: 20", "steps: 0").replace("batch_size: 32", "batch_size: 0"))
+    assert str(error).count("is not allowed") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("name: [mine\n", "line 2", "not YAML"),
+        ("name: mine\n\tseed: 7\n", "line 2", "not YAML"),
+        ("name: 'mine\n", "line 2", "not YAML"),
+        ("just words", "mine.yaml", "not a mapping"),
+        ("- a\n- b\n", "mine.yaml", "not a mapping"),
+        ("", "name", "missing"),
+        ("a: &a [*a]\n", "line 1", "anchor|recursive|itself"),
+        ("name: \x00", "mine.yaml", "not YAML"),
+        ("? [1]\n: 2\n", "line 1", "not YAML"),
+    ],
+)
+def test_what_is_no_strategy_at_all(tmp_path: Path, text: str, place: str, problem: str) -> None:
+    error = complaint(tmp_path, text)
+    assert place in error.place
+    assert re.search(problem, error.problem)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(b"\xff\xfe\x00name")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read.*encoding"):
+        StrategyConfig.load(tmp_path / "mine.yaml")
+
+
+def test_a_missing_file_lists_what_is_shipped() -> None:
+    with pytest.raises(ConfigError, match=r"lb-bps: no such file\. Did you mean 'lb-bsp'\? Allowed: .*fedavg.*lb-bsp"):
+        StrategyConfig.load("lb-bps")
+
+
+def test_a_good_override_counts(tmp_path: Path) -> None:
+    overrides = ["local.steps=3", "balancer={kind: fixed}", "stop.seconds=2.5", "aggregation.kind=fedavg"]
+    config = load(tmp_path, GOOD, *overrides)
+    assert (config.local.steps, config.balancer.kind, config.stop.seconds) == (3, "fixed", 2.5)
+    assert config.local.batch_size == 32, "what stands beside it stays"
+
+
+def test_a_whole_number_will_do_where_a_fraction_may_stand(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD.replace("steps: 20", "learning_rate: 1")).local.learning_rate == 1
+
+
+@pytest.mark.parametrize("path", sorted(shipped_folder().glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_strategy_loads_by_name_and_is_called_like_its_file(path: Path) -> None:
+    config = StrategyConfig.load(path.stem)
+    assert config.name == path.stem
+    assert StrategyConfig.model_validate(config.model_dump(mode="json")) == config, "journals hold it in this form"
+    assert path.read_text(encoding="utf-8").startswith("# "), "it says what it is"
+
+
+def test_paths_of_a_task_are_relative_to_the_file_where_something_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,0\n")
+    task = "{kind: csv, files: [a.csv, elsewhere/b.csv], target: y}"
+    config = load(tmp_path, GOOD.replace("{kind: digits}", task))
+    assert config.task.kind == "csv"
+    assert config.task.files == [str((tmp_path / "a.csv").resolve()), "elsewhere/b.csv"]
+
+
+def test_policies_follow_the_file(tmp_path: Path) -> None:
+    balancer = "balancer={kind: proportional, floor: 4, cap: 50, scale: steps, speeds: declared}"
+    policies = load(tmp_path, GOOD, balancer).policies()
+    sizing = policies.sizing
+    assert (sizing.floor, sizing.cap, sizing.scale, policies.declared_speeds) == (4, 50, Scale.STEPS, True)
+    assert (sizing.work.steps, sizing.work.batch_size, policies.seed, policies.stop.rounds) == (20, 32, 7, 4)
+    fixed = load(tmp_path, GOOD, "balancer={kind: fixed}").policies()
+    assert (fixed.sizing.balancer, fixed.declared_speeds) == (None, False)
+
+
+@pytest.mark.parametrize(("said", "silos", "expected"), [(None, None, 2), (None, 5, 5), (3, 5, 3), (3, None, 3)])
+def test_how_many_silos_a_run_waits_for(tmp_path: Path, said: int | None, silos: int | None, expected: int) -> None:
+    config = load(tmp_path, GOOD, *([] if said is None else [f"min_silos={said}"]))
+    assert config.policies(silos).barrier.silos == expected
+
+
+def test_lines_are_counted_in_nested_lists() -> None:
+    file = YamlFile("x.yaml", "silos:\n  - {name: a}\n  - name: b\n    speed: 3\n")
+    assert file.place(("silos", "1", "speed")) == "x.yaml, line 4, silos.1.speed"
+    assert file.place(("silos", "0", "nothing")) == "x.yaml, line 2, silos.0.nothing"
+    assert file.place(("silos", "7")) == "x.yaml, line 1, silos.7"

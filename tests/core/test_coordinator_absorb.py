@@ -1,0 +1,268 @@
+"""Every kind of event in every situation leaves each silo either idle or busy with one known order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedsync.core.actions import Commit, Discard, Evaluate, Stop
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import Progressed, SiloJoined, SiloLost, TimerFired, WorkFailed
+from fedsync.core.orders import SiloFacts, Window
+from fedsync.core.stopping import StopRules
+from fedsync.core.views import Verdict
+from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
+
+
+def test_the_first_batch_sends_everyone_to_work_from_version_0() -> None:
+    _, first = begin("a", "b")
+    assert {name: (o.update_id, o.base_version, o.round) for name, o in first.items()} == {
+        "a": ("a/1", 0, 1),
+        "b": ("b/1", 0, 1),
+    }
+    assert [(o.batch_size, o.max_steps, o.learning_rate, o.budget_s) for o in first.values()] == [(8, 4, 0.1, None)] * 2
+    assert first["a"].seed != first["b"].seed
+
+
+def test_a_round_commits_when_all_are_in_and_the_next_starts_from_it() -> None:
+    coordinator, first = begin("a", "b")
+    waiting = coordinator.handle([answer("a", first["a"], 1.0)], 1.0)
+    assert waiting.actions == ()
+    entry = coordinator.handle([answer("b", first["b"], 2.0)], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})]
+    assert {name: (o.update_id, o.base_version) for name, o in orders(entry).items()} == {
+        "a": ("a/2", 1),
+        "b": ("b/2", 1),
+    }
+    assert isinstance(entry.actions[0], Commit), "the commit comes before the orders that start from it"
+    assert coordinator.version == 1
+
+
+def test_joining_twice_gives_up_the_order() -> None:
+    coordinator, first = begin("a", "b")
+    entry = coordinator.handle(joined("a", at_s=1.0), 1.0)
+    assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
+    late = coordinator.handle([answer("a", first["a"])], 2.0)
+    assert [d.update_id for d in of_type(late, Discard)] == ["a/1"]
+    entry = coordinator.handle([answer("b", first["b"])], 3.0)
+    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
+    assert orders(entry)["a"].update_id == "a/2", "an id is never used twice"
+
+
+def test_joining_twice_while_idle_discards_nothing() -> None:
+    coordinator, first = begin("a", "b")
+    coordinator.handle([answer("a", first["a"])], 1.0)
+    assert coordinator.handle(joined("a", at_s=1.0), 1.0).actions == ()
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})], "what it had sent still counts"
+
+
+def test_a_lost_silo_is_not_waited_for() -> None:
+    coordinator, first = begin("a", "b")
+    coordinator.handle([answer("a", first["a"])], 1.0)
+    entry = coordinator.handle([SiloLost(2.0, "b", "cable cut")], 2.0)
+    (discard,) = of_type(entry, Discard)
+    assert discard.update_id == "b/1"
+    assert "cable cut" in discard.reason
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
+    assert list(orders(entry)) == ["a"]
+
+
+def test_losing_an_unknown_silo_changes_nothing() -> None:
+    coordinator, _ = begin("a")
+    assert coordinator.handle([SiloLost(1.0, "ghost", "never seen")], 1.0).actions == ()
+
+
+def test_an_update_of_a_lost_silo_still_counts_if_it_was_in() -> None:
+    coordinator, first = begin("a", "b")
+    coordinator.handle([answer("a", first["a"]), SiloLost(1.0, "a", "gone")], 1.0)
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})]
+    assert list(orders(entry)) == ["b"]
+
+
+def test_a_failed_order_costs_the_silo_the_round() -> None:
+    coordinator, first = begin("a", "b")
+    entry = coordinator.handle([WorkFailed(1.0, "a", "a/1", "disk full")], 1.0)
+    assert entry.actions == (Discard("a/1", "disk full"),)
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
+    assert orders(entry)["a"].update_id == "a/2"
+
+
+@pytest.mark.parametrize(("silo", "update_id"), [("a", "a/9"), ("b", "a/1"), ("ghost", "ghost/1")])
+def test_a_failure_of_no_current_order_is_ignored(silo: str, update_id: str) -> None:
+    coordinator, first = begin("a", "b")
+    assert coordinator.handle([WorkFailed(1.0, silo, update_id, "late news")], 1.0).actions == ()
+    coordinator.handle([answer("a", first["a"])], 2.0)
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})], "both orders were still good"
+
+
+def test_a_timer_alone_changes_nothing() -> None:
+    coordinator, _ = begin("a", "b")
+    assert coordinator.handle([TimerFired(1.0), TimerFired(1.0)], 1.0).actions == ()
+
+
+def test_the_barrier_sees_progress_of_the_current_order_only() -> None:
+    barrier = Scripted([lambda view: Verdict(release=view.idle)])
+    coordinator, first = begin("a", barrier=barrier)
+    coordinator.handle([Progressed(1.0, "a", "a/1", 3, 24)], 1.0)
+    coordinator.handle([Progressed(2.0, "a", "a/0", 1, 8), Progressed(2.0, "ghost", "a/1", 1, 8)], 2.0)
+    coordinator.handle([answer("a", first["a"], 3.0)], 3.0)
+    views = [view.silos["a"] for view in barrier.seen]
+    assert [(v.busy, v.progress_steps, v.clock, v.since_s) for v in views] == [
+        (False, 0, 0, 0.0),
+        (True, 3, 0, 0.0),
+        (True, 3, 0, 0.0),
+        (False, 0, 1, 3.0),
+    ]
+
+
+def test_a_late_update_is_discarded_by_name() -> None:
+    coordinator, first = begin("a", "b")
+    coordinator.handle([SiloLost(1.0, "a", "gone")], 1.0)
+    entry = coordinator.handle([answer("a", first["a"])], 2.0)
+    assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
+    assert of_type(entry, Commit) == []
+
+
+def test_a_duplicate_after_the_commit_is_discarded_by_name() -> None:
+    coordinator, first = begin("a")
+    coordinator.handle([answer("a", first["a"])], 1.0)
+    entry = coordinator.handle([answer("a", first["a"])], 2.0)
+    assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
+    assert of_type(entry, Commit) == []
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("sender", ["a", "b"])
+def test_a_duplicate_does_not_discard_the_update_that_waits_for_its_commit(sender: str, together: bool) -> None:
+    """A driver that obeys the Discard has no payload left when the Commit comes."""
+    coordinator, first = begin("a", "b", "c")
+    good, again = answer("a", first["a"]), answer(sender, first["a"])
+    batches = [[good, again]] if together else [[good], [again]]
+    entries = [coordinator.handle(batch, 1.0) for batch in batches]
+    entries.append(coordinator.handle([answer("b", first["b"]), answer("c", first["c"])], 2.0))
+    assert [d.update_id for entry in entries for d in of_type(entry, Discard)] == []
+    assert list(of_type(entries[-1], Commit)[0].weights) == ["a/1", "b/1", "c/1"]
+
+
+def window(**changes: float) -> tuple[Window, ...]:
+    return (Window(**{"speed": 100.0, "cpu": 0.5, "memory": 0.5, **changes}),)
+
+
+BAD_REPORTS: list[tuple[dict[str, Any], str]] = [
+    ({"base_version": 1}, "version"),
+    ({"steps": 0}, "steps"),
+    ({"steps": 5}, "steps"),  # four were ordered
+    ({"samples": 0}, "samples"),
+    ({"samples": 33}, "samples"),  # 4 steps x 8 samples hold 32
+    ({"steps": 1, "samples": 9}, "samples"),
+    ({"loss": math.nan}, "loss"),
+    ({"loss": math.inf}, "loss"),
+    ({"compute_s": 0.0}, "compute time"),
+    ({"compute_s": -1.0}, "compute time"),
+    ({"compute_s": math.nan}, "compute time"),
+    ({"compute_s": math.inf}, "compute time"),
+    ({"compute_s": 3.2e-11}, "speed"),  # 32 samples: 1e12 samples/s
+    ({"overhead_s": {"load": -0.1}}, "overhead"),
+    ({"overhead_s": {"load": math.nan}}, "overhead"),
+    ({"windows": window() * 65}, "windows"),
+    ({"windows": window(speed=0.0)}, "speed"),
+    ({"windows": window(speed=1e12)}, "speed"),
+    ({"windows": window(speed=math.nan)}, "speed"),
+    ({"windows": window(cpu=1.1)}, "resources"),
+    ({"windows": window(memory=-0.1)}, "resources"),
+    ({"windows": window(cpu=math.nan)}, "resources"),
+    ({"batch_cap": 0}, "batch cap"),
+    ({"evaluation": scored(math.nan)}, "evaluation"),
+    ({"evaluation": scored(0.5, samples=-1)}, "evaluation"),
+]
+
+
+@pytest.mark.parametrize(("changes", "check"), BAD_REPORTS)
+def test_a_bad_report_costs_the_silo_the_round_and_never_reaches_a_commit(changes: dict[str, Any], check: str) -> None:
+    coordinator, first = begin("a", "b")
+    entry = coordinator.handle([answer("a", first["a"], **changes)], 1.0)
+    (discard,) = entry.actions
+    assert isinstance(discard, Discard)
+    assert discard.update_id == "a/1"
+    assert "'a'" in discard.reason
+    assert repr(check) in discard.reason
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
+    again = orders(entry)
+    assert list(again) == ["a", "b"], "the silo is idle and goes on with the others"
+    entry = coordinator.handle([answer(name, again[name]) for name in again], 3.0)
+    assert of_type(entry, Commit) == [Commit(2, {"a/2": 0.5, "b/2": 0.5})]
+
+
+@pytest.mark.parametrize("change", [{"steps": 3}, {"samples": 31}, {"examples": 0}, {"nbytes": -1}])
+def test_a_meta_that_disagrees_with_its_report_is_bad(change: dict[str, int]) -> None:
+    coordinator, first = begin("a", "b")
+    good = answer("a", first["a"])
+    entry = coordinator.handle([replace(good, meta=replace(good.meta, **change))], 1.0)
+    (discard,) = of_type(entry, Discard)
+    assert "'meta'" in discard.reason
+
+
+def test_part_of_an_order_is_a_good_report() -> None:
+    coordinator, first = begin("a")
+    entry = coordinator.handle([answer("a", first["a"], steps=1, samples=3)], 1.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
+
+
+def test_a_run_in_which_everybody_keeps_failing_is_given_up() -> None:
+    coordinator, work = begin("a", "b")
+    for attempt in (1, 2):
+        entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{attempt}", "no disk")], 1.0)
+        entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
+        work = orders(entry)
+        assert list(work) == ["a", "b"]
+    coordinator.handle([WorkFailed(1.0, "a", "a/3", "no disk")], 1.0)
+    entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
+    (stop,) = of_type(entry, Stop)
+    assert stop.failed
+    assert "every silo failed 3 orders in a row" in stop.reason
+    assert "'b'" in stop.reason, "the last failure is told"
+    assert of_type(entry, Evaluate) == []
+    assert coordinator.stopped
+
+
+def test_a_success_in_between_starts_the_count_of_failures_anew() -> None:
+    coordinator, work = begin("a", stop=StopRules(rounds=9))
+    for number in range(1, 10):
+        if number % 3 == 0:  # two failures, a success, two failures...
+            entry = coordinator.handle([answer("a", work["a"])], number)
+        else:
+            entry = coordinator.handle([WorkFailed(number, "a", f"a/{number}", "flaky")], number)
+        work = orders(entry)
+        assert of_type(entry, Stop) == []
+    assert coordinator.version == 3
+
+
+def test_one_working_silo_keeps_the_run_alive() -> None:
+    coordinator, work = begin("a", "b", stop=StopRules(rounds=9))
+    for number in range(1, 7):
+        coordinator.handle([WorkFailed(number, "a", f"a/{number}", "broken")], number)
+        work = orders(coordinator.handle([answer("b", work["b"])], number))
+        assert list(work) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        SiloFacts(examples=0),
+        SiloFacts(examples=1000, memory_samples=0),
+        SiloFacts(examples=1000, memory_samples=-5),
+    ],
+)
+def test_nonsense_facts_never_become_an_order(facts: SiloFacts) -> None:
+    """What a silo says of itself is as hostile as its reports: no empty or negative batch is sent out."""
+    coordinator = Coordinator(policies())
+    entry = coordinator.handle([SiloJoined(0.0, "liar", facts), *joined("honest")], 0.0)
+    assert all(order.batch_size >= 1 for order in orders(entry).values())

@@ -1,0 +1,174 @@
+"""How a run ends: the rule, the final evaluation, and every order and update accounted for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import Evaluated, Event, SiloLost, TimerFired, WorkFailed
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import WorkOrder
+from fedsync.core.stopping import StopRules
+from fedsync.core.views import Verdict
+from tests.core.make import Scripted, answer, begin, joined, of_type, orders, scored
+
+ONE_ROUND = StopRules(rounds=1)
+
+
+def dispatching(first: dict[str, WorkOrder]) -> JournalEntry:
+    """The first orders as an entry that dispatches them."""
+    return JournalEntry(0.0, (), tuple(Dispatch(name, order) for name, order in first.items()), "")
+
+
+def finish_round(coordinator: Coordinator, entry: JournalEntry, at_s: float, accuracy: float) -> JournalEntry:
+    """All silos answer at once, having found this accuracy in the version they started from."""
+    answers = [answer(n, o, at_s, evaluation=scored(accuracy)) for n, o in orders(entry).items()]
+    return coordinator.handle(answers, at_s)
+
+
+def test_the_last_commit_is_followed_by_one_evaluation_of_it_and_then_the_stop() -> None:
+    coordinator, first = begin("a", "b", stop=ONE_ROUND)
+    coordinator.handle([answer("a", first["a"])], 1.0)
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert entry.actions == (Commit(1, {"a/1": 0.5, "b/1": 0.5}), Evaluate(1, ("a", "b")))
+    assert not coordinator.stopped
+    assert coordinator.handle([Evaluated(3.0, "a", 1, scored(0.5))], 3.0).actions == ()
+    entry = coordinator.handle([Evaluated(3.0, "b", 1, scored(0.5))], 3.0)
+    assert entry.actions == (Stop("1 rounds done", failed=False),)
+    assert coordinator.stopped
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        Evaluated(3.0, "a", 0, scored(0.5)),  # another version
+        Evaluated(3.0, "ghost", 1, scored(0.5)),
+        TimerFired(3.0),
+        *joined("new", at_s=3.0),
+        SiloLost(3.0, "ghost", "never there"),
+    ],
+)
+def test_the_final_evaluation_waits_for_its_silos_and_no_others(noise: Event) -> None:
+    coordinator, first = begin("a", stop=ONE_ROUND)
+    coordinator.handle([answer("a", first["a"])], 2.0)
+    assert coordinator.handle([noise], 3.0).actions == ()
+    entry = coordinator.handle([Evaluated(4.0, "a", 1, scored(0.5))], 4.0)
+    assert entry.actions == (Stop("1 rounds done"),)
+
+
+def test_an_answer_given_twice_does_not_stand_for_another_silo() -> None:
+    coordinator, first = begin("a", "b", stop=ONE_ROUND)
+    coordinator.handle([answer(n, o) for n, o in first.items()], 2.0)
+    coordinator.handle([Evaluated(3.0, "a", 1, scored(0.5))] * 2, 3.0)
+    assert not coordinator.stopped
+    coordinator.handle([Evaluated(3.0, "b", 1, scored(0.5))], 3.0)
+    assert coordinator.stopped
+
+
+@pytest.mark.parametrize("said", [None, scored(math.nan), scored(0.5, samples=-3)])
+def test_an_unusable_evaluation_does_not_hold_up_the_end(said: object) -> None:
+    coordinator, first = begin("a", stop=ONE_ROUND)
+    coordinator.handle([answer("a", first["a"])], 2.0)
+    entry = coordinator.handle([Evaluated(3.0, "a", 1, said)], 3.0)  # type: ignore[arg-type]
+    assert entry.actions == (Stop("1 rounds done"),)
+
+
+@pytest.mark.parametrize("event", [SiloLost(3.0, "b", "gone"), *joined("b", at_s=3.0)])
+def test_a_silo_that_goes_or_comes_back_during_the_final_evaluation_is_not_waited_for(event: Event) -> None:
+    coordinator, first = begin("a", "b", stop=ONE_ROUND)
+    coordinator.handle([answer(n, o) for n, o in first.items()], 2.0)
+    coordinator.handle([Evaluated(3.0, "a", 1, scored(0.5))], 3.0)
+    assert coordinator.handle([event], 3.0).actions == (Stop("1 rounds done"),)
+
+
+def test_without_silos_there_is_nothing_to_evaluate() -> None:
+    coordinator, _ = begin("a", stop=StopRules(seconds=5.0))
+    entry = coordinator.handle([SiloLost(6.0, "a", "gone")], 6.0)
+    assert [type(action) for action in entry.actions] == [Discard, Stop]
+
+
+def test_the_target_stops_the_run_before_the_next_commit() -> None:
+    """Version 1 reached it, so version 1 is the model that the user gets."""
+    coordinator, first = begin("a", "b", stop=StopRules(rounds=9, target_accuracy=0.8))
+    second = finish_round(coordinator, dispatching(first), 1.0, accuracy=0.1)
+    assert of_type(second, Commit)
+    third = finish_round(coordinator, second, 2.0, accuracy=0.8)
+    assert of_type(third, Commit) == []
+    assert of_type(third, Evaluate) == [], "version 1 has its score already"
+    assert sorted(d.update_id for d in of_type(third, Discard)) == ["a/2", "b/2"]
+    assert of_type(third, Stop) == [Stop("target accuracy 0.8 reached: 0.8000")]
+    assert coordinator.version == 1
+
+
+def test_the_target_counts_all_silos_together() -> None:
+    """90 of 100 and 0 of 200 correct: 0.3, although one silo alone is above the target."""
+    coordinator, first = begin("a", "b", stop=StopRules(rounds=9, target_accuracy=0.5))
+    entry = coordinator.handle(
+        [
+            answer("a", first["a"], evaluation=scored(0.9, samples=100)),
+            answer("b", first["b"], evaluation=scored(0.0, samples=200)),
+        ],
+        1.0,
+    )
+    assert of_type(entry, Stop) == []
+    assert of_type(entry, Commit)
+
+
+def test_patience_counts_evaluated_versions_without_a_better_accuracy() -> None:
+    coordinator, first = begin("a", stop=StopRules(rounds=99, patience=2))
+    entry = dispatching(first)
+    for at_s, accuracy in enumerate([0.1, 0.5, 0.5, 0.6, 0.6], start=1):  # versions 0..4; the best is version 3's
+        entry = finish_round(coordinator, entry, at_s, accuracy)
+        assert of_type(entry, Stop) == []
+    entry = finish_round(coordinator, entry, 6.0, 0.3)  # version 5: the second without a better one
+    assert of_type(entry, Stop) == [Stop("no better accuracy in 2 evaluated versions")]
+
+
+def test_orders_still_in_work_at_the_end_are_discarded_by_name() -> None:
+    coordinator, first = begin("a", "b", "c", stop=StopRules(seconds=10.0))
+    coordinator.handle([answer("a", first["a"], 9.0)], 9.0)
+    entry = coordinator.handle([answer("b", first["b"], 10.0)], 10.0)
+    assert of_type(entry, Commit) == []
+    (evaluate,) = of_type(entry, Evaluate)
+    assert evaluate == Evaluate(0, ("a", "b", "c"))
+    discarded = [d.update_id for d in of_type(entry, Discard)]
+    entry = coordinator.handle([Evaluated(11.0, name, 0, scored(0.5)) for name in "abc"], 11.0)
+    discarded += [d.update_id for d in of_type(entry, Discard)]
+    assert sorted(discarded) == ["a/1", "b/1", "c/1"]
+    assert of_type(entry, Stop) == [Stop("10 s are over")]
+
+
+def test_an_update_that_comes_during_the_final_evaluation_is_discarded() -> None:
+    coordinator, first = begin("a", "b", stop=StopRules(seconds=10.0))
+    coordinator.handle([answer("a", first["a"], 10.0)], 10.0)
+    entry = coordinator.handle([answer("b", first["b"], 11.0)], 11.0)
+    assert [d.update_id for d in of_type(entry, Discard)] == ["b/1"]
+    assert of_type(entry, Commit) == []
+
+
+def test_seconds_are_looked_at_after_a_commit_too() -> None:
+    barrier = Scripted([lambda view: Verdict(release=view.idle), lambda view: Verdict(commit=tuple(view.pending))])
+    coordinator, first = begin("a", barrier=barrier, stop=StopRules(seconds=10.0))
+    entry = coordinator.handle([answer("a", first["a"], 9.9)], 9.9)
+    assert of_type(entry, Commit)
+    entry = coordinator.handle([TimerFired(10.0)], 10.0)
+    assert of_type(entry, Evaluate) == [Evaluate(1, ("a",))]
+
+
+def test_after_the_stop_nothing_more_is_decided() -> None:
+    coordinator, first = begin("a", "b", stop=StopRules(seconds=1.0))
+    coordinator.handle([WorkFailed(1.0, "a", "a/1", "x")], 1.0)
+    coordinator.handle([Evaluated(1.0, name, 0, scored(0.5)) for name in "ab"], 1.0)
+    assert coordinator.stopped
+    entry = coordinator.handle([*joined("c", at_s=2.0), TimerFired(2.0), answer("b", first["b"], 2.0)], 2.0)
+    assert {type(action) for action in entry.actions} <= {Discard}
+
+
+def test_the_first_rule_that_holds_is_the_reason() -> None:
+    coordinator, first = begin("a", stop=StopRules(rounds=1, seconds=1.0))
+    entry = coordinator.handle([answer("a", first["a"], 5.0)], 5.0)
+    assert "1 s are over" in entry.reason
+    assert of_type(entry, Commit) == [], "time was over before this update was looked at"

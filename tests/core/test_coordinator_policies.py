@@ -1,0 +1,295 @@
+"""What the coordinator does with the answers of policies, and what it does when they break their contract."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedsync.aggregate.weighers import WeightedMean
+from fedsync.balance.proportional import ProportionalBalancer
+from fedsync.barrier.bsp import Bsp
+from fedsync.barrier.minimum import MinimumSilos
+from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Probe, Remember, Rollback, WakeAt
+from fedsync.core.checks import MAX_SPEED
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.curve import Curve
+from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.orders import UpdateMeta, Window
+from fedsync.core.protocols import Bounds, SpeedSample
+from fedsync.core.sizing import Sizing
+from fedsync.core.stopping import StopRules
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.predict.ema import Ema
+from tests.core.make import WORK, Scripted, answer, begin, joined, of_type, orders, policies
+
+BALANCED = Sizing(WORK, ProportionalBalancer())  # 8 samples a silo on average
+
+
+def release_idle(view: ClusterView) -> Verdict:
+    return Verdict(release=view.idle)
+
+
+def test_a_budget_becomes_part_of_the_order() -> None:
+    barrier = Scripted([lambda view: Verdict(release=view.idle, budget_s={"b": 2.5})])
+    _, first = begin("a", "b", barrier=barrier)
+    assert (first["a"].budget_s, first["b"].budget_s) == (None, 2.5)
+
+
+def test_steps_and_overrun_become_part_of_the_order() -> None:
+    barrier = Scripted([lambda view: Verdict(release=view.idle, steps={"b": 9}, overrun=0.5)])
+    _, first = begin("a", "b", barrier=barrier)
+    assert [(order.max_steps, order.overrun) for order in first.values()] == [(4, 0.5), (9, 0.5)]
+
+
+def test_stop_now_and_probe_become_actions_on_the_order_in_work() -> None:
+    barrier = Scripted([lambda view: Verdict(release=("a",)), lambda view: Verdict(stop_now=("a",), probe=("a",))])
+    coordinator, _ = begin("a", "b", barrier=barrier)
+    assert coordinator.handle([], 1.0).actions == (HaltEarly("a", "a/1"), Probe("a", "a/1"))
+
+
+def test_a_verdict_is_carried_out_in_the_order_of_its_fields() -> None:
+    """Back to the remembered model, then the commit on top of it, then remembered again; orders start from that."""
+    barrier = Scripted(
+        [
+            release_idle,
+            lambda view: Verdict(
+                rollback=True, commit=("a/1",), discard=("b/1",), remember=True, release=("a",), reason="why"
+            ),
+        ]
+    )
+    coordinator, first = begin("a", "b", barrier=barrier)
+    entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)
+    order = orders(entry)["a"]
+    assert entry.actions == (
+        Rollback(1),
+        Commit(2, {"a/1": 1.0}),
+        Discard("b/1", "why"),
+        Remember(2),
+        Dispatch("a", order),
+    )
+    assert (order.base_version, coordinator.version) == (2, 2)
+
+
+def test_a_wake_up_is_passed_on() -> None:
+    coordinator = Coordinator(policies(barrier=Scripted([lambda view: Verdict(wake_at_s=4.5, reason="later")])))
+    entry = coordinator.handle(joined("a"), 0.0)
+    assert entry.actions == (WakeAt(4.5),)
+    assert entry.reason == "later"
+
+
+def test_the_barrier_is_asked_again_until_it_commits_nothing() -> None:
+    barrier = Scripted(
+        [
+            release_idle,
+            lambda view: Verdict(commit=("a/1",), reason="one"),
+            lambda view: Verdict(commit=("b/1",), release=("b",), reason="two"),
+            lambda view: Verdict(release=("a",), reason="on"),
+        ]
+    )
+    coordinator, first = begin("a", "b", barrier=barrier)
+    entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0}), Commit(2, {"b/1": 1.0})]
+    assert [(d.silo, d.order.base_version) for d in of_type(entry, Dispatch)] == [("b", 2), ("a", 2)]
+    assert entry.reason == "one; two; on"
+    assert [sorted(view.pending) for view in barrier.seen[1:]] == [["a/1", "b/1"], ["b/1"], []]
+
+
+def test_weights_are_normalised_and_sorted_by_id() -> None:
+    coordinator, first = begin("b", "a", weigher=WeightedMean("samples"))
+    entry = coordinator.handle(
+        [answer("b", first["b"], steps=3, samples=24), answer("a", first["a"], steps=1, samples=8)], 1.0
+    )
+    (commit,) = of_type(entry, Commit)
+    assert list(commit.weights.items()) == [("a/1", 8 / 32), ("b/1", 24 / 32)]
+
+
+def test_orders_follow_measured_speeds_from_the_second_round_on() -> None:
+    """Speeds 300 and 100: of 2 x 8 samples, 12 and 4."""
+    coordinator, first = begin("a", "b", sizing=BALANCED)
+    assert [order.batch_size for order in first.values()] == [8, 8]
+    work = first["a"].planned_samples  # 4 steps x 8 samples
+    entry = coordinator.handle(
+        [answer("a", first["a"], compute_s=work / 300), answer("b", first["b"], compute_s=work / 100)], 1.0
+    )
+    assert [order.batch_size for order in orders(entry).values()] == [12, 4]
+
+
+def test_a_silo_that_comes_back_keeps_its_forecast() -> None:
+    coordinator, first = begin("a", "b", sizing=BALANCED)
+    coordinator.handle([answer("a", first["a"], compute_s=32 / 300)], 1.0)
+    coordinator.handle(joined("a", at_s=2.0), 2.0)
+    entry = coordinator.handle([answer("b", first["b"], compute_s=32 / 100)], 3.0)
+    assert {name: order.batch_size for name, order in orders(entry).items()} == {"a": 12, "b": 4}
+
+
+def test_declared_speeds_count_from_the_first_order_and_are_never_overruled() -> None:
+    coordinator = Coordinator(policies(sizing=BALANCED, declared_speeds=True))
+    events = [*joined("a", declared_speed=300.0), *joined("b", declared_speed=100.0)]
+    first = orders(coordinator.handle(events, 0.0))
+    assert [order.batch_size for order in first.values()] == [12, 4]
+    entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)  # both measure 100
+    assert [order.batch_size for order in orders(entry).values()] == [12, 4]
+
+
+def test_declared_speeds_need_a_declaration() -> None:
+    coordinator = Coordinator(policies(sizing=BALANCED, declared_speeds=True))
+    with pytest.raises(ConfigError, match=r"balancer\.speeds.*'b' declares no speed"):
+        coordinator.handle([*joined("a", declared_speed=3.0), *joined("b")], 0.0)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e12])
+def test_a_declared_speed_that_no_machine_has_is_not_balanced_on(speed: float) -> None:
+    """Hostile input like a report's speed: it is refused by name or not used, but never reaches a balancer."""
+
+    class Careful(ProportionalBalancer):
+        def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
+            assert all(0 < curve.speed <= MAX_SPEED for curve in curves)
+            return super().plan(curves, total, bounds)
+
+    coordinator = Coordinator(policies(sizing=Sizing(WORK, Careful()), declared_speeds=True))
+    events = [*joined("liar", declared_speed=speed), *joined("honest", declared_speed=100.0)]
+    try:
+        entry = coordinator.handle(events, 0.0)
+    except (ConfigError, ProtocolError) as error:
+        assert "liar" in str(error)
+    else:
+        assert "honest" in orders(entry)
+
+
+def test_a_batch_cap_that_a_silo_ran_into_is_kept_at_its_lowest() -> None:
+    coordinator, work = begin("a", "b", stop=StopRules(rounds=9))
+    for cap, expected in [(6, 6), (7, 6), (5, 5), (None, 5)]:
+        entry = coordinator.handle([answer("a", work["a"], batch_cap=cap), answer("b", work["b"])], 1.0)
+        work = orders(entry)
+        assert (work["a"].batch_size, work["b"].batch_size) == (expected, 8)
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A predictor that keeps the samples it was shown."""
+
+    def init(self) -> tuple[SpeedSample, ...]:
+        return ()
+
+    def observe(self, state: tuple[SpeedSample, ...], sample: SpeedSample) -> tuple[SpeedSample, ...]:
+        return (*state, sample)
+
+    def forecast(self, state: tuple[SpeedSample, ...]) -> float | None:
+        return None
+
+
+def test_the_predictor_sees_speed_and_the_means_of_the_resources() -> None:
+    seen: list[SpeedSample] = []
+
+    class Watching(Listening):
+        def observe(self, state: tuple[SpeedSample, ...], sample: SpeedSample) -> tuple[SpeedSample, ...]:
+            seen.append(sample)
+            return super().observe(state, sample)
+
+    coordinator, first = begin("a", "b", predictor=Watching())
+    windows = (Window(90.0, cpu=0.25, memory=0.5), Window(110.0, cpu=0.75, memory=1.0))
+    coordinator.handle([answer("a", first["a"], compute_s=0.5, windows=windows), answer("b", first["b"])], 1.0)
+    assert seen == [SpeedSample(speed=32 / 0.5, cpu=0.5, memory=0.75), SpeedSample(speed=100.0, cpu=None, memory=None)]
+
+
+# Broken contracts.
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Gives the same number as a coefficient and as a forecast."""
+
+    number: float
+    times: int = 1
+    linear: bool = True
+    toward: bool = False
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> list[float]:
+        return [self.number] * self.times
+
+    def init(self) -> None:
+        return None
+
+    def observe(self, state: None, sample: SpeedSample) -> None:
+        return None
+
+    def forecast(self, state: None) -> float:
+        return self.number
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_not_positive_and_finite_is_our_bug(number: float) -> None:
+    coordinator, first = begin("a", weigher=Constant(number))
+    with pytest.raises(PolicyError, match="weigher gives 'a/1'"):
+        coordinator.handle([answer("a", first["a"])], 1.0)
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_every_update_gets_one_coefficient(times: int) -> None:
+    coordinator, first = begin("a", weigher=Constant(1.0, times))
+    with pytest.raises(PolicyError, match=f"gives 1 updates {times} coefficients"):
+        coordinator.handle([answer("a", first["a"])], 1.0)
+
+
+def test_coefficients_are_taken_as_they_are() -> None:
+    """They need not sum to 1: that is the weigher's business."""
+    coordinator, first = begin("a", "b", weigher=Constant(0.75, times=2, toward=True))
+    entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.75, "b/1": 0.75}, toward=True)]
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_forecast_that_is_not_positive_and_finite_is_our_bug(number: float) -> None:
+    coordinator, first = begin("a", predictor=Constant(number))
+    with pytest.raises(PolicyError, match=r"predictor forecasts.*'a'"):
+        coordinator.handle([answer("a", first["a"])], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "complaint"),
+    [
+        (Verdict(commit=("a/1",)), "commits 'a/1', which is not pending"),  # still at work
+        (Verdict(commit=("b/1", "b/1")), "commits 'b/1', which is not pending"),  # twice
+        (Verdict(release=("a",)), "releases 'a', which is not an idle silo"),
+        (Verdict(release=("b", "b")), "releases 'b', which is not an idle silo"),
+        (Verdict(release=("ghost",)), "releases 'ghost', which is not an idle silo"),
+        (Verdict(stop_now=("ghost",)), "stops 'ghost', which is not at work"),
+        (Verdict(stop_now=("b",)), "stops 'b', which is not at work"),
+        (Verdict(probe=("ghost",)), "probes 'ghost', which is not at work"),
+        (Verdict(discard=("a/1",)), "discards 'a/1', which is not pending"),
+        (Verdict(commit=("b/1",), discard=("b/1",)), "discards 'b/1', which is not pending"),
+    ],
+)
+def test_an_impossible_verdict_is_our_bug_and_says_what_came_before(verdict: Verdict, complaint: str) -> None:
+    coordinator, first = begin("a", "b", barrier=Scripted([release_idle, lambda view: verdict]))
+    with pytest.raises(PolicyError, match=complaint) as caught:
+        coordinator.handle([answer("b", first["b"])], 1.0)
+    assert len(caught.value.recent) == 1
+    assert "SiloJoined" in str(caught.value)
+
+
+def test_the_state_pickles_in_the_middle_of_a_round() -> None:
+    coordinator, first = begin("a", "b", "c", barrier=MinimumSilos(Bsp(), 2), predictor=Ema(0.5), sizing=BALANCED)
+    coordinator.handle([answer("a", first["a"], compute_s=0.1)], 1.0)
+    twin = pickle.loads(pickle.dumps(coordinator))
+    for events in (
+        [answer("b", first["b"], 2.0, compute_s=0.2)],
+        [answer("c", first["c"], 3.0, compute_s=0.4)],
+        joined("d", at_s=4.0),
+    ):
+        assert twin.handle(events, events[0].at_s) == coordinator.handle(events, events[0].at_s)
+    assert (twin.version, coordinator.version) == (1, 1)
+
+
+def test_seeds_of_orders_differ_between_silos_rounds_and_runs() -> None:
+    seeds = []
+    for seed in (1, 2):
+        coordinator, first = begin("a", "b", seed=seed, weigher=WeightedMean("examples"))
+        second = orders(coordinator.handle([answer(name, order) for name, order in first.items()], 1.0))
+        seeds += [order.seed for order in (*first.values(), *second.values())]
+    assert len(set(seeds)) == 8

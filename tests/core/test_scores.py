@@ -1,0 +1,205 @@
+"""Pooling evaluations, and when enough is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedsync.core.orders import Evaluation
+from fedsync.core.scores import Score, Scores
+from fedsync.core.stopping import Passes, StopRules
+
+
+def test_a_version_is_settled_once_nobody_is_at_it() -> None:
+    scores = Scores()
+    scores.begin(1)
+    scores.begin(1)
+    scores.end(1, "a", Evaluation(loss=30.0, correct=9.0, samples=10))
+    assert scores.settle() == []
+    scores.end(1, "b", Evaluation(loss=30.0, correct=3.0, samples=30))
+    assert scores.settle() == [Score(1, accuracy=12 / 40, loss=60 / 40)]
+    assert scores.settle() == []
+
+
+def test_given_up_evaluations_count_for_nothing() -> None:
+    scores = Scores()
+    scores.begin(0)
+    scores.begin(1)
+    scores.begin(1)
+    scores.end(0, "a", None)
+    scores.end(1, "a", None)
+    scores.end(1, "b", Evaluation(1.0, 1.0, 2))
+    assert scores.settle() == [Score(1, 0.5, 0.5)]
+    assert (scores.best, scores.settled) == (0.5, 1)
+
+
+def test_a_version_without_test_samples_has_no_score() -> None:
+    scores = Scores()
+    scores.begin(3)
+    scores.end(3, "a", Evaluation(0.0, 0.0, 0))
+    assert scores.settle() == []
+    assert (scores.best, scores.since_best, scores.settled) == (-1.0, 0, -1)
+
+
+def test_the_best_and_how_long_ago_it_was() -> None:
+    scores, history = Scores(), []
+    for version, correct in enumerate([1.0, 5.0, 5.0, 4.0, 6.0]):
+        scores.begin(version)
+        scores.end(version, "a", Evaluation(0.0, correct, 10))
+        scores.settle()
+        history.append((scores.best, scores.since_best))
+    assert history == [(0.1, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.6, 0)]
+
+
+def test_versions_settle_oldest_first_and_the_newest_settled_stays() -> None:
+    scores = Scores()
+    for version in (2, 1, 3):
+        scores.begin(version)
+    for version in (3, 1):
+        scores.end(version, "a", Evaluation(0.0, 1.0, 1))
+    assert [score.version for score in scores.settle()] == [1, 3]
+    scores.end(2, "a", Evaluation(0.0, 0.0, 1))
+    assert [score.version for score in scores.settle()] == [2]
+    assert scores.settled == 3
+
+
+def found(correct: float, samples: int = 10) -> Evaluation:
+    return Evaluation(2.0 * samples, correct, samples)
+
+
+def test_where_silos_go_on_by_themselves_a_score_pools_the_newest_of_every_silo() -> None:
+    """a finds 9 of 10 at version 1, alone; b found 1 of 30 at version 0: 10 of 40, not 0.9."""
+    scores = Scores()
+    for silo, evaluation in (("a", found(0)), ("b", found(1, 30))):
+        scores.begin(0)
+        scores.end(0, silo, evaluation)
+    assert [score.accuracy for score in scores.settle()] == [1 / 40]
+    scores.begin(1)
+    scores.end(1, "a", found(9))
+    assert scores.settle() == [Score(1, 10 / 40, 2.0)]
+    assert not scores.covers(1, "ab")
+    scores.begin(1)
+    scores.end(1, "b", found(6, 30))
+    assert [score.accuracy for score in scores.settle()] == [15 / 40]
+    assert scores.covers(1, "ab")
+    assert not scores.covers(2, "ab")
+
+
+def test_a_version_that_all_have_evaluated_pools_these_evaluations_and_no_newer_ones() -> None:
+    scores = Scores()
+    for version in (0, 0, 1):
+        scores.begin(version)
+    scores.end(0, "a", found(1))
+    scores.end(1, "a", found(9))
+    scores.end(0, "b", found(3))
+    assert scores.settle() == [Score(0, 4 / 20, 2.0), Score(1, 12 / 20, 2.0)]
+
+
+def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
+    scores = Scores()
+    for silo in "ab":
+        scores.begin(0)
+        scores.end(0, silo, found(5))
+    scores.forget("b")
+    scores.forget("b")
+    assert scores.settle() == [Score(0, 0.5, 2.0)]
+    scores.begin(1)
+    scores.end(1, "a", found(9))
+    assert scores.settle() == [Score(1, 0.9, 2.0)]
+
+
+def test_a_silo_that_starts_from_the_same_version_twice_counts_once() -> None:
+    scores = Scores()
+    for silo, correct in (("a", 8), ("a", 8), ("b", 2)):
+        scores.begin(0)
+        scores.end(0, silo, found(correct))
+    assert scores.settle() == [Score(0, 0.5, 2.0)]
+
+
+def test_at_the_end_all_begin_anew() -> None:
+    scores = Scores()
+    for version in (0, 0, 1):
+        scores.begin(version)
+    scores.end(0, "a", found(5))
+    scores.restart(1)
+    for silo in "ab":
+        scores.begin(1)
+        scores.end(1, silo, found(7))
+    assert scores.settle() == [Score(1, 0.7, 2.0)]
+
+
+def test_a_pass_ends_when_the_slowest_has_gone_through_its_data() -> None:
+    """a holds 100, b 300. Losses weigh as the data do: (100 x 2 + 300 x 1) / 400 = 1.25, however often a went through."""
+    passes = Passes()
+    passes.join("a", 100)
+    passes.join("b", 300)
+    passes.add("a", 250, 2.0)
+    passes.add("b", 200, 0.75)
+    passes.add("a", 250, 2.0)
+    assert (passes.loss, passes.change) == (None, None)
+    passes.add("b", 200, 1.25)  # half of its samples at 0.75, half at 1.25
+    assert (passes.loss, passes.change) == (1.25, None)
+    passes.add("b", 300, 1.0)
+    assert passes.loss == 1.25, "a has its pass before it"
+    passes.add("a", 100, 1.0)
+    assert (passes.loss, passes.change) == (1.0, pytest.approx(0.2))  # |1 - 1.25| / 1.25
+
+
+def test_nobody_waits_for_the_pass_of_a_silo_that_is_gone() -> None:
+    passes = Passes()
+    for silo in "abc":
+        passes.join(silo, 10)
+    passes.add("a", 10, 1.0)
+    passes.leave("b")
+    passes.leave("a")
+    passes.leave("ghost")
+    passes.join("c", 20)  # it joined again, with more data
+    passes.add("c", 10, 1.0)
+    assert passes.loss is None
+    passes.add("c", 10, 3.0)
+    assert passes.loss == 2.0
+    passes.join("d", 5)
+    passes.add("c", 20, 2.0)
+    assert passes.change is None
+    passes.add("d", 5, 2.0)
+    assert passes.change == 0.0
+
+
+def test_a_loss_of_zero_is_no_division_by_zero() -> None:
+    passes = Passes()
+    passes.join("a", 1)
+    for _ in range(2):
+        passes.add("a", 1, 0.0)
+    assert passes.change == 0.0
+
+
+EVALUATED = Scores(best=0.8, since_best=3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "version", "now_s", "reason"),
+    [
+        (StopRules(), 10**6, 1e9, None),
+        (StopRules(rounds=5), 4, 0.0, None),
+        (StopRules(rounds=5), 5, 0.0, "5 rounds done"),
+        (StopRules(seconds=5.0), 0, 4.999, None),
+        (StopRules(seconds=5.0), 0, 5.0, "5 s are over"),
+        (StopRules(target_accuracy=0.81), 0, 0.0, None),
+        (StopRules(target_accuracy=0.8), 0, 0.0, "target accuracy 0.8 reached: 0.8000"),
+        (StopRules(patience=4), 0, 0.0, None),
+        (StopRules(patience=3), 0, 0.0, "no better accuracy in 3 evaluated versions"),
+        (StopRules(rounds=1, target_accuracy=0.5), 1, 0.0, "target accuracy 0.5 reached: 0.8000"),  # the good news
+    ],
+)
+def test_stop_rules(rules: StopRules, version: int, now_s: float, reason: str | None) -> None:
+    assert rules.decide(version, now_s, EVALUATED, Passes()) == reason
+
+
+def test_a_target_is_not_reached_by_what_nobody_has_evaluated() -> None:
+    assert StopRules(target_accuracy=0.01).decide(9, 9.0, Scores(), Passes()) is None
+
+
+@pytest.mark.parametrize(("change", "stops"), [(None, False), (0.011, False), (0.01, True), (0.0, True)])
+def test_a_loss_that_has_come_to_rest_ends_the_run(change: float | None, stops: bool) -> None:
+    reason = StopRules(relative_change=0.01).decide(0, 0.0, Scores(), Passes(loss=1.0, change=change))
+    assert (reason is not None) == stops
+    assert not stops or "slowest silo" in str(reason)

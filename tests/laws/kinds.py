@@ -1,0 +1,105 @@
+"""Every registered kind, and an example configuration of each.
+
+A new barrier, balancer, predictor or aggregation needs one line in `EXAMPLES`; without it the suite fails.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Policies
+
+EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
+    "predictor": {
+        "memoryless": {},
+        "ema": {"alpha": 0.3},
+    },
+    "balancer": {
+        "fixed": {},
+        "proportional": {"floor": 2},
+    },
+    "barrier": {
+        "bsp": {},
+        "asp": {},
+        "ssp": {"staleness": 1},
+        "sampled": {"sample_size": 2, "staleness": 1},
+        "fsp": {"interval": {"kind": "fixed", "interval_s": 0.5}},
+        "a-bsp": {"sync_ratio": 0.6, "report_s": 0.3},
+        "elastic": {},
+        "buffered": {"size": 3},
+        "fedcompass": {"min_steps": 2, "max_steps": 8},
+        "capped": {"cap_s": 0.7, "inner": {"kind": "bsp"}},
+        "quorum": {"share": 0.5, "inner": {"kind": "bsp"}},
+        "deadline": {"spread": 1.0, "inner": {"kind": "bsp"}},
+    },
+    "aggregation": {
+        "fedavg": {"weight": "examples"},
+        "fednova": {"weight": "silo"},
+        "fedbuff": {"server_rate": 0.7},
+        "fedasync": {"staleness": {"kind": "hinge", "slope": 2.0, "grace": 1}},
+    },
+}
+
+VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("balancer", "proportional", {"scale": "steps"}),
+    ("balancer", "proportional", {"scale": "learning_rate"}),
+    ("balancer", "proportional", {"speeds": "declared", "cap": 12}),
+    ("aggregation", "fedavg", {"weight": "samples"}),
+    ("aggregation", "fednova", {"server_rate": 0.5, "staleness": {"kind": "polynomial", "exponent": 1.0}}),
+    ("barrier", "sampled", {"sample_size": 1, "sampling": "basic"}),
+    ("barrier", "sampled", {"sample_size": 3, "sampling": "grouped"}),
+    ("barrier", "fsp", {"interval": {"kind": "binary", "interval_s": 1.0}, "late": "drop", "passes": 0.01}),
+    ("barrier", "fsp", {"interval": {"kind": "linear", "interval_s": 0.5, "stage_s": 3.0}, "grace": 0.1}),
+    ("barrier", "fsp", {"interval": {"kind": "fixed", "interval_s": 0.4}, "wait_for": {"sample_size": 1}}),
+    ("barrier", "buffered", {"size": 9}),
+    ("barrier", "capped", {"cap_s": 0.7, "late": "drop", "inner": {"kind": "bsp"}}),
+    ("barrier", "capped", {"cap_s": 0.5, "inner": {"kind": "ssp", "staleness": 0}}),
+    ("barrier", "capped", {"cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}),
+    ("barrier", "quorum", {"count": 2, "late": "drop", "inner": {"kind": "bsp"}}),
+    ("barrier", "deadline", {"spread": 0.0, "late": "drop", "inner": {"kind": "bsp"}}),
+    ("barrier", "capped", {"cap_s": 1.0, "inner": {"kind": "quorum", "count": 2, "inner": {"kind": "fedcompass"}}}),
+    ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
+]
+"""Further settings of kinds in `EXAMPLES` that change what the coordinator does."""
+
+UNIONS: dict[str, Any] = {section: StrategyConfig.model_fields[section].annotation for section in EXAMPLES}
+
+STEPS, BATCH_SIZE = 4, 10
+
+
+def registered(union: Any) -> set[str]:
+    """Kinds of an annotated union of sections, or of a single section."""
+    if typing.get_origin(union) is typing.Annotated:
+        union = typing.get_args(union)[0]
+    members = typing.get_args(union) or (union,)
+    return {kind for member in members for kind in typing.get_args(member.model_fields["kind"].annotation)}
+
+
+def cases() -> list[tuple[str, str, dict[str, Any]]]:
+    """(section, kind, settings) of every example and variant."""
+    examples = [(section, kind, more) for section, kinds in EXAMPLES.items() for kind, more in kinds.items()]
+    return examples + VARIANTS
+
+
+def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any]) -> StrategyConfig:
+    """LB-BSP with one section replaced."""
+    section, kind, more = case
+    plain: dict[str, Any] = {
+        "name": "law",
+        "seed": 11,
+        "min_silos": 1,
+        "stop": stop,
+        "local": {"steps": STEPS, "batch_size": BATCH_SIZE},
+        "predictor": {"kind": "ema", "alpha": 0.2},
+        "balancer": {"kind": "proportional"},
+        "barrier": {"kind": "bsp"},
+        "task": {"kind": "digits"},
+    }
+    return StrategyConfig.model_validate({**plain, section: {"kind": kind, **more}})
+
+
+def policies_of(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any]) -> Policies:
+    """Everything that decides, for a case."""
+    return configuration(case, stop).policies()

@@ -1,0 +1,107 @@
+"""What holds for every predictor, balancer and weigher by itself."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsync.core.curve import Curve
+from fedsync.core.orders import SiloFacts, UpdateMeta
+from fedsync.core.protocols import SpeedSample
+from fedsync.core.views import SiloView
+from tests.laws.kinds import BATCH_SIZE, STEPS, cases, policies_of
+
+Case = tuple[str, str, dict[str, Any]]
+STOP = {"rounds": 1}
+
+
+def of_section(section: str) -> pytest.MarkDecorator:
+    chosen = [case for case in cases() if case[0] == section]
+    return pytest.mark.parametrize("case", chosen, ids=["-".join(map(str, [c[1], *c[2].values()])) for c in chosen])
+
+
+shares = st.none() | st.floats(0.0, 1.0)
+samples = st.builds(SpeedSample, st.floats(1e-3, 1e9), shares, shares)
+
+
+@of_section("predictor")
+@settings(max_examples=50)
+@given(seen=st.lists(samples, min_size=1, max_size=30))
+def test_a_predictor_forecasts_a_speed_from_the_first_sample_on(case: Case, seen: list[SpeedSample]) -> None:
+    predictor = policies_of(case, STOP).predictor
+    state = predictor.init()
+    assert predictor.forecast(state) is None
+    for sample in seen:
+        before = copy.deepcopy(state)
+        after = predictor.observe(state, sample)
+        assert predictor.forecast(state) == predictor.forecast(before), "observing must not change the old state"
+        speed = predictor.forecast(after)
+        assert speed is not None
+        assert math.isfinite(speed)
+        assert speed > 0
+        assert predictor.forecast(pickle.loads(pickle.dumps(after))) == speed
+        state = after
+
+
+@of_section("predictor")
+@given(speed=st.floats(1e-3, 1e9), times=st.integers(1, 40))
+def test_a_predictor_expects_a_constant_speed_to_stay(case: Case, speed: float, times: int) -> None:
+    predictor = policies_of(case, STOP).predictor
+    state = predictor.init()
+    for _ in range(times):
+        state = predictor.observe(state, SpeedSample(speed, 0.5, 0.5))
+    assert predictor.forecast(state) == pytest.approx(speed, rel=0.01)
+
+
+silos = st.builds(
+    lambda speed, examples: SiloView(SiloFacts(examples), forecast=None if speed is None else Curve(speed)),
+    st.none() | st.floats(1e-3, 1e9),
+    st.integers(1, 1000),
+)
+
+
+@of_section("balancer")
+@given(views=st.lists(silos, min_size=1, max_size=8))
+def test_a_balancer_shares_exactly_the_work_of_all(case: Case, views: list[SiloView]) -> None:
+    sizing = policies_of(case, STOP).sizing
+    work = sizing.plan({str(index): view for index, view in enumerate(views)}, {})
+    caps = [min(view.facts.examples, sizing.cap or 10**9) for view in views]
+    assert [int(name) for name in work] == list(range(len(views)))
+    assert all(1 <= share.batch_size <= cap for share, cap in zip(work.values(), caps, strict=True))
+    assert all(share.steps >= 1 and share.learning_rate > 0 for share in work.values())
+    if min(caps) >= BATCH_SIZE * len(views):  # no cap can bind
+        assert sum(share.batch_size for share in work.values()) == BATCH_SIZE * len(views)
+        assert sum(share.steps for share in work.values()) == STEPS * len(views)
+
+
+@of_section("balancer")
+@given(views=st.lists(silos, min_size=1, max_size=8))
+def test_a_balancer_is_a_function(case: Case, views: list[SiloView]) -> None:
+    named = {str(index): view for index, view in enumerate(views)}
+    first, second = (policies_of(case, STOP).sizing.plan(named, {}) for _ in range(2))
+    assert first == second
+
+
+positive = st.integers(1, 10**9)
+metas = st.builds(UpdateMeta, st.just("a/1"), st.just("a"), st.integers(0, 50), positive, positive, positive, positive)
+
+
+@of_section("aggregation")
+@given(metas=st.lists(metas, min_size=1, max_size=6), later=st.integers(1, 50))
+def test_coefficients_are_positive_and_finite_however_stale_the_updates(
+    case: Case, metas: list[UpdateMeta], later: int
+) -> None:
+    weigher = policies_of(case, STOP).weigher
+    version = max(meta.base_version for meta in metas) + later
+    coefficients = list(weigher.coefficients(metas, version))
+    assert len(coefficients) == len(metas)
+    assert all(math.isfinite(coefficient) and coefficient > 0 for coefficient in coefficients)
+    assert list(weigher.coefficients(metas, version)) == coefficients
+    assert isinstance(weigher.linear, bool)
+    assert isinstance(weigher.toward, bool)
