@@ -60,7 +60,9 @@ ModelBytes = Annotated[
 ]
 Journal = Annotated[
     bool,
-    typer.Option("--journal/--no-journal", help="With --timing-only: leave out the journal and each silo's rounds."),
+    typer.Option(
+        "--journal/--no-journal", help="With --timing-only: write no journal and no rounds, for very many silos."
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,7 +70,7 @@ def progress(steps: int, momentum: float, pull: float) -> float:
     if pull == 0:
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
     if momentum == 0:
-        return float((1 - (1 - pull) ** steps) / pull)
+        return -math.expm1(steps * math.log1p(-pull)) / pull  # as above, and exact for a weak pull
     way = speed = 0.0
     for _ in range(steps):
         speed = momentum * speed + 1 - pull * way

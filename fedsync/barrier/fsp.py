@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import median
 from typing import Any
 
 from fedsync.barrier.intervals import AnyIntervalPolicy, RoundSeen
@@ -42,10 +43,17 @@ class WaitFor:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What an order of one silo costs besides training, smoothed, and the clock at which that was learned."""
+    """What an order of one silo costs besides training.
+
+    Args:
+        clock: of the silo, when this was learned.
+        seconds: smoothed over its orders, but for the first.
+        orders: how many there were.
+    """
 
     clock: int
     seconds: float
+    orders: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +102,12 @@ class Fsp:
 
     Coordination is semi-centralised: a silo stops by itself after ``interval - delta_i``, where delta_i is
     its own overhead (start, transfer, evaluation...), learned from order to order by an exponential moving
-    average, so that all updates come in together at ``interval``. The last step may run over the budget by
+    average, so that all updates come in together at ``interval``. (The first order starts processes and
+    loads data: its overhead is forgotten once there is a second.) The last step may run over the budget by
     ``overrun`` of its length; at 0.5 too long and too short balance out.
+
+    An interval that overhead would fill is stretched to twice the median of those who begin, so that half
+    of them train for half of the round at least. Without that every order would be one step, and late.
 
     A round is committed
 
@@ -158,11 +170,12 @@ class Fsp:
         if not idle:
             return state, Verdict(discard=refused, reason="nobody is idle" if view.silos else "no silo is here")
         attempt = self.interval.attempt(state.interval)
-        deadline_s = view.now_s + attempt.interval_s
+        interval_s = max(attempt.interval_s, 2 * _usual_overhead_s(idle, state.overheads))
+        deadline_s = view.now_s + interval_s
         round = Round(
             begin_s=view.now_s,
             deadline_s=deadline_s,
-            patience_s=deadline_s + self.grace * attempt.interval_s,
+            patience_s=deadline_s + self.grace * interval_s,
             members=frozenset(idle),
             awaited=self._awaited(idle, state.rounds + 1, view),
         )
@@ -173,10 +186,10 @@ class Fsp:
             remember=attempt.remember,
             release=idle,
             steps=self._steps(idle, view),
-            budget_s=self._budgets(idle, attempt.interval_s, state),
+            budget_s=self._budgets(idle, interval_s, state),
             overrun=self.overrun,
             wake_at_s=self._next(view.now_s, round),
-            reason=f"{back}{len(idle)} silos begin a round of {attempt.interval_s:.3g} s",
+            reason=f"{back}{len(idle)} silos begin a round of {interval_s:.3g} s",
         )
         # A rollback makes the version that the round starts from.
         fresh = view.version + 1 if attempt.rollback else state.fresh
@@ -261,8 +274,9 @@ class Fsp:
                 if silo.clock > 0:
                     learned[name] = Overhead(silo.clock, silo.overhead_s)
             elif silo.clock > known.clock:
-                seconds = known.seconds + self.smoothing * (silo.overhead_s - known.seconds)
-                learned[name] = Overhead(silo.clock, seconds)
+                weight = self.smoothing if known.orders > 1 else 1.0
+                seconds = known.seconds + weight * (silo.overhead_s - known.seconds)
+                learned[name] = Overhead(silo.clock, seconds, known.orders + 1)
             else:
                 learned[name] = replace(known, clock=silo.clock) if silo.clock < known.clock else known
         return learned
@@ -296,6 +310,12 @@ class Fsp:
             return False
         left_s = round.deadline_s - view.now_s - overhead.seconds
         return left_s > 0 and left_s >= forecast.step_s(view.work[name].batch_size)
+
+
+def _usual_overhead_s(names: tuple[str, ...], overheads: Mapping[str, Overhead]) -> float:
+    """Median of what is known, 0 if that is nothing."""
+    known = [overheads[name].seconds for name in names if name in overheads]
+    return median(known) if known else 0.0
 
 
 def _at_work(view: ClusterView) -> list[str]:

@@ -82,17 +82,18 @@ def wake_by(verdict: Verdict, at_s: float | None) -> Verdict:
 
 
 def overdue(view: ClusterView, patience_s: float) -> list[str]:
-    """Silos whose orders have been in work for ``patience_s`` or longer, if it makes sense not to wait for them.
+    """Silos whose orders have been in work for ``patience_s`` or longer, while somebody else has sent an update.
 
-    It does not if no other silo is there to go on with. One that failed its last order does not count: on its
-    own it might fail for ever while all others are late for ever.
+    If nobody has, there is nothing to go on with. This also keeps a patience that is too short from having all silos
+    late in turn for ever: each time that one is, the model has moved on or is about to.
     """
-    over = [
-        name for name, silo in view.silos.items() if silo.order is not None and view.now_s >= silo.since_s + patience_s
+    return [
+        name
+        for name, silo in view.silos.items()
+        if silo.order is not None
+        and view.now_s >= silo.since_s + patience_s
+        and (view.pending or silo.order.base_version < view.version)
     ]
-    left = set(over)
-    on_time = any(silo.failures == 0 for name, silo in view.silos.items() if name not in left)
-    return over if on_time else []
 
 
 def due_s(view: ClusterView, late: Collection[str], patience_s: float) -> float | None:

@@ -130,7 +130,10 @@ class Sampled:
         return SampledState()
 
     def decide(self, state: SampledState, view: ClusterView) -> tuple[SampledState, Verdict]:
-        """Commit what is there, one by one; then release whoever no longer waits."""
+        """Commit what is there, one by one; then release whoever no longer waits.
+
+        O(n), and as much again for each silo that begins to wait: its sample is drawn.
+        """
         if view.pending:
             return state, commit_next(view)
         clocks = advance(state.clocks, view)

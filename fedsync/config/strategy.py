@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from fedsync.barrier.minimum import MinimumSilos
-from fedsync.config.aggregation import AggregationConfig, FedAvgConfig, FedNovaConfig
+from fedsync.config.aggregation import AggregationConfig, ConstantConfig, FedAvgConfig, FedNovaConfig
+from fedsync.config.barriers import AbspConfig, FspConfig
 from fedsync.config.local import LocalConfig, PositiveInt
 from fedsync.config.locate import locate
 from fedsync.config.peers import CompassConfig, innermost
@@ -111,6 +112,19 @@ class StrategyConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _discounts(self) -> Self:
+        barrier, aggregation = innermost(self.barrier), self.aggregation
+        counts_on_it = isinstance(barrier, FspConfig) and barrier.late == "stale"
+        if counts_on_it and (
+            isinstance(aggregation, FedAvgConfig) or isinstance(aggregation.staleness, ConstantConfig)
+        ):
+            raise ValueError(
+                "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; "
+                "give aggregation a staleness: {kind: polynomial}, or write late: next"
+            )
+        return self
+
     @classmethod
     def load(cls, name: str | Path, overrides: Sequence[str] = ()) -> StrategyConfig:
         """Read a strategy file.
@@ -137,6 +151,12 @@ class StrategyConfig(Section):
             return str(candidate) if candidate.exists() else relative
 
         return config.model_copy(update={"task": config.task.relocated(beside)})
+
+    @property
+    def report_s(self) -> float | None:
+        """How often the server hears of orders in work [s]; None where no barrier wants to."""
+        barrier = innermost(self.barrier)
+        return barrier.report_s if isinstance(barrier, AbspConfig) else None
 
     def policies(self, silos: int | None = None) -> Policies:
         """Everything that decides.

@@ -74,7 +74,11 @@ class DigitsConfig(Section):
 
 
 class CsvConfig(Section):
-    """One CSV file a silo, in the order of the silos; classification of one column."""
+    """One CSV file a silo, in the order of the silos; classification of one column.
+
+    Columns are numbers or text as their cells say; ``text`` names those that are text though some
+    silo's cells all look like numbers.
+    """
 
     kind: Literal["csv"]
     files: Annotated[list[str], Field(min_length=1)]
@@ -82,6 +86,7 @@ class CsvConfig(Section):
     classes: Annotated[int, Field(ge=2)] = 2
     positive_above: float | None = None
     ignore: list[str] = Field(default_factory=list)
+    text: list[str] = Field(default_factory=list)
     model: Literal["logistic", "mlp"] = "logistic"
     hidden: Annotated[int, Field(ge=1)] = 16
     test_share: TestShare = 0.25
@@ -96,6 +101,7 @@ class CsvConfig(Section):
             classes=self.classes,
             positive_above=self.positive_above,
             ignore=tuple(self.ignore),
+            text=tuple(self.text),
             model=self.model,
             hidden=self.hidden,
             test_share=self.test_share,

@@ -43,9 +43,9 @@ from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
+from fedsync.core.rng import Stream, derive_seed
 from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
-from fedsync.core.seeds import OrderSeeds
 from fedsync.core.sizing import LocalWork, Plan, Sizing
 from fedsync.core.stopping import Passes, StopRules
 from fedsync.core.views import ClusterView, SiloView, Verdict
@@ -107,9 +107,8 @@ class Coordinator:
             Forecasts(policies.predictor, declared=policies.declared_speeds), barrier=policies.barrier.init()
         )
         self._recent: deque[JournalEntry] = deque(maxlen=5)
-        # Nothing is remembered in these two that could not be worked out again.
+        # Nothing is remembered here that could not be worked out again.
         self._plan: tuple[int, Plan] | None = None
-        self._seeds = OrderSeeds(policies.seed)
 
     @property
     def stopped(self) -> bool:
@@ -351,14 +350,11 @@ class Coordinator:
         if not verdict.release:
             return
         state = self._state
-        serials = {name: state.issued.get(name, 0) + 1 for name in verdict.release}
-        seeds = dict(zip(serials, self._seeds.take(serials), strict=True))
         for name in verdict.release:
             silo = state.silos.get(name)
             if silo is None or silo.order is not None:
                 raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", self._recent)
-            state.issued[name] = serials[name]
-            order = self._order(name, serials[name], seeds[name], work[name], verdict)
+            order = self._order(name, work[name], verdict)
             state.scores.begin(state.version)
             state.silos[name] = SiloView(
                 facts=silo.facts,
@@ -372,7 +368,9 @@ class Coordinator:
             )
             actions.append(Dispatch(name, order))
 
-    def _order(self, name: str, serial: int, seed: int, work: LocalWork, verdict: Verdict) -> WorkOrder:
+    def _order(self, name: str, work: LocalWork, verdict: Verdict) -> WorkOrder:
+        serial = self._state.issued.get(name, 0) + 1
+        self._state.issued[name] = serial
         return WorkOrder(
             update_id=f"{name}/{serial}",
             base_version=self._state.version,
@@ -380,7 +378,7 @@ class Coordinator:
             batch_size=work.batch_size,
             max_steps=verdict.steps.get(name, work.steps),
             learning_rate=work.learning_rate,
-            seed=seed,
+            seed=derive_seed(self._policies.seed, Stream.ORDER, name, serial),
             budget_s=verdict.budget_s.get(name),
             overrun=verdict.overrun,
         )

@@ -12,7 +12,7 @@ class Roster(dict[str, SiloView]):
 
     Attributes:
         idle: name -> rank in the order of joining, of the silos without an order.
-        revision: grows whenever a silo comes, goes, or gets other facts or another forecast.
+        revision: grows whenever a silo comes, goes, or gets new facts or a new forecast, different or not.
     """
 
     __slots__ = ("_joined", "_ranks", "idle", "revision")
@@ -34,7 +34,7 @@ class Roster(dict[str, SiloView]):
             self._ranks[name] = self._joined
             self._joined += 1
             self.revision += 1
-        elif before.forecast != view.forecast or before.facts != view.facts:
+        elif before.forecast is not view.forecast or before.facts is not view.facts:
             self.revision += 1
         super().__setitem__(name, view)
         if view.order is None:

@@ -293,17 +293,7 @@ class Ledger:
             at_s=at_s - begin_s,
             seconds=at_s - begin_s - since,
             loss=sum(arrival.report.loss * arrival.report.samples for arrival in arrivals) / samples,
-            silos={
-                arrival.meta.silo: SiloShare(
-                    batch_size=arrival.batch_size,
-                    steps=arrival.report.steps,
-                    samples=arrival.report.samples,
-                    compute_s=arrival.report.compute_s,
-                    overhead_s=max(arrival.busy_s - arrival.report.compute_s, 0.0),
-                    wait_s=at_s - arrival.at_s,
-                )
-                for arrival in kept
-            },
+            silos=_shares(kept, at_s),
         )
         self.rounds.append(row)
 
@@ -314,6 +304,23 @@ class Ledger:
                 row.accuracy, row.test_loss = score.accuracy, score.loss
                 if row.round >= self._last_scored:
                     self._last_scored, self._accuracy = row.round, row.accuracy
+
+
+def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:
+    """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
+    shares: dict[str, SiloShare] = {}
+    for arrival in sorted(arrivals, key=lambda arrival: arrival.at_s):
+        report, before = arrival.report, shares.get(arrival.meta.silo)
+        overhead_s = max(arrival.busy_s - report.compute_s, 0.0)
+        shares[arrival.meta.silo] = SiloShare(
+            batch_size=arrival.batch_size,
+            steps=report.steps + (before.steps if before else 0),
+            samples=report.samples + (before.samples if before else 0),
+            compute_s=report.compute_s + (before.compute_s if before else 0.0),
+            overhead_s=overhead_s + (before.overhead_s if before else 0.0),
+            wait_s=at_s - arrival.at_s,
+        )
+    return {arrival.meta.silo: shares[arrival.meta.silo] for arrival in arrivals}
 
 
 def _usable(name: str, evaluation: Evaluation | None) -> Evaluation | None:

@@ -35,8 +35,8 @@ class Recorder:
         model_bytes: size of the model.
         target_accuracy: for ``seconds_to_target``.
         listeners: called after every entry.
-        journal: off, there is no ``journal.jsonl``, and of each round only the slowest silo is kept: for
-            runs of very many silos.
+        journal: off, there is neither ``journal.jsonl`` nor ``rounds.jsonl``, and of each round only the
+            slowest silo is kept: for runs of very many silos.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Recorder:
         self._identity = {"strategy": config["name"], "runtime": runtime, "seed": config["seed"]}
         self._listeners = listeners
         _write_yaml(out / "config.yaml", config)
-        for name in ("silos.yaml", "journal.jsonl", "summary.json"):
+        for name in ("silos.yaml", "journal.jsonl", "rounds.jsonl", "summary.json"):
             (out / name).unlink(missing_ok=True)
         if silos is not None:
             _write_yaml(out / "silos.yaml", {"silos": silos})
@@ -70,16 +70,17 @@ class Recorder:
             "target_accuracy": target_accuracy,
         }
         self._journal = JournalWriter(out / "journal.jsonl", header) if journal else None
-        self._rounds = (out / "rounds.jsonl").open("w", encoding="utf-8")
+        self._rounds = (out / "rounds.jsonl").open("w", encoding="utf-8") if journal else None
 
     def record(self, entry: JournalEntry) -> None:
         """Write one entry and what follows from it."""
         if self._journal is not None:
             self._journal.append(entry)
         self.ledger.add(entry)
-        for row in self.ledger.finished_rounds():
-            self._rounds.write(json.dumps(round_row(row)) + "\n")
-            self._rounds.flush()
+        if self._rounds is not None:
+            for row in self.ledger.finished_rounds():
+                self._rounds.write(json.dumps(round_row(row)) + "\n")
+                self._rounds.flush()
         for listener in self._listeners:
             listener.follow(self.ledger)
 
@@ -94,7 +95,8 @@ class Recorder:
         """Close the files; what was recorded stays."""
         if self._journal is not None:
             self._journal.close()
-        self._rounds.close()
+        if self._rounds is not None:
+            self._rounds.close()
 
 
 def round_row(row: Round) -> dict[str, Any]:

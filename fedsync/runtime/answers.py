@@ -72,6 +72,10 @@ class TrainerLink(Protocol):
         """Of the model."""
         ...
 
+    def initial_model(self) -> Vector:
+        """The model before any training, float32 [layout.size]."""
+        ...
+
     def train(self, order: WorkOrder, base: Vector, wait_s: float | None) -> Answer:
         """Begin an order, unless it has been begun before; answer after ``wait_s`` seconds at the latest."""
         ...

@@ -92,6 +92,10 @@ class Desk:
         """Whether an order is in work."""
         return self._job is not None and not self._job.done.is_set()
 
+    def initial_model(self) -> Vector:
+        """The model before any training, float32 [layout.size]; the same at every silo."""
+        return self._trainer.initial_model()
+
     def train(self, order: WorkOrder, base: Vector, wait_s: float | None) -> Answer:
         """Begin an order, unless it has been begun before, and wait for it.
 

@@ -341,6 +341,30 @@ class FlowerDriver:
         return [event] if event is not None else []
 
 
+def ask_for_model(grid: Grid, spec: str, timing: Timing) -> tuple[str, ArrayRecord]:
+    """The model before any training, from the first silo that has it, and who that is.
+
+    Raises:
+        RunError: no silo sends one in time; says what the last one answered instead.
+    """
+    end_s = time.monotonic() + timing.join_timeout_s
+    sent: dict[str, int] = {}
+    asked: set[int] = set()
+    last = "nobody answered"
+    while time.monotonic() < end_s:
+        for node in set(grid.get_node_ids()) - asked:
+            asked.add(node)
+            for message in grid.push_messages([messages.query_model(node, spec, timing.join_timeout_s)]):
+                sent[message] = node
+        for reply in grid.pull_messages(list(sent)) if sent else []:
+            sender = f"node {sent.pop(reply.metadata.reply_to_message_id)}"
+            if not reply.has_error():
+                return sender, messages.read_initial_model(reply, sender)
+            last = f"{sender}: {_shortened(reply.error.reason)}"
+        time.sleep(timing.poll_s)
+    raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")
+
+
 def _shortened(reason: str | None) -> str:
     """A peer's reason, without the middle of a long stack trace."""
     text = " ".join((reason or "").split())

@@ -61,6 +61,13 @@ class ResidentLink:
         shapes = tuple(tuple(shape) for shape in described["layout"]["shapes"])
         self.layout = Layout(tuple(described["layout"]["names"]), shapes)
 
+    def initial_model(self) -> Vector:
+        """See `fedsync.runtime.desk.Desk.initial_model`."""
+        model = self._ask({"do": "model"})[1]
+        if model is None:
+            raise RunError(f"the resident trainer in {self._folder} sent no model")
+        return model
+
     def train(self, order: WorkOrder, base: Vector, wait_s: float | None) -> Answer:
         """See `fedsync.runtime.desk.Desk.train`."""
         return self._answer({"do": "train", "order": encode(order), "wait_s": wait_s}, base)

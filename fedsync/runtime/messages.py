@@ -26,6 +26,9 @@ MAX_JSON_BYTES = 65536
 COLLECT = "collect"
 """Name of the query that asks for an order in work."""
 
+MODEL_QUERY = "model"
+"""Name of the query that asks for the model before any training."""
+
 _MODEL, _UPDATE, _TEXT = "model", "update", "fedsync"
 _NPY_HEADER = 10_000
 
@@ -122,6 +125,11 @@ def query(node: int, spec: str, ttl_s: float) -> Message:
     return _message(MessageType.QUERY, node, {"spec": spec}, None, ttl_s)
 
 
+def query_model(node: int, spec: str, ttl_s: float) -> Message:
+    """Ask a node for the model before any training."""
+    return _message(f"{MessageType.QUERY}.{MODEL_QUERY}", node, {"spec": spec}, None, ttl_s)
+
+
 def train(
     node: int, spec: str, order: WorkOrder, model: ArrayRecord, ttl_s: float, report_s: float | None = None
 ) -> Message:
@@ -185,6 +193,11 @@ def answer_hello(message: Message, hello: Hello) -> Message:
     return _reply(message, "hello", _HELLO.dump_json(hello), None)
 
 
+def answer_model(message: Message, model: ArrayRecord) -> Message:
+    """Send the model before any training."""
+    return Message(RecordDict({_MODEL: model}), reply_to=message)
+
+
 def answer_update(message: Message, report: WorkReport, update: ArrayRecord) -> Message:
     """Send an update and the report."""
     return _reply(message, "report", _REPORT.dump_json(report), update)
@@ -208,6 +221,11 @@ def _reply(message: Message, key: str, text: bytes, update: ArrayRecord | None) 
 
 
 # At the server.
+
+
+def read_initial_model(reply: Message, sender: str) -> ArrayRecord:
+    """Answer to the query for the model; its layout is the sender's say."""
+    return _arrays(reply, _MODEL, sender)
 
 
 def read_hello(reply: Message, sender: str) -> Hello:

@@ -70,6 +70,8 @@ class _Server:
             case "describe":
                 layout = {"names": desk.layout.names, "shapes": desk.layout.shapes}
                 return {"name": desk.name, "facts": encode(desk.facts), "layout": layout}, None
+            case "model":
+                return {}, desk.initial_model()
             case "train" if vector is not None:
                 order = decode(WorkOrder, request["order"])
                 return _outgoing(desk.train(order, vector, request["wait_s"]))

@@ -13,7 +13,7 @@ import logging
 import os
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsync.config.cluster import ClusterConfig
@@ -21,7 +21,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.runtime import messages
 from fedsync.runtime.strategy import FedSync
-from fedsync.train.weights import save_model
+from fedsync.train.weights import save_model, save_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,19 @@ def main(grid: Grid, context: Context) -> None:
         if control is not None:
             (control / ERROR_FILE).write_text(json.dumps(_described(error)), encoding="utf-8")
         raise
+
+
+def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None:
+    """Write the final model as a state dict.
+
+    Where the task needs data to build its model and the server has none, integer buffers stay float32.
+    """
+    layout = messages.layout_of(arrays)
+    model = messages.from_arrays(arrays, layout, "server")
+    try:
+        save_model(path, config.task.build(), model)
+    except ConfigError:
+        save_tensors(path, layout.split(model))
 
 
 def _described(error: FedSyncError) -> dict[str, str]:
@@ -68,7 +81,5 @@ def _run(grid: Grid, settings: dict[str, str]) -> None:
         target_accuracy=target or None,
     )
     result = strategy.start(grid)
-    layout = messages.layout_of(result.arrays)
-    model = messages.from_arrays(result.arrays, layout, "server")
-    save_model(strategy.out / "model.pt", config.task.build(), model)
+    save_result(strategy.out / "model.pt", config, result.arrays)
     logger.info("files of the run: %s", strategy.out)

@@ -34,6 +34,12 @@ def _query(message: Message, context: Context) -> Message:
     return messages.answer_hello(message, messages.Hello(link.name, link.facts))
 
 
+@app.query(messages.MODEL_QUERY)
+def _model(message: Message, context: Context) -> Message:
+    link = _link(message, context)
+    return messages.answer_model(message, messages.to_arrays(link.initial_model(), link.layout))
+
+
 @app.train()
 def _train(message: Message, context: Context) -> Message:
     link = _link(message, context)

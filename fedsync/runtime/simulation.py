@@ -60,10 +60,9 @@ def _run(
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation as run_flower_simulation
 
-    from fedsync.runtime import messages
+    from fedsync.runtime.server import save_result
     from fedsync.runtime.silo import app as client_app
     from fedsync.runtime.strategy import FedSync
-    from fedsync.train.weights import save_model
 
     strategy = FedSync(
         config,
@@ -81,9 +80,7 @@ def _run(
         # Flower turns what a ServerApp raises into an error of its own; ours says more.
         try:
             result = strategy.start(grid)
-            layout = messages.layout_of(result.arrays)
-            model = messages.from_arrays(result.arrays, layout, "server")
-            save_model(out / "model.pt", config.task.build(), model)
+            save_result(out / "model.pt", config, result.arrays)
         except FedSyncError as error:
             errors.append(error)
 

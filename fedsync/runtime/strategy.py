@@ -16,11 +16,12 @@ from fedsync.aggregate.store import ModelStore
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import FedSyncError
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.layout import Layout, Vector
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener, Recorder
 from fedsync.runtime import messages
-from fedsync.runtime.driver import FlowerDriver, Timing
+from fedsync.runtime.driver import FlowerDriver, Timing, ask_for_model
 from fedsync.runtime.spec import RunSpec
 from fedsync.train.weights import initial_model
 
@@ -128,11 +129,7 @@ class FedSync(Strategy):
 
         silos = len(self.cluster.silos) if self.cluster is not None else None
         spec = RunSpec.of(config, self.cluster, silos or config.min_silos or 2)
-        if initial_arrays is None:
-            model, layout = initial_model(config.task.build(), config.seed)
-        else:
-            layout = messages.layout_of(initial_arrays)
-            model = messages.from_arrays(initial_arrays, layout, "initial_arrays")
+        model, layout = self._first_model(grid, config, spec, initial_arrays, timing)
         recorder = self._recorder(config, layout.nbytes)
         after_commit(0, messages.to_arrays(model, layout))
         policies = config.policies(silos)
@@ -144,6 +141,7 @@ class FedSync(Strategy):
             spec.dump(),
             recorder,
             timing,
+            report_s=config.report_s,
             after_commit=after_commit,
         )
         try:
@@ -162,6 +160,20 @@ class FedSync(Strategy):
             self.config.balancer.kind,
             self.out,
         )
+
+    def _first_model(
+        self, grid: Grid, config: StrategyConfig, spec: RunSpec, given: ArrayRecord | None, timing: Timing
+    ) -> tuple[Vector, Layout]:
+        """Version 0: the one given, the task's own, or that of a silo where the task needs data to build it."""
+        sender = "initial_arrays"
+        if given is None:
+            try:
+                return initial_model(config.task.build(), config.seed)
+            except ConfigError as error:
+                logger.info("asking a silo for the model, for the server cannot build it: %s", error)
+                sender, given = ask_for_model(grid, spec.dump(), timing)
+        layout = messages.layout_of(given)
+        return messages.from_arrays(given, layout, sender), layout
 
     def _recorder(self, config: StrategyConfig, model_bytes: int) -> Recorder:
         cluster = self.cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,15 @@ def save_model(path: Path, task: Task, vector: Vector) -> None:
     # Any seed will do: every value is overwritten.
     module = build_model(task, 0)
     Weights(module).load(vector)
+    _save(path, module.state_dict())
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
+    """Write named float32 tensors as a state dict, where there is no module to ask for their types."""
+    _save(path, {name: torch.from_numpy(values.copy()) for name, values in tensors.items()})
+
+
+def _save(path: Path, state: Mapping[str, Tensor]) -> None:
     unfinished = path.with_suffix(".tmp")
-    torch.save(module.state_dict(), unfinished)
+    torch.save(state, unfinished)
     unfinished.replace(path)

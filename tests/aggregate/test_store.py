@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsync.aggregate.store import MAX_MAGNITUDE, ModelStore
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 
 
@@ -154,3 +157,80 @@ def test_a_commit_is_close_to_the_exact_sum(parts: list[tuple[float, float]]) ->
     exact = 0.5 + sum(value * weight / total for value, weight in parts)
     scale = 0.5 + sum(abs(value) * weight / total for value, weight in parts)
     assert abs(float(store.model[0]) - exact) <= 2 * len(parts) * 6e-8 * scale  # a rounding each product and sum
+
+
+# Towards the silos' models.
+
+
+def test_a_commit_toward_mixes_whole_models() -> None:
+    """a began at 0 and is at 4; the model has moved to 10 since: 10 + 1/4 x (0 + 4 - 10) = 8.5 = 3/4 x 10 + 1/4 x 4."""
+    store = ModelStore(vector(0), keep_bases=True)
+    store.begin("a/1")
+    store.begin("b/1")
+    store.put("b", "b/1", vector(10))
+    store.commit(Commit(1, {"b/1": 1.0}))
+    store.put("a", "a/1", vector(4))
+    store.commit(Commit(2, {"a/1": 0.25}, toward=True))
+    np.testing.assert_array_equal(store.model, vector(8.5))
+
+
+def test_several_updates_are_mixed_into_the_same_old_model() -> None:
+    """Both silos are at 8 and 4, the model at 2: 2 + 0.5 x 6 + 0.25 x 2 = 5.5, in whatever order."""
+    for names in ("ab", "ba"):
+        store = ModelStore(vector(2), keep_bases=True)
+        for name, value in zip("ab", (6, 2), strict=True):
+            store.begin(name)
+            store.put(name, name, vector(value))
+        store.commit(Commit(1, {name: {"a": 0.5, "b": 0.25}[name] for name in names}, toward=True))
+        np.testing.assert_array_equal(store.model, vector(5.5))
+
+
+def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
+    models = []
+    for toward in (False, True):
+        store = ModelStore(vector(3, -2), keep_bases=True)
+        store.begin("a/1")
+        store.put("a", "a/1", vector(1, 5))
+        store.commit(Commit(1, {"a/1": 0.5}, toward))
+        models.append(store.model)
+    np.testing.assert_array_equal(*models)
+
+
+def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
+    store = ModelStore(vector(0), keep_bases=True)
+    bases = []
+    for number in range(3):
+        name = f"a/{number}"
+        bases.append(weakref.ref(store.model))
+        store.begin(name)
+        store.put("a", name, vector(1))
+        if number == 1:
+            store.discard(name)
+        else:
+            store.commit(Commit(number + 1, {name: 0.5}, toward=True))
+    store.begin("slow/1")
+    slow = weakref.ref(store.model)
+    store.begin("b/1")
+    store.put("b", "b/1", vector(1))
+    store.commit(Commit(4, {"b/1": 0.5}, toward=True))
+    store.remember()
+    gc.collect()
+    assert [base() is None for base in bases[1:]] == [True, True], "of version 0 the store remembered the model"
+    assert slow() is not None
+    store.discard("slow/1")
+    gc.collect()
+    assert slow() is None
+
+
+def test_without_need_no_base_is_kept() -> None:
+    store = ModelStore(vector(0))
+    store.begin("a/1")
+    base = weakref.ref(store.model)
+    store.put("a", "a/1", vector(1))
+    store.put("b", "b/1", vector(1))
+    store.commit(Commit(1, {"b/1": 1.0}))
+    store.remember()
+    gc.collect()
+    assert base() is None
+    with pytest.raises(PolicyError, match="whose base was not kept"):
+        store.commit(Commit(2, {"a/1": 1.0}, toward=True))

@@ -68,20 +68,30 @@ def test_a_round_gives_everybody_the_interval_less_its_own_overhead() -> None:
 
 
 def test_overheads_are_smoothed_from_order_to_order_and_never_counted_twice() -> None:
-    """By hand, with a weight of one half: 1, then (1 + 2) / 2 = 1.5, then (1.5 + 0.5) / 2 = 1."""
+    """By hand: 9 with start-up, forgotten at the second's 2, then (2 + 1) / 2 = 1.5, then (1.5 + 0.5) / 2 = 1."""
     barrier, state = fsp(), fsp().init()
-    for clock, last_s, expected in [(0, 0.0, None), (1, 1.0, 1.0), (1, 1.0, 1.0), (2, 2.0, 1.5), (3, 0.5, 1.0)]:
+    orders = [(0, 0.0, None), (1, 9.0, 9.0), (1, 9.0, 9.0), (2, 2.0, 2.0), (2, 2.0, 2.0), (3, 1.0, 1.5), (4, 0.5, 1.0)]
+    for clock, last_s, expected in orders:
         state, _ = barrier.decide(state, view({"a": silo(clock=clock, overhead_s=last_s, busy=True)}))
         assert (state.overheads["a"].seconds if expected else state.overheads.get("a")) == expected
     state, _ = barrier.decide(state, view({"a": silo(clock=0, busy=True)}))
-    assert state.overheads["a"] == Overhead(0, 1.0), "a silo that joins again is as slow as before"
+    assert state.overheads["a"] == Overhead(0, 1.0, 4), "a silo that joins again is as slow as before"
     state, _ = barrier.decide(state, view({"a": silo(clock=1, overhead_s=2.0, busy=True)}))
     assert state.overheads["a"].seconds == 1.5
 
 
-def test_an_interval_shorter_than_the_overhead_still_means_a_step() -> None:
-    silos = {"a": silo(clock=1, overhead_s=5.0)}
-    assert fsp().decide(fsp().init(), view(silos))[1].budget_s == {"a": 0.0}
+def test_an_overhead_longer_than_the_interval_still_means_a_step() -> None:
+    silos = {"a": silo(clock=1, overhead_s=5.0), "b": silo(clock=1), "c": silo(clock=1)}
+    assert fsp().decide(fsp().init(), view(silos))[1].budget_s == {"a": 0.0, "b": 2.0, "c": 2.0}
+
+
+def test_an_interval_full_of_overhead_is_stretched() -> None:
+    """Overheads of 1, 3 and 9 s: twice the median is 6 s, and 3 s of grace."""
+    silos = {name: silo(clock=1, overhead_s=seconds) for name, seconds in [("a", 1.0), ("b", 3.0), ("c", 9.0)]}
+    state, verdict = fsp().decide(fsp().init(), view({**silos, "new": silo()}))
+    assert verdict.budget_s == {"a": 5.0, "b": 3.0, "c": 0.0, "new": 6.0}
+    assert state.round is not None
+    assert (state.round.deadline_s, verdict.wake_at_s) == (6.0, 9.0)
 
 
 def test_a_pass_is_a_step_at_least() -> None:
@@ -354,7 +364,9 @@ def late_run(tmp_path: Path, late: str) -> Any:
     At 1.25 s: the first round waited for b. From 1.25 s on a does 8 steps in 1 s; b's step takes until 2.5 s,
     within the grace, which ends at 2.75 s. So with a grace of 0.125 s instead, the second round ends at 2.375 s.
     """
-    return race(tmp_path, [256.0, 25.6], fixed(1.0, late=late, grace=0.125), stop={"rounds": 4})
+    aggregation = {"kind": "fednova", "staleness": {"kind": "polynomial"}}
+    barrier = fixed(1.0, late=late, grace=0.125)
+    return race(tmp_path, [256.0, 25.6], barrier, stop={"rounds": 4}, aggregation=aggregation)
 
 
 @pytest.mark.parametrize("late", ["drop", "next", "stale"])

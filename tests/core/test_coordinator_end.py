@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from fedsync.barrier.ssp import Asp
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, SiloLost, TimerFired, WorkFailed
@@ -172,3 +173,21 @@ def test_the_first_rule_that_holds_is_the_reason() -> None:
     entry = coordinator.handle([answer("a", first["a"], 5.0)], 5.0)
     assert "1 s are over" in entry.reason
     assert of_type(entry, Commit) == [], "time was over before this update was looked at"
+
+
+def test_a_silo_with_easy_data_does_not_reach_the_target_for_all() -> None:
+    """Where silos go on by themselves: a finds 0.95 in version 1, b had found 0.1 in version 0."""
+    coordinator, first = begin("a", "b", barrier=Asp(), stop=StopRules(rounds=9, target_accuracy=0.8))
+    entry = coordinator.handle([answer(n, o, evaluation=scored(0.1)) for n, o in first.items()], 1.0)
+    for at_s in (2.0, 3.0):
+        entry = coordinator.handle([answer("a", orders(entry)["a"], at_s, evaluation=scored(0.95))], at_s)
+        assert of_type(entry, Stop) == of_type(entry, Evaluate) == []
+
+
+def test_the_final_version_is_evaluated_by_all_although_one_has_its_score() -> None:
+    coordinator, first = begin("a", "b", barrier=Asp(), stop=StopRules(seconds=3.0))
+    entry = coordinator.handle([answer("a", first["a"])], 1.0)
+    second = orders(entry)["a"]
+    coordinator.handle([WorkFailed(2.0, "b", "b/1", "x")], 2.0)
+    entry = coordinator.handle([answer("a", second, 3.0, evaluation=scored(0.5))], 3.0)
+    assert of_type(entry, Evaluate) == [Evaluate(1, ("a", "b"))]

@@ -128,7 +128,7 @@ def test_at_the_end_all_begin_anew() -> None:
 
 
 def test_a_pass_ends_when_the_slowest_has_gone_through_its_data() -> None:
-    """a holds 100, b 300. Losses weigh as the data do: (100 x 2 + 300 x 1) / 400 = 1.25, however often a went through."""
+    """a holds 100, b 300. Losses weigh as the data do, (100 x 2 + 300 x 1) / 400 = 1.25, however much a did."""
     passes = Passes()
     passes.join("a", 100)
     passes.join("b", 300)

@@ -15,7 +15,7 @@ from flwr.app.error import Error
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError, RunError
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.orders import WorkReport
 from fedsync.runtime import messages
 from fedsync.runtime.driver import Timing
@@ -233,3 +233,55 @@ def test_a_report_survives_the_wire() -> None:
     report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
     reply = messages.answer_update(message, report, ArrayRecord())
     assert messages.read_report(reply, "a") == report
+
+
+def test_the_word_to_stop_reaches_silos_at_work(tmp_path: Path) -> None:
+    """A-BSP: once c is done, half of all samples are, and a and b stop where they are."""
+    silos = [{"name": "a", "speed": 16.0}, {"name": "b", "speed": 16.0}, {"name": "c", "speed": 800.0}]
+    config = StrategyConfig.load(
+        "fedavg",
+        [
+            "task={kind: digits}",
+            "local={steps: 40, batch_size: 8}",  # a and b need 0.5 s a step, 20 s in all
+            "barrier={kind: a-bsp, sync_ratio: 0.34, report_s: 0.1}",
+            "aggregation={kind: fednova}",
+            "stop.rounds=1",
+        ],
+    )
+    strategy = FedSync(config, ClusterConfig.model_validate({"silos": silos}), out=tmp_path)
+    strategy.start(DirectGrid(3))
+    assert strategy.run_summary is not None
+    steps = {silo["name"]: silo["steps"] for silo in strategy.run_summary["silos"]}
+    assert steps["c"] == 40
+    assert 1 <= steps["a"] < 20 and 1 <= steps["b"] < 20
+
+
+def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[ArrayRecord] = []
+    _strategy(tmp_path / "with").start(DirectGrid(3), evaluate_fn=lambda version, arrays: expected.append(arrays))
+
+    def no_data(*arguments: Any) -> Any:
+        raise ConfigError("task.files", "there is no such file", "Only silos have data")
+
+    monkeypatch.setattr("fedsync.runtime.strategy.initial_model", no_data)
+    seen: list[ArrayRecord] = []
+    grid = DirectGrid(3)
+
+    def cannot_send_a_model(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type == "query.model":
+            return Message(Error(code=2, reason="no"), reply_to=message)
+        return honest(message, context)
+
+    grid.answers[1] = cannot_send_a_model
+    _strategy(tmp_path / "without").start(grid, evaluate_fn=lambda version, arrays: seen.append(arrays))
+    for name, array in expected[0].items():
+        np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
+
+
+def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_data(*arguments: Any) -> Any:
+        raise ConfigError("task.files", "there is no such file", "Only silos have data")
+
+    monkeypatch.setattr("fedsync.runtime.strategy.initial_model", no_data)
+    with pytest.raises(RunError, match="no silo sent a model"):
+        _strategy(tmp_path, timing=Timing(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))
