@@ -57,12 +57,14 @@ class Timing:
     """How long the driver waits for what, all in seconds.
 
     Args:
-        poll_s: pause between two looks at an empty grid.
+        poll_s: pause between two looks at an empty grid, at first.
+        longest_poll_s: to which the pause grows while nothing happens; a look costs a real SuperLink 10 ms.
         order_timeout_s: an order without an answer after this time has failed.
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
     """
 
     poll_s: float = 0.02
+    longest_poll_s: float = 0.15
     order_timeout_s: float = 3600.0
     join_timeout_s: float = 180.0
 
@@ -151,12 +153,15 @@ class FlowerDriver:
         Raises:
             RunError: no silo is there to work for too long, or the run ended in failure.
         """
+        pause_s = self._timing.poll_s
         while True:
             events = [*self._replies(), *self._membership(), *self._overdue()]
             if not events:
                 self._check_alive()
-                time.sleep(self._timing.poll_s)
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, self._timing.longest_poll_s)
                 continue
+            pause_s = self._timing.poll_s
             now_s = self._active_at_s = self._now_s()
             while events:
                 entry = self._coordinator.handle(events, now_s)

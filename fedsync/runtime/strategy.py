@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -118,7 +119,7 @@ class FedSync(Strategy):
             config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
         timing = self._timing
         if timeout is not None:
-            timing = Timing(timing.poll_s, timeout, timing.join_timeout_s)
+            timing = replace(timing, order_timeout_s=timeout)
         self.summary()
         result = Result()
 
