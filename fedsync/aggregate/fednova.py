@@ -26,7 +26,7 @@ class FedNova:
         momentum: rho of the silos' SGD.
         pull: eta mu: learning rate times strength of the proximal term.
 
-    Source: Wang et al. 2020, arXiv:2007.07481: sections 3 and 4, Algorithm 1.
+    Source: Wang et al. 2020, arXiv:2007.07481.
     """
 
     inner: Weigher
@@ -65,7 +65,7 @@ def progress(steps: int, momentum: float, pull: float) -> float:
         momentum: rho, 0 <= rho < 1.
         pull: alpha = eta mu, 0 <= alpha < 1, so that no a_k is negative without momentum.
 
-    Source: arXiv:2007.07481, section 3 (the vectors a_i of the local solvers).
+    Source: arXiv:2007.07481, the vectors a_i of the local solvers.
     """
     if pull == 0:
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -4,7 +4,7 @@ The staleness of an update is the number of versions made between its base and t
 commit not counted: an update that starts from the newest model is fresh, s = 0, and every discount of it is
 exactly 1. (Published code that counts the commit itself discounts a fresh update by one half.)
 
-Source: FedAsync (Xie et al. 2019, arXiv:1903.03934), section 5.2 (constant, polynomial, hinge); FedBuff (Nguyen et
+Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et
 al. 2022, arXiv:2106.06639) takes the polynomial one with exponent 1/2.
 """
 

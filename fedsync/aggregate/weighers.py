@@ -73,8 +73,7 @@ class Stale:
         inner: gives the coefficients of fresh updates.
         discount: s, 1 for a fresh update.
 
-    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934), section 5; FedBuff (Nguyen et al. 2022,
-    arXiv:2106.06639), section 3.
+    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934); FedBuff (Nguyen et al. 2022, arXiv:2106.06639).
     """
 
     inner: Weigher

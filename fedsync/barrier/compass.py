@@ -85,7 +85,7 @@ class Compass:
         max_steps: Q_max.
         latest_factor: lambda, at least 1: latest time / expected time, from the founding of a group.
 
-    Source: FedCompass (Li et al. 2024, arXiv:2309.14675), section 3.2, Algorithms 1 and 2.
+    Source: FedCompass (Li et al. 2024, arXiv:2309.14675), the Compass scheduler.
     """
 
     min_steps: int
