@@ -127,7 +127,7 @@ class FlowerDriver:
         recorder: Recorder,
         timing: Timing,
         report_s: float | None = None,
-        after_commit: Callable[[int, ArrayRecord], None] = lambda version, arrays: None,
+        after_commit: Callable[[int, ArrayRecord], None] | None = None,
     ) -> None:
         self._grid = grid
         self._coordinator = coordinator
@@ -142,7 +142,7 @@ class FlowerDriver:
         self._sent: dict[str, _Sent] = {}
         self._timers: list[float] = []
         self._halts: set[str] = set()
-        self._arrays: ArrayRecord | None = None
+        self._packed: ArrayRecord | None = None
         self._start_s = time.monotonic()
         self._members_at_s = -_MEMBERSHIP_S
         self._active_at_s = 0.0
@@ -172,16 +172,20 @@ class FlowerDriver:
                     if isinstance(action, Stop):
                         if action.failed:
                             raise RunError(action.reason)
-                        return self._model()
+                        return self._named()
 
     def _now_s(self) -> float:
         return time.monotonic() - self._start_s
 
     def _model(self) -> ArrayRecord:
-        """The current model as arrays, made once a version."""
-        if self._arrays is None:
-            self._arrays = messages.to_arrays(self._store.model, self._layout)
-        return self._arrays
+        """The current model for the wire, made once a version."""
+        if self._packed is None:
+            self._packed = messages.pack(self._store.model)
+        return self._packed
+
+    def _named(self) -> ArrayRecord:
+        """The current model as named arrays, for users."""
+        return messages.to_arrays(self._store.model, self._layout)
 
     def _check_alive(self) -> None:
         if any(sent.order is not None or sent.version is not None for sent in self._sent.values()):
@@ -314,15 +318,16 @@ class FlowerDriver:
                 return self._push(_Sent(node, self._now_s() + timeout_s, order=order), message)
             case Commit(version, _):
                 self._store.commit(action)
-                self._arrays = None
-                self._after_commit(version, self._model())
+                self._packed = None
+                if self._after_commit is not None:
+                    self._after_commit(version, self._named())
             case HaltEarly(_, update_id):
                 self._halts.add(update_id)
             case Remember():
                 self._store.remember()
             case Rollback():
                 self._store.rollback()
-                self._arrays = None
+                self._packed = None
             case Discard(update_id, _):
                 self._store.discard(update_id)
             case Evaluate(version, silos):

@@ -44,13 +44,13 @@ def _model(message: Message, context: Context) -> Message:
 def _train(message: Message, context: Context) -> Message:
     link = _link(message, context)
     base = messages.read_model(message, link.layout)
-    return _answer(message, link, link.train(messages.read_order(message), base, messages.read_report_s(message)))
+    return _answer(message, link.train(messages.read_order(message), base, messages.read_report_s(message)))
 
 
 @app.query(messages.COLLECT)
 def _collect(message: Message, context: Context) -> Message:
     link, request = _link(message, context), messages.read_collect(message)
-    return _answer(message, link, link.collect(request.update_id, request.wait_s, halt=request.halt))
+    return _answer(message, link.collect(request.update_id, request.wait_s, halt=request.halt))
 
 
 @app.evaluate()
@@ -59,9 +59,9 @@ def _evaluate(message: Message, context: Context) -> Message:
     return messages.answer_evaluation(message, link.evaluate(messages.read_model(message, link.layout)))
 
 
-def _answer(message: Message, link: TrainerLink, answer: Answer) -> Message:
+def _answer(message: Message, answer: Answer) -> Message:
     if isinstance(answer, Finished):
-        return messages.answer_update(message, answer.report, messages.to_arrays(answer.update, link.layout))
+        return messages.answer_update(message, answer.report, messages.pack(answer.update))
     return messages.answer_progress(message, messages.Progress(answer.steps, answer.samples))
 
 

@@ -143,7 +143,7 @@ class FedSync(Strategy):
             recorder,
             timing,
             report_s=config.report_s,
-            after_commit=after_commit,
+            after_commit=after_commit if evaluate_fn is not None else None,
         )
         try:
             result.arrays = driver.run()

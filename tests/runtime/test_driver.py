@@ -101,7 +101,8 @@ def _pickle(message: Message, reply: Message) -> Message:
 
 BAD_REPLIES = {
     "nan": (_arrays(_nan), "finite"),
-    "wrong shape": (_arrays(lambda u: {k: v.reshape(-1) for k, v in u.items()}), "shape"),
+    "wrong shape": (_arrays(lambda u: {k: v.reshape(1, -1) for k, v in u.items()}), "shape"),
+    "too short": (_arrays(lambda u: {k: v[:-1] for k, v in u.items()}), "shape"),
     "wrong type": (_arrays(lambda u: {k: v.astype(np.float64) for k, v in u.items()}), "shape"),
     "fewer arrays": (_arrays(lambda u: dict(list(u.items())[1:])), "arrays"),
     "other names": (_arrays(lambda u: {f"x{k}": v for k, v in u.items()}), "arrays"),

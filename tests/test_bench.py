@@ -1,0 +1,50 @@
+"""Every bench of the synchronisation models runs to its end and leaves its files. What they measure is not tested."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "figures"),
+    [
+        ("progress", ["--parts", "speed", "inconsistency"], ["-speed", "-inconsistency"]),
+        ("progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
+        ("time_to_target", ["--target", "0.3", "--clusters", "one-to-three", "--strategies", "fedavg", "pssp"], [""]),
+        ("fsp", [], [""]),
+    ],
+)
+def test_bench_ends_and_writes_json_and_figures(
+    tmp_path: Path, script: str, arguments: list[str], figures: list[str]
+) -> None:
+    out = tmp_path / "results" / "some.json"
+    command = [sys.executable, f"bench/{script}.py", "--quick", "--processes", "1", "--out", str(out), *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(out.read_text())
+    for suffix in figures:
+        assert (out.parent / f"some{suffix}.png").read_bytes().startswith(PNG)
+
+
+def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
+    """A target beyond reach in the time there is, and a setting that one strategy does not know."""
+    out = tmp_path / "some.json"
+    command = [sys.executable, "bench/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "4"]
+    command += ["--clusters", "homogeneous", "--strategies", "fedavg", "lb-bsp", "--set", "balancer.floor=2"]
+    done = subprocess.run([*command, "--processes", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1  # the reference itself failed: there is nothing to compare with
+    assert "balancer.floor" in done.stderr
+    command = [*command[:-1], "stop.patience=null"]
+    done = subprocess.run([*command, "--processes", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("missed 1/1") == 2
+    assert [row["seconds_to_target"] for row in json.loads(out.read_text())["runs"]] == [None, None]
