@@ -99,7 +99,7 @@ def sweep(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of means; who misses the target counts with the limit, and it is said how often."""
     fixed = [f"{{kind: fixed, interval_s: {i}}}" for i in ((1.5, 4.0) if options.quick else SWEEP)]
     intervals = [*(CHOSEN[::2] if options.quick else CHOSEN), *reversed(fixed)]
-    target, seconds = (0.3, 30.0) if options.quick else (options.target, 120.0)
+    target, seconds = (0.3, 12.0) if options.quick else (options.target, 120.0)
     jobs = [(interval, target, 7 + seed, seconds) for interval in intervals for seed in range(options.seeds)]
     runs = in_parallel(target_run, jobs, options.processes)
     rows = []

@@ -52,12 +52,14 @@ def in_parallel(function: Callable[[Job], Done], jobs: Sequence[Job], processes:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """An aligned table on standard output; the first column is text, the others are numbers."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    Console(width=160).print(table)
+    console = Console(width=160, highlight=False)
+    console.print(title)  # as the table's own it would be broken to the table's width
+    console.print(table)
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -308,7 +308,7 @@ def straggler_run(job: tuple[str, int, int, float]) -> dict[str, Any]:
 
 
 def stragglers(quick: bool, processes: int) -> list[dict[str, Any]]:
-    slow, seeds, seconds = ((2, 8), 1, 20.0) if quick else ((2, 4, 6, 8), 2, 60.0)
+    slow, seeds, seconds = ((2,), 1, 5.0) if quick else ((2, 4, 6, 8), 2, 60.0)
     jobs = [(name, slowness, 7 + seed, seconds) for name in BARRIERS for slowness in slow for seed in range(seeds)]
     return in_parallel(straggler_run, jobs, processes)
 
@@ -368,7 +368,7 @@ def sampling_run(job: tuple[str, int, int, int]) -> dict[str, Any]:
 
 
 def sampling(quick: bool, processes: int) -> list[dict[str, Any]]:
-    sizes, seeds, updates = ((2,), 1, 40) if quick else ((2, 4, 8), 2, 600)
+    sizes, seeds, updates = ((2,), 1, 24) if quick else ((2, 4, 8), 2, 600)
     kinds = ("basic", "dynamic", "grouped")
     jobs = [(kind, size, 7 + seed, updates) for kind in kinds for size in sizes for seed in range(seeds)]
     return in_parallel(sampling_run, jobs, processes)

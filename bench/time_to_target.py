@@ -124,7 +124,7 @@ def cells(rows: list[dict[str, Any]], cluster: str, name: str) -> tuple[str, str
     missed = len(mine) - len(reached)
     seconds = f"{seconds} missed {missed}/{len(mine)}".strip() if missed else seconds
     utilisation, waiting = (fmean(row[key] for row in done) for key in ("utilisation", "wait_fraction"))
-    return seconds, ratio, f"{utilisation:.0%}", f"{waiting:.1%}"
+    return seconds, ratio, f"{utilisation:.0%}", f"{max(waiting, 0.0):.1%}"
 
 
 def show(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError, FedSyncError
@@ -150,8 +151,9 @@ def compare(
 def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a path, or a shipped name.")]) -> None:
     """Check a file and say what is wrong with it."""
     path = Path(file)
-    if path.is_file() and "silos" in YamlFile.read(path).data:
-        cluster = ClusterConfig.load(path)
+    shipped = shipped_folder() / "silos" / f"{file}.yaml"
+    if "silos" in YamlFile.read(path).data if path.is_file() else shipped.is_file():
+        cluster = ClusterConfig.load(file)
         console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors", highlight=False)
         return
     config = StrategyConfig.load(file)

@@ -38,7 +38,7 @@ def test_bench_ends_and_writes_json_and_figures(
 def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
     """A target beyond reach in the time there is, and a setting that one strategy does not know."""
     out = tmp_path / "some.json"
-    command = [sys.executable, "bench/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "4"]
+    command = [sys.executable, "bench/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "2"]
     command += ["--clusters", "homogeneous", "--strategies", "fedavg", "lb-bsp", "--set", "balancer.floor=2"]
     done = subprocess.run([*command, "--processes", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1  # the reference itself failed: there is nothing to compare with

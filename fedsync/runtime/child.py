@@ -14,12 +14,33 @@ import threading
 import time
 from types import SimpleNamespace
 
+import psutil
+
+from fedsync.runtime.answers import OWNER
+
 
 def exit_with_parent(parent: int) -> None:
     """End this process soon after the one that started it is gone, however it went."""
 
     def watch() -> None:
         while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def exit_with_owner() -> None:
+    """End this process soon after the one that `OWNER` names is gone; where nobody is named, never.
+
+    For processes that Flower started, whose parents may go and leave them behind.
+    """
+    owner = int(os.environ.get(OWNER, 0))
+    if owner == 0:
+        return
+
+    def watch() -> None:
+        while psutil.pid_exists(owner):
             time.sleep(0.5)
         os._exit(1)
 

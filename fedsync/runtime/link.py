@@ -30,10 +30,17 @@ _START_TIMEOUT_S = 180.0
 
 
 def state_folder() -> Path:
-    """Where resident trainers of this user live; short, for socket paths have at most 100 characters."""
+    """Where resident trainers of this user live; short, for socket paths have at most 100 characters.
+
+    Raises:
+        RunError: somebody else can reach into the folder.
+    """
     root = os.environ.get(STATE)
     folder = Path(root) if root else Path(tempfile.gettempdir()) / f"fedsync-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise RunError(f"{folder} is open to others: remove it, or name another in {STATE}")
     return folder
 
 

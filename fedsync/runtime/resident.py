@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import decode, encode
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.runtime.answers import ERROR, IDENTITY, OWNER, SOCKET, Answer, Finished, Identity
+from fedsync.runtime.answers import ERROR, IDENTITY, SOCKET, Answer, Finished, Identity
+from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.desk import Desk
 
 _IDLE_S = 900.0
@@ -85,13 +85,9 @@ class _Server:
                 raise ConfigError("trainer", f"request {other!r} is unknown or incomplete", "Update FedSync")
 
     def _watch(self) -> None:
-        owner = int(os.environ.get(OWNER, 0))
-        while True:
+        while self._desk.busy or time.monotonic() - self._asked_at_s < _IDLE_S:
             time.sleep(1.0)
-            orphaned = owner != 0 and not psutil.pid_exists(owner)
-            idle = not self._desk.busy and time.monotonic() - self._asked_at_s > _IDLE_S
-            if orphaned or idle:
-                os._exit(0)
+        os._exit(0)
 
 
 def _outgoing(answer: Answer) -> tuple[dict[str, Any], Vector | None]:
@@ -112,6 +108,7 @@ def _described(error: Exception) -> dict[str, str]:
 
 def main(folder: Path) -> None:
     """Build the trainer and serve; what prevents it is left in ``error.json``."""
+    exit_with_owner()
     identity = Identity(**json.loads((folder / IDENTITY).read_text(encoding="utf-8")))
     try:
         desk = Desk(identity, folder)

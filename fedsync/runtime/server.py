@@ -20,6 +20,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.runtime import messages
+from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.strategy import FedSync
 from fedsync.train.weights import save_model, save_tensors
 
@@ -33,6 +34,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run configuration names."""
+    exit_with_owner()
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")
     if control is not None:

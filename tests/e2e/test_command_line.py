@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -94,36 +94,55 @@ def test_a_failing_task_exits_with_1_and_says_why(silos: Path, tmp_path: Path) -
     assert "every silo failed" in done.stderr and "sensor unplugged" in done.stderr
 
 
+@pytest.mark.parametrize(("name", "kind"), [("hetero", "a silo file with 5 silos"), ("pssp", "strategy 'pssp'")])
+def test_shipped_files_are_valid(name: str, kind: str, tmp_path: Path) -> None:
+    done = fedsync("validate", name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert kind in done.stdout
+
+
 def test_schema_is_json_schema(tmp_path: Path) -> None:
     schema = json.loads(fedsync("schema", cwd=tmp_path).stdout)
     assert schema["type"] == "object" and {"stop", "balancer", "task"} <= set(schema["required"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_local_run_leaves_no_process(number: signal.Signals, silos: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A local run in its second round or later, with no end in sight."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fedsync", "run", "fedavg", "--silos", str(silos), "--out", str(out)]
-    process = subprocess.Popen([*command, "--set", "stop.rounds=100000"], cwd=tmp_path, start_new_session=True)
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (out / "rounds.jsonl").exists():
-        time.sleep(0.2)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 5, "a SuperLink, two SuperNodes and two executors at least"
-    process.send_signal(number)
-    assert process.wait(timeout=60) == 130
+    process = subprocess.Popen(
+        [*command, "--set", "stop.rounds=100000"],
+        cwd=tmp_path,
+        start_new_session=True,
+        # A shell has its background jobs ignore Ctrl-C, and the tests may run in one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        rounds, end = out / "rounds.jsonl", time.monotonic() + 180
+        while time.monotonic() < end and not (rounds.exists() and rounds.stat().st_size):
+            time.sleep(0.2)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_local_run_leaves_no_process(
+    number: signal.Signals, endless_run: subprocess.Popen[bytes]
+) -> None:
+    family = psutil.Process(endless_run.pid).children(recursive=True)
+    assert len(family) >= 7, "a SuperLink, two SuperNodes, two executors and two trainers at least"
+    endless_run.send_signal(number)
+    assert endless_run.wait(timeout=60) == 130
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
 
 
-def test_a_killed_local_run_leaves_no_process(silos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "fedsync", "run", "fedavg", "--silos", str(silos), "--out", str(out)]
-    process = subprocess.Popen([*command, "--set", "stop.rounds=100000"], cwd=tmp_path, start_new_session=True)
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (out / "rounds.jsonl").exists():
-        time.sleep(0.2)
-    family = psutil.Process(process.pid).children(recursive=True)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+def test_a_killed_local_run_leaves_no_process(endless_run: subprocess.Popen[bytes]) -> None:
+    family = psutil.Process(endless_run.pid).children(recursive=True)
+    endless_run.kill()
+    endless_run.wait()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

@@ -37,6 +37,7 @@ def order(number: int, steps: int = 3) -> WorkOrder:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE, str(folder))
         patch.setenv(OWNER, str(os.getpid()))
@@ -113,3 +114,10 @@ def test_only_the_owner_can_reach_it(root: Path) -> None:
     link = ResidentLink(identity(), run=1)
     assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
     assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    with pytest.raises(FedSyncError, match="open to others"):
+        ResidentLink(identity(), run=1)
