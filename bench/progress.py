@@ -260,13 +260,14 @@ def show_speed(rows: list[dict[str, Any]], runs: list[dict[str, Any]], out: Path
     for index, name in enumerate(sorted(names, key=lambda name: int(name[5:-1]))):
         _cdf(betas, first["paper-like", name]["progress"], index, name[5:-1])
     top.set(title="Updates at the server (cf. figure 10-13)", xlabel="virtual time [s]", ylabel="updates")
-    cdf.set(title="Progress, silos of equal mean speed (10-14a)")
+    cdf.set(title="Progress, equal mean speeds, series as left (10-14a)")
     betas.set(title="pBSP, by sample size (10-14b)")
-    other.set(title="Progress, silos of unequal mean speed")
+    other.set(title="Progress, unequal mean speeds, series as above")
     for ax in (cdf, betas, other):
         ax.set(xlabel="orders finished at the end", ylabel="share of silos")
-    for ax, title in ((top, None), (cdf, None), (betas, "sample size"), (other, None)):
-        ax.legend(title=title, fontsize=7, title_fontsize=7, frameon=False)
+    # The panels on the right show the series of the first; a legend there would cover them.
+    top.legend(fontsize=7, frameon=False)
+    betas.legend(title="sample size", fontsize=7, title_fontsize=7, frameon=False)
     save(made, beside(out, "-speed"))
 
 

@@ -138,6 +138,7 @@ def test_options_that_contradict_each_other(changes: dict[str, Any], told: str) 
 
 def test_strategies_can_be_compared_without_training(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsync", "compare", "fedavg", "lb-bsp", "--timing-only", "--out", "cmp"]
+    command += ["--set", "stop.rounds=20"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "nothing is trained" in done.stdout
