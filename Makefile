@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # The main job: FedAvg and LB-BSP on a real SuperLink and five SuperNode processes.
 demo: $(STAMP)
-	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --out runs/demo
+	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
 
 test: lint
 	$(BIN)/python -m pytest
