@@ -29,6 +29,7 @@ the run: at a single instant BSP's is 0 or 1 by chance.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -369,7 +370,7 @@ def sampling_run(job: tuple[str, int, int, int]) -> dict[str, Any]:
 
 
 def sampling(quick: bool, processes: int) -> list[dict[str, Any]]:
-    sizes, seeds, updates = ((2,), 1, 24) if quick else ((2, 4, 8), 2, 600)
+    sizes, seeds, updates = ((2,), 1, 24) if quick else ((2, 4, 8), 2, 300)
     kinds = ("basic", "dynamic", "grouped")
     jobs = [(kind, size, 7 + seed, updates) for kind in kinds for size in sizes for seed in range(seeds)]
     return in_parallel(sampling_run, jobs, processes)
@@ -473,7 +474,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("bench/results/progress.json"))
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    # Parts that are not run keep their results.
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
     if "speed" in options.parts:
         rows, runs = speed(options.quick, options.processes)
         results["speed"] = {"rows": rows, "runs": runs}
