@@ -57,23 +57,47 @@ def revoke(
 
 @app.command()
 def run(
-    strategy: Annotated[str, typer.Argument(help="Strategy file: a path, or the name of a shipped one.")],
     file: File,
+    strategy: Annotated[
+        str | None, typer.Argument(help="Strategy file: a path, or the name of a shipped one.", show_default=False)
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, as a.b=c.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's files.")] = None,
     target_accuracy: Annotated[
-        float | None, typer.Option("--target-accuracy", min=0.0, max=1.0, help="Report the seconds to this accuracy.")
+        float | None, typer.Option("--target-accuracy", help="Report the seconds to this accuracy.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder instead.")
     ] = None,
 ) -> None:
-    """Start a run on the server that runs here."""
+    """Start a run on the server that runs here, or go on with one that failed or was stopped."""
     from fedsync.config.server import ServerStartConfig
     from fedsync.config.strategy import StrategyConfig
+    from fedsync.core.errors import ConfigError
 
     config = ServerStartConfig.load(file)
+    if resume is not None and not (strategy or assignments or out or target_accuracy):
+        from fedsync.runtime.runs import resume_run
+
+        resume_run(config, resume)
+        typer.echo(f"Resumed. Files: {resume}")
+        return
+    if strategy is None or resume is not None:
+        remedy = "Name a strategy, or a folder with --resume and nothing else"
+        raise ConfigError("fedsync server run", "it is not clear what to run", remedy)
     wanted = StrategyConfig.load(strategy, assignments or [])
-    from fedsync.runtime.supervise import submit_run
+    from fedsync.runtime.runs import submit_run
 
     folder = submit_run(config, wanted, out=out, target_accuracy=target_accuracy)
     typer.echo(f"Started. Files: {folder}")
+
+
+@app.command()
+def stop(folder: Annotated[Path, typer.Argument(help="Folder of the run's files.")]) -> None:
+    """End a run before its time; `fedsync server run --resume` goes on with it."""
+    from fedsync.runtime.runs import stop_run
+
+    stop_run(folder)
+    typer.echo(f"Stopped: {folder}")

@@ -199,6 +199,12 @@ def prepare(out: Path, config: str) -> Checkpoint:
     return checkpoint
 
 
+def newest_version(out: Path) -> int | None:
+    """Version of the model in the newest checkpoint of a run, whole or not; None where there is none."""
+    newest = _newest_first(out / FOLDER)
+    return int(newest[0].stem) if newest else None
+
+
 def clear(out: Path) -> None:
     """Remove the checkpoints of a run that has come to its end."""
     shutil.rmtree(out / FOLDER, ignore_errors=True)

@@ -20,17 +20,19 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.private import write_atomically
 from fedsync.runtime import messages
 from fedsync.runtime.checkpoints import clear
 from fedsync.runtime.child import exit_with_owner
+from fedsync.runtime.locks import taken
 from fedsync.runtime.strategy import FedSync
 from fedsync.train.weights import save_model, save_tensors
 
 logger = logging.getLogger(__name__)
 
-PID_FILE, ERROR_FILE, DONE_FILE = "server.pid", "error.json", "done"
-"""Files in the folder ``control``; the last once all of the run's files are written."""
+PID_FILE, ERROR_FILE, DONE_FILE, RUN_LOCK = "server.pid", "error.json", "done", "server.lock"
+"""Files in the folder ``control``: the third once all of the run's files are written; the last is locked until then."""
 
 app = ServerApp()
 
@@ -41,16 +43,21 @@ def main(grid: Grid, context: Context) -> None:
     exit_with_owner()
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")
-    if control is not None:
-        (control / PID_FILE).write_text(str(os.getpid()), encoding="utf-8")
-    try:
-        _run(grid, settings)
-        if control is not None:
+    if control is None:
+        clear(_run(grid, settings))
+        return
+    with taken(control / RUN_LOCK) as alone:
+        if not alone:
+            raise RunError(f"another process is at work on the run in {control}")
+        write_atomically(control / PID_FILE, str(os.getpid()).encode())
+        try:
+            out = _run(grid, settings)
+            # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.
             (control / DONE_FILE).touch()
-    except FedSyncError as error:
-        if control is not None:
-            (control / ERROR_FILE).write_text(json.dumps(_described(error)), encoding="utf-8")
-        raise
+            clear(out)
+        except FedSyncError as error:
+            write_atomically(control / ERROR_FILE, json.dumps(describe(error)).encode())
+            raise
 
 
 def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None:
@@ -66,7 +73,8 @@ def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None
         save_tensors(path, layout.split(model))
 
 
-def _described(error: FedSyncError) -> dict[str, str]:
+def describe(error: FedSyncError) -> dict[str, str]:
+    """An error as `ERROR_FILE` has it."""
     if isinstance(error, ConfigError):
         return {"kind": "config", "place": error.place, "problem": error.problem, "remedy": error.remedy}
     return {"kind": "run", "message": str(error)}
@@ -76,7 +84,8 @@ def _folder(settings: dict[str, str], key: str) -> Path | None:
     return Path(settings[key]) if settings.get(key) else None
 
 
-def _run(grid: Grid, settings: dict[str, str]) -> None:
+def _run(grid: Grid, settings: dict[str, str]) -> Path:
+    """Run to the end; returns the folder of the run's files."""
     overrides = json.loads(settings.get("overrides") or "[]")
     config = StrategyConfig.load(settings["strategy"], overrides)
     cluster = ClusterConfig.load(settings["silos"]) if settings.get("silos") else None
@@ -94,5 +103,5 @@ def _run(grid: Grid, settings: dict[str, str]) -> None:
     result = strategy.start(grid)
     if result.arrays:
         save_result(strategy.out / "model.pt", config, result.arrays)
-    clear(strategy.out)
     logger.info("files of the run: %s", strategy.out)
+    return strategy.out

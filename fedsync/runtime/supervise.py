@@ -6,33 +6,27 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-
-import yaml
 
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
-from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
-from fedsync.runtime.bundle import submit, write_bundle
 from fedsync.runtime.environment import flower_environment
 from fedsync.runtime.link import stop_trainers
 from fedsync.runtime.processes import free_ports
 from fedsync.runtime.quota import tidy
-from fedsync.runtime.registration import register_keys, revoke_keys, write_connection
+from fedsync.runtime.registration import register_keys, revoke_keys
+from fedsync.runtime.runs import Keeper, connect, resume_run
 from fedsync.runtime.supervisor_plans import CONNECTION, server_programs, silo_programs, way
 from fedsync.runtime.supervisor_run import alone_in, stop_on_signals, supervise
 
 logger = logging.getLogger(__name__)
 
-TRAINERS, RUNS = "state", "runs"
-"""Folders in a state folder: of the silo's resident trainers, and of the server's runs."""
+TRAINERS = "state"
+"""Folder of the silo's resident trainers, in its state folder."""
 
 _START_TIMEOUT_S = 120.0
-_APP = "app"
 
 
 def start_silo(config: SiloStartConfig) -> None:
@@ -52,7 +46,7 @@ def start_silo(config: SiloStartConfig) -> None:
                 config.logs,
                 {"silo": config.name, "server": config.server, "way": way()},
                 stop,
-                lambda: _tidy(trainers, config.state_bytes),
+                lambda: tidy(trainers, config.state_bytes),
             )
         finally:
             stop_trainers(trainers)
@@ -61,7 +55,7 @@ def start_silo(config: SiloStartConfig) -> None:
 def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
-    The silos of its file are registered once the SuperLink listens.
+    The silos of its file are registered once the SuperLink listens. Runs that died are resumed.
 
     Raises:
         ConfigError: the state folder, certificates or port will not do, or the folder is at work already.
@@ -73,6 +67,8 @@ def start_server(config: ServerStartConfig) -> None:
     with alone_in(state), stop_on_signals() as stop:
         connect(config)
         threading.Thread(target=_register_when_up, args=(config, stop), daemon=True).start()
+        keeper = Keeper(state, lambda folder: resume_run(config, folder))
+        threading.Thread(target=keeper.watch, args=(stop,), daemon=True).start()
         supervise(
             server_programs(config),
             flower_environment(state),
@@ -81,11 +77,6 @@ def start_server(config: ServerStartConfig) -> None:
             {"listens": f"{config.host}:{config.port}", "way": way()},
             stop,
         )
-
-
-def connect(config: ServerStartConfig) -> None:
-    """Tell Flower's command line how to reach the server, with its state folder as ``FLWR_HOME``."""
-    write_connection(Path(config.state), CONNECTION, config.loopback, _authority(config))
 
 
 def register_silos(config: ServerStartConfig) -> None:
@@ -113,48 +104,6 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
         raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
 
 
-def submit_run(
-    config: ServerStartConfig,
-    strategy: StrategyConfig,
-    out: Path | None = None,
-    target_accuracy: float | None = None,
-) -> Path:
-    """Start a run on the server; returns the folder of its files.
-
-    Args:
-        config: of the server.
-        strategy: what to run, checked.
-        out: folder for the run's files; left out, one below the server's state folder.
-        target_accuracy: for ``seconds_to_target``.
-
-    Raises:
-        ConfigError: the folder has a run already.
-        RunError: the server does not take it.
-    """
-    state = Path(config.state)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
-    if (folder / _APP).exists():
-        raise ConfigError("--out", f"{folder} has the files of a run", "Choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "strategy.yaml"
-    file.write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
-    settings: Mapping[str, str | float] = {
-        "strategy": str(file),
-        "silos": "",
-        "overrides": "",
-        "out": str(folder),
-        "control": str(folder),
-        "keys": config.keys or "",
-        "registered": "" if config.insecure else "yes",
-        "target-accuracy": float(target_accuracy or 0.0),
-    }
-    connect(config)
-    number = submit(write_bundle(folder / _APP, settings), CONNECTION, flower_environment(state))
-    logger.info("run %s of strategy %s", number, strategy.name)
-    return folder
-
-
 def _required_authority(config: ServerStartConfig) -> Path:
     authority = _authority(config)
     if authority is None:
@@ -164,10 +113,6 @@ def _required_authority(config: ServerStartConfig) -> Path:
 
 def _authority(config: ServerStartConfig) -> Path | None:
     return None if config.certificates is None else Authority.at(Path(config.certificates)).certificate
-
-
-def _tidy(trainers: Path, quota_bytes: int) -> None:
-    tidy(trainers, quota_bytes)
 
 
 def _register_when_up(config: ServerStartConfig, stop: threading.Event) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import logging.handlers
@@ -25,6 +24,7 @@ from typing import Any
 from fedsync.config.silo import LogsConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.private import OWNER_FILE, private_folder, write_atomically
+from fedsync.runtime.locks import taken
 from fedsync.runtime.processes import end_processes
 from fedsync.runtime.supervisor import Program, Supervisor
 
@@ -107,12 +107,10 @@ def alone_in(state: Path) -> Iterator[None]:
         ConfigError: the folder will not do, or another supervisor is at work there.
     """
     private_folder(state)
-    with (state / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    with taken(state / LOCK_FILE) as alone:
+        if not alone:
             remedy = "End that one first, or give each its own state folder"
-            raise ConfigError(str(state), "another FedSync is at work in this folder", remedy) from None
+            raise ConfigError(str(state), "another FedSync is at work in this folder", remedy)
         yield
 
 
@@ -139,7 +137,7 @@ def supervise(
     limits: LogsConfig,
     facts: Mapping[str, Any],
     stop: threading.Event,
-    tidy: Callable[[], None] = lambda: None,
+    tidy: Callable[[], object] = lambda: None,
 ) -> None:
     """Keep programs running until ``stop`` is set, then end them all.
 

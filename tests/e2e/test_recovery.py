@@ -22,8 +22,9 @@ from fedsync.observe.ledger import Ledger
 from fedsync.runtime.local import run_local
 
 ROUNDS = 5
-SILOS = [{"name": name, "speed": 2000.0} for name in ("a", "b")]
-# 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one.
+# 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
+# takes longer, so that a round has a moment at which one of the two is in.
+SILOS = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 1200.0}]
 QUICK = [f"stop.rounds={ROUNDS}", "local.steps=20", "local.batch_size=32", "cipher={kind: bfv}"]
 
 
@@ -40,9 +41,10 @@ class _Killer:
 
     def follow(self, ledger: Ledger) -> None:
         before, self._seen = self._seen, len(ledger.rounds)
-        word = self._victims.pop(before, None) if before == self._seen else None
-        if word is None:
+        due = min(self._victims, default=ROUNDS)
+        if before != self._seen or before < due:
             return
+        word = self._victims.pop(due)
         victim = next(p for p in psutil.Process().children(recursive=True) if word in " ".join(p.cmdline()))
         victim.send_signal(signal.SIGKILL)
         self.killed.append(word)
