@@ -1,258 +1,148 @@
-"""The fault campaign: real processes with TLS, node authentication and encryption, and everything that can break.
+"""The fault campaign: a real federation with TLS, node authentication and encryption, and everything that can break.
 
-Each run is cut into at a random moment of a random round. A run that ends by it is resumed, as its operator would. A
-run has survived if it comes to its last round with every commit accounted for: versions without a gap, no update in
-two of them, none that arrived lost without a word, and a journal that replays to the same decisions. The table of
-docs/reliability.md comes from here.
+Runs follow one another in the same federation. Each is cut into at a random moment of a random round. What ends is
+started again by FedSync's own supervisors; only where a run ends with a reason (its disk is full) is it resumed by
+hand, as its operator would. A run has survived if it comes to its last round with every commit accounted for: versions
+without a gap, no update in two of them, none that arrived lost without a word, a journal that replays to the same
+decisions, and the last version at the silos. The table of docs/reliability.md comes from here.
 
-With ``--orders N`` it sends N orders through one resident silo instead and watches the memory of its processes.
+With ``--orders N`` it sends N orders through one silo instead and watches the memory of its processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import psutil
-from flwr.app import Array, ArrayRecord, Context, Message
-from flwr.clientapp import ClientApp
 from plots import markdown_table, print_table, write_json
 from rich.console import Console
+from soak_federation import Federation
 
-HERE = Path(__file__).resolve()
-LIE = "SOAK_LIE"
+from fedsync import replay
+from fedsync.cipher.state import State
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit, Discard
+from fedsync.core.errors import FedSyncError
+from fedsync.core.events import UpdateArrived
+from fedsync.runtime import bundle
+from fedsync.runtime.control import DONE_FILE, ERROR_FILE
+from fedsync.runtime.runs import resume_run, stop_run, submit_run
+
 CUT_S = 30.0
-MOST_RESUMES, BOUND_S = 3, 420.0
-
-# A silo that lies: the ClientApp of all silos, of which the one with share 0 does as it is told.
-
-app = ClientApp()
-_kept: list[ArrayRecord] = []
+BY_HAND, BOUND_S = 3, 420.0
+HONEST = "fedsync.runtime.silo:app"
 
 
-def _honest(message: Message, context: Context) -> Message:
-    from fedsync.runtime.silo import app as honest
-
-    return honest(message, context)
-
-
-for _name in (None, "model", "collect", "snapshot", "question"):
-    (app.query() if _name is None else app.query(_name))(_honest)
-app.evaluate()(_honest)
-
-
-@app.train()
-def _train(message: Message, context: Context) -> Message:
-    reply = _honest(message, context)
-    records, update = reply.content.array_records, reply.content.array_records.get("update")
-    if update is None or int(context.node_config.get("partition-id", 0)) != 0:
-        return reply
-    data = update["flat"].data
-    match os.environ.get(LIE, ""):
-        case "garbage":
-            data = np.random.default_rng().integers(0, 256, len(data), dtype=np.uint8).tobytes()
-        case "twice":  # the same update again for every order after the first
-            _kept.append(update)
-            data = _kept[0]["flat"].data
-        case "other round":  # every update comes one order late
-            _kept.append(update)
-            data = _kept[-2]["flat"].data if len(_kept) > 1 else data
-        case "flood":
-            data = data * 50
-    records["update"] = ArrayRecord({"flat": Array("uint8", (len(data),), "raw", data)})
-    return reply
-
-
-# A run, in a process of its own.
-
-
-class Proxy:
-    """Forwards connections, until it is told to swallow everything for a while."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._until_s = 0.0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self, seconds: float) -> None:
-        """Let nothing through for so long; connections from before are lost."""
-        self._until_s = time.monotonic() + seconds
-
-    def _accept(self) -> None:
-        while True:
-            inside, _ = self._listener.accept()
-            threading.Thread(target=self._connect, args=(inside,), daemon=True).start()
-
-    def _connect(self, inside: socket.socket) -> None:
-        self._wait()
-        with contextlib.suppress(OSError):
-            outside = socket.create_connection(self._target)
-            for one, other in ((inside, outside), (outside, inside)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
-
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while (data := one.recv(65536)) and not self._wait():
-                other.sendall(data)
-        for each in (one, other):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def _wait(self) -> bool:
-        """Whether something was swallowed."""
-        waited = False
-        while time.monotonic() < self._until_s:
-            waited = True
-            time.sleep(0.1)
-        return waited
-
-
-def drive(out: Path, silos: int, rounds: int, overrides: Sequence[str], *, resume: bool) -> None:
-    """Run or resume, with the first silo behind a proxy that SIGUSR1 has cut."""
-    from fedsync.config.cluster import ClusterConfig
-    from fedsync.config.strategy import StrategyConfig
-    from fedsync.runtime import bundle, processes
-    from fedsync.runtime.local import run_local
-
-    if os.environ.get(LIE):
-        bundle._PROJECT = bundle._PROJECT.replace("fedsync.runtime.silo:app", f"{HERE.stem}:app")
-        path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-        os.environ["PYTHONPATH"] = path
-    start = processes.Children.start
-
-    def through_proxy(self: Any, role: str, command: Sequence[str], more: Any = None) -> Any:
-        if role == "supernode-0":
-            place = list(command).index("--superlink") + 1
-            host, _, port = command[place].rpartition(":")
-            proxy = Proxy((host, int(port)))
-            signal.signal(signal.SIGUSR1, lambda *_: proxy.cut(CUT_S))
-            command = [*command[:place], proxy.address, *command[place + 1 :]]
-        return start(self, role, command, more)
-
-    processes.Children.start = through_proxy  # type: ignore[method-assign]
-    machines = [{"name": f"silo-{index}", "speed": 3000.0 / (1 + index % 3)} for index in range(silos)]
-    config = StrategyConfig.load(
-        "fedavg", ["task={kind: digits}", "local.steps=20", "local.batch_size=32", f"stop.rounds={rounds}", *overrides]
-    )
-    run_local(config, ClusterConfig.model_validate({"silos": machines}), out, resume=resume)
-
-
+@dataclass(slots=True)
 class Run:
-    """A run in a process of its own, seen from outside."""
+    """One in the federation, seen from outside.
 
-    def __init__(self, out: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        self.out = out
-        self._arguments = arguments
-        self._environment = environment
-        self.resumes = 0
-        self.begin()
+    Args:
+        federation: where it runs.
+        out: folder of its files.
+        began_s: time of day when it was submitted.
+        by_hand: how often it was resumed so.
+        longest_s: longest time without a commit so far.
+    """
 
-    def begin(self, *more: str) -> None:
-        """Start it, or start it again."""
-        command = [sys.executable, str(HERE), "--drive", str(self.out), *self._arguments, *more]
-        self._log = self.out.parent / f"{self.out.name}-{self.resumes}.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **self._environment}
-            )
-
-    def commits(self) -> int:
-        """So far, by the journal."""
-        journal = self.out / "journal.jsonl"
-        return journal.read_text(encoding="utf-8").count('"type":"Commit"') if journal.exists() else 0
+    federation: Federation
+    out: Path
+    began_s: float
+    by_hand: int = 0
+    longest_s: float = 0.0
+    _seen: int = 0
+    _seen_s: float = 0.0
 
     def find(self, word: str) -> list[psutil.Process]:
-        """Processes of the run with this word in their command line."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if word in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+        """Processes that serve it; trainers of runs before it do not."""
+        since_s = self.began_s if "resident" in word else 0.0
+        return self.federation.processes(word, since_s)
 
-    def wait_for(self, commits: int, end_s: float) -> bool:
-        """Whether it comes so far before it or the time ends."""
-        while self.commits() < commits:
-            if self.process.poll() is not None or time.monotonic() > end_s:
-                return False
-            time.sleep(0.05)
-        return True
+    def look(self) -> int:
+        """Commits so far, by the journal."""
+        journal, now_s = self.out / "journal.jsonl", time.monotonic()
+        commits = journal.read_text(encoding="utf-8").count('"type":"Commit"') if journal.exists() else 0
+        if self._seen_s and commits:
+            self.longest_s = max(self.longest_s, now_s - self._seen_s)
+        if commits != self._seen or not self._seen_s:
+            self._seen, self._seen_s = commits, now_s
+        return commits
+
+    def wait_for(self, commits: int, end_s: float) -> str:
+        """Wait until it has come so far; returns what went wrong, or nothing."""
+        while self.look() < commits:
+            if (self.out / ERROR_FILE).exists():
+                return (self.out / ERROR_FILE).read_text()
+            if time.monotonic() > end_s:
+                return "stuck"
+            time.sleep(0.1)
+        return ""
 
     def see_through(self, end_s: float) -> str:
-        """Wait for its end, and resume what ends early; returns what went wrong, or nothing."""
-        while True:
-            try:
-                code = self.process.wait(max(end_s - time.monotonic(), 1.0))
-            except subprocess.TimeoutExpired:
-                self.process.terminate()
-                self.process.wait()
+        """Wait for its end; what ends with a reason is resumed by hand. Returns what went wrong, or nothing."""
+        while not (self.out / DONE_FILE).exists():
+            self.look()
+            error = self.out / ERROR_FILE
+            if error.exists():
+                if self.by_hand == BY_HAND:
+                    return f"failed again and again: {error.read_text()}"
+                self.by_hand += 1
+                with contextlib.suppress(FedSyncError):  # the SuperLink may be on its way back
+                    resume_run(self.federation.config, self.out)
+            if time.monotonic() > end_s:
+                with contextlib.suppress(FedSyncError):
+                    stop_run(self.out)
                 return "stuck"
-            if code == 0:
-                return ""
-            if self.resumes == MOST_RESUMES:
-                return f"failed again and again: {self._log.read_text()[-300:]}"
-            self.resumes += 1
-            time.sleep(2.0)  # for what is left of its processes to notice that it is gone
-            self.begin("--resume")
+            time.sleep(0.1)
+        return ""
 
 
 # What can break.
 
 
-def _kill(word: str) -> Callable[[Run], None]:
-    def inject(run: Run) -> None:
-        random.choice(run.find(word)).kill()
+def _kill(word: str) -> Callable[[Run, random.Random], None]:
+    def inject(run: Run, rng: random.Random) -> None:
+        rng.choice(run.find(word)).kill()
 
     return inject
 
 
-def _kill_all(run: Run) -> None:
-    for process in [psutil.Process(run.process.pid), *run.find("")]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+def _kill_all(run: Run, rng: random.Random) -> None:
+    """Every machine loses its power, and comes back."""
+    run.federation.kill()
+    run.federation.start()
 
 
-def _cut(run: Run) -> None:
-    run.process.send_signal(signal.SIGUSR1)
+def _cut(run: Run, rng: random.Random) -> None:
+    run.federation.proxy.cut(CUT_S)
 
 
-def _fill_server(run: Run) -> None:
+def _fill_server(run: Run, rng: random.Random) -> None:
     """No file of the server's may grow beyond what the journal has and a little."""
     (server,) = run.find("flwr-serverapp")
     size = (run.out / "journal.jsonl").stat().st_size + 500
     server.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))
 
 
-def _fill_silo(run: Run) -> None:
+def _fill_silo(run: Run, rng: random.Random) -> None:
     """One trainer can write nothing for two seconds."""
-    trainer = random.choice(run.find("fedsync.runtime.resident"))
+    trainer = rng.choice(run.find("fedsync.runtime.resident"))
     trainer.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     time.sleep(2.0)
     with contextlib.suppress(psutil.NoSuchProcess):
         trainer.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
 
 
-def _nothing(run: Run) -> None:
-    """The silo lies all the time."""
-
-
-FAULTS: dict[str, Callable[[Run], None]] = {
+FAULTS: dict[str, Callable[[Run, random.Random], None]] = {
     "kill -9 trainer": _kill("fedsync.runtime.resident"),
     "kill -9 ClientApp process": _kill("fedsync.runtime.executor"),
     "kill -9 SuperNode": _kill("fedsync.runtime.child supernode"),
@@ -262,17 +152,22 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     f"network of a silo cut for {CUT_S:g} s": _cut,
     "disk full at the server": _fill_server,
     "disk full at a silo for 2 s": _fill_silo,
-    "silo answers garbage": _nothing,
-    "silo answers twice": _nothing,
-    "silo answers for another round": _nothing,
-    "silo floods": _nothing,
 }
 LIES = {
     "silo answers garbage": "garbage",
     "silo answers twice": "twice",
-    "silo answers for another round": "other round",
+    "silo answers for another round": "other_round",
     "silo floods": "flood",
 }
+NONE = "none"
+
+
+@contextmanager
+def lying(lie: str | None) -> Iterator[None]:
+    """What is submitted meanwhile has silos that lie so, instead of FedSync's."""
+    app = HONEST if lie is None else f"soak_lies:{lie}"
+    with patch.object(bundle, "_PROJECT", bundle._PROJECT.replace(HONEST, app)):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,20 +176,17 @@ class Outcome:
 
     fault: str
     at_commit: int
-    resumes: int
+    resumed: int
+    by_hand: int
+    longest_round_s: float
     seconds: float
     problem: str
 
 
-def account(out: Path, rounds: int) -> str:
+def account(run: Run, rounds: int) -> str:
     """What does not add up in a run's files, or nothing."""
-    from fedsync import replay
-    from fedsync.core.actions import Commit, Discard
-    from fedsync.core.errors import FedSyncError
-    from fedsync.core.events import UpdateArrived
-
     try:
-        entries = replay(out / "journal.jsonl")
+        entries = replay(run.out / "journal.jsonl")
     except FedSyncError as error:
         return str(error)[:300]
     actions = [action for entry in entries for action in entry.actions]
@@ -310,38 +202,48 @@ def account(out: Path, rounds: int) -> str:
         return "an update was counted that never came"
     if not arrived <= set(used) | dropped:
         return f"lost without a word: {sorted(arrived - set(used) - dropped)}"
-    return "" if (out / "model.pt").exists() else "there is no model"
+    versions = [State.from_bytes(path.read_bytes()).version for path in run.federation.copies()]
+    return "" if rounds in versions else f"the silos have versions {versions}"
 
 
-def one(fault: str, out: Path, silos: int, rounds: int, seed: int, overrides: Sequence[str]) -> Outcome:
+def one(fault: str, federation: Federation, options: argparse.Namespace, seed: int) -> Outcome:
     """A run, a fault in it, and what became of it."""
     rng = random.Random(f"{fault} {seed}")
+    rounds: int = options.rounds
     at_commit, delay_s = rng.randint(1, rounds - 2), rng.uniform(0.0, 1.0)
-    arguments = ["--silos", str(silos), "--rounds", str(rounds), *(part for o in overrides for part in ("--set", o))]
-    begin_s = time.monotonic()
-    run = Run(out, arguments, {LIE: LIES[fault]} if fault in LIES else {})
-    problem = ""
-    if run.wait_for(at_commit, begin_s + BOUND_S):
-        time.sleep(delay_s)
-        FAULTS[fault](run)
-    else:
-        problem = "it did not come to the fault: "
-    told = run.see_through(begin_s + BOUND_S)
-    problem = f"{problem}{told}" if problem or told else account(out, rounds)
-    return Outcome(fault, at_commit, run.resumes, time.monotonic() - begin_s, problem)
+    begin_s, resumed = time.monotonic(), federation.resumed
+    end_s = begin_s + BOUND_S
+    settings = ["task={kind: digits}", f"local.steps={options.steps}", f"stop.rounds={rounds}"]
+    settings += ["local.batch_size=32", "local.threads=1"]
+    config = StrategyConfig.load("fedavg", [*settings, f"min_silos={options.silos}", *options.set])
+    out = federation.folder / "server" / "runs" / f"{fault.replace(' ', '-')}-{seed}"
+    with lying(LIES.get(fault)):
+        run = Run(federation, submit_run(federation.config, config, out), time.time())
+        problem = run.wait_for(at_commit, end_s)
+        if not problem and fault in FAULTS:
+            time.sleep(delay_s)
+            FAULTS[fault](run, rng)
+        problem = problem or run.see_through(end_s) or account(run, rounds)
+    seconds = time.monotonic() - begin_s
+    return Outcome(fault, at_commit, federation.resumed - resumed, run.by_hand, run.longest_s, seconds, problem)
 
 
 def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome]:
     """Every fault, so many times each."""
     console, outcomes = Console(stderr=True), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        for fault in faults:
-            for seed in range(options.runs):
-                name = f"{list(FAULTS).index(fault)}-{seed}"
-                outcome = one(fault, Path(folder) / name, options.silos, options.rounds, seed, options.set)
-                outcomes.append(outcome)
-                said = outcome.problem or f"survived, {outcome.resumes} resumed, {outcome.seconds:.0f} s"
-                console.print(f"{fault}, run {seed + 1}, after commit {outcome.at_commit}: {said}", highlight=False)
+        federation = Federation(Path(folder), options.silos)
+        federation.start()
+        try:
+            for fault in faults:
+                for seed in range(options.runs):
+                    outcome = one(fault, federation, options, seed)
+                    outcomes.append(outcome)
+                    said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
+                    said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
+                    console.print(f"{fault}, run {seed + 1}, after commit {outcome.at_commit}: {said}", highlight=False)
+        finally:
+            federation.stop()
     return outcomes
 
 
@@ -350,33 +252,47 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[object]]:
     table: list[list[object]] = []
     for fault in dict.fromkeys(outcome.fault for outcome in outcomes):
         of = [outcome for outcome in outcomes if outcome.fault == fault]
-        survived = sum(not outcome.problem for outcome in of)
-        resumed = sum(outcome.resumes for outcome in of)
-        table.append([fault, len(of), survived, resumed, f"{max(outcome.seconds for outcome in of):.0f}"])
+        survived, resumed = sum(not each.problem for each in of), sum(each.resumed for each in of)
+        longest, seconds = max(each.longest_round_s for each in of), max(each.seconds for each in of)
+        by_hand = sum(each.by_hand for each in of)
+        table.append([fault, len(of), survived, resumed, by_hand, f"{longest:.0f}", f"{seconds:.0f}"])
     return table
 
 
-COLUMNS = ("fault", "runs", "survived", "resumed", "longest [s]")
+COLUMNS = ("fault", "runs", "survived", "resumed", "by hand", "longest round [s]", "longest run [s]")
 
 
 # Memory.
 
 
-def watch_memory(orders: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+def watch_memory(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Unique memory of a silo's and the server's processes after a fifth of the orders, and at their end [MiB]."""
     words = {"trainer": "fedsync.runtime.resident", "SuperNode": "child supernode", "ServerApp": "flwr-serverapp"}
-    words["SuperLink"] = "child superlink"
-    quick = ["local.steps=1", "local.batch_size=8", "min_silos=1", *options.set]
-    arguments = ["--silos", "1", "--rounds", str(orders), *(part for o in quick for part in ("--set", o))]
+    words |= {"SuperLink": "child superlink", "ClientApp process": "fedsync.runtime.executor"}
     found: dict[str, dict[str, float]] = {name: {} for name in words}
+    settings = [
+        "task={kind: digits}",
+        "local.steps=1",
+        "local.batch_size=8",
+        "local.threads=1",
+        f"stop.rounds={options.orders}",
+    ]
+    config = StrategyConfig.load("fedavg", [*settings, "min_silos=1", *options.set])
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        run = Run(Path(folder) / "run", arguments, {})
-        for share, label in ((0.2, "warm"), (0.98, "end")):
-            if not run.wait_for(int(share * orders), time.monotonic() + 2.0 * orders + 200):
-                raise SystemExit("the run ended early, or is too slow; see its log")
-            for name, word in words.items():
-                found[name][label] = sum(each.memory_full_info().uss for each in run.find(word)) / 2**20
-        run.see_through(time.monotonic() + 300)
+        federation = Federation(Path(folder), 1)
+        federation.start()
+        try:
+            run = Run(federation, submit_run(federation.config, config), time.time())
+            end_s = time.monotonic() + 2.0 * options.orders + BOUND_S
+            for share, label in ((0.2, "warm"), (0.98, "end")):
+                problem = run.wait_for(int(share * options.orders), end_s)
+                if problem:
+                    raise SystemExit(problem)
+                for name, word in words.items():
+                    found[name][label] = sum(each.memory_full_info().uss for each in run.find(word)) / 2**20
+            run.see_through(end_s)
+        finally:
+            federation.stop()
     for name in words:
         found[name]["growth"] = found[name]["end"] / found[name]["warm"] - 1
     return found
@@ -388,19 +304,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="of each fault")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--silos", type=int, default=5)
-    parser.add_argument("--faults", nargs="*", default=list(FAULTS), help="parts of their names; all by default")
+    parser.add_argument("--steps", type=int, default=200, help="local steps an order")
+    every = [NONE, *FAULTS, *LIES]
+    parser.add_argument("--faults", nargs="*", default=every, help="parts of their names; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in the strategy")
     parser.add_argument("--orders", type=int, default=0, help="watch memory over so many orders instead")
     parser.add_argument("--out", type=Path, default=Path("bench/results/soak.json"))
-    parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.set = options.set or ["cipher={kind: bfv}"]
-    if options.drive is not None:
-        drive(options.drive, options.silos, options.rounds, options.set, resume=options.resume)
-        return
+    options.set = ["cipher={kind: bfv}", *options.set]
     if options.orders:
-        memory = watch_memory(options.orders, options)
+        memory = watch_memory(options)
         cells = [
             [name, f"{each['warm']:.0f}", f"{each['end']:.0f}", f"{each['growth']:+.1%}"]
             for name, each in memory.items()
@@ -410,7 +323,7 @@ def main() -> None:
         )
         write_json(options.out.with_name("soak-memory.json"), memory)
         return
-    faults = [fault for fault in FAULTS if any(part in fault for part in options.faults)]
+    faults = [fault for fault in every if any(part in fault for part in options.faults)]
     outcomes = campaign(faults, options)
     print_table(f"{options.silos} silos, {options.rounds} rounds, {options.set}", COLUMNS, rows(outcomes))
     print(markdown_table(COLUMNS, rows(outcomes)))

@@ -51,7 +51,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Override the seed.")]
 Target = Annotated[
     float | None,
-    typer.Option("--target-accuracy", min=0.0, max=1.0, help="Report the seconds to this accuracy; does not stop."),
+    typer.Option("--target-accuracy", help="Report the seconds to this accuracy; does not stop."),
 ]
 TimingOnly = Annotated[
     bool, typer.Option("--timing-only", help="Virtual runtime: simulate the time and all decisions, train nothing.")
@@ -252,6 +252,7 @@ def _run(
 ) -> dict[str, Any]:
     """One run with its progress."""
     config.check_silos(silo.name for silo in cluster.silos)
+    config.check_target(target_accuracy)
     # Without training, rounds may pass faster than anybody reads.
     every_s = 0.5 if timing_only else 0.0
     with RunProgress(console, f"{config.name} {config.seed}", config.stop.rounds, every_s) as progress:

@@ -78,7 +78,7 @@ def run(
     from fedsync.core.errors import ConfigError
 
     config = ServerStartConfig.load(file)
-    if resume is not None and not (strategy or assignments or out or target_accuracy):
+    if resume is not None and not (strategy or assignments or out or target_accuracy is not None):
         from fedsync.runtime.runs import resume_run
 
         resume_run(config, resume)
@@ -88,6 +88,7 @@ def run(
         remedy = "Name a strategy, or a folder with --resume and nothing else"
         raise ConfigError("fedsync server run", "it is not clear what to run", remedy)
     wanted = StrategyConfig.load(strategy, assignments or [])
+    wanted.check_target(target_accuracy)
     from fedsync.runtime.runs import submit_run
 
     folder = submit_run(config, wanted, out=out, target_accuracy=target_accuracy)

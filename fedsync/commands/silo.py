@@ -10,14 +10,11 @@ import typer
 
 app = typer.Typer(help="A real silo: its processes, kept running.", no_args_is_help=True)
 
-
-@app.callback()
-def _group() -> None:
-    """Keep `start` a command of its own."""
+File = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's file.")]
 
 
 @app.command()
-def start(file: Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's file.")]) -> None:
+def start(file: File) -> None:
     """Run the silo until it is told to end; restart what fails."""
     from fedsync.config.silo import SiloStartConfig
 
@@ -28,3 +25,15 @@ def start(file: Annotated[Path, typer.Option("--silo", metavar="FILE", help="The
     logging.getLogger("fedsync").setLevel(logging.INFO)
     typer.echo(f"silo {config.name}, server {config.server}, {way()} way; files in {config.state}")
     start_silo(config)
+
+
+@app.command()
+def serve(file: File) -> None:
+    """Have the trainer of the silo's newest run ready before a message asks for it, for example after a restart."""
+    from fedsync.config.silo import SiloStartConfig
+
+    config = SiloStartConfig.load(file)
+    from fedsync.runtime.serve import serve_silo
+
+    logging.getLogger("fedsync").setLevel(logging.INFO)
+    serve_silo(config)

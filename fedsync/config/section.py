@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,6 +16,10 @@ def near_miss(word: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, options, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Allowed: {', '.join(options)}"
+
+
+Scores = Literal["share", "error", "any"]
+"""What a task calls accuracy: the share of right answers, minus an error, or any number."""
 
 
 class Section(BaseModel):

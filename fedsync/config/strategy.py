@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -42,12 +43,13 @@ class StopConfig(Section):
     """When the run ends: whichever comes first.
 
     ``relative_change`` ends it once the training loss changes by no more than this share of itself while the
-    slowest silo goes through its data once.
+    slowest silo goes through its data once. What ``target_accuracy`` may be depends on the task: a share, above 0 and
+    at most 1, or another number where the task scores something else.
     """
 
     rounds: PositiveInt | None = None
     seconds: Annotated[float, Field(gt=0)] | None = None
-    target_accuracy: Share | None = None
+    target_accuracy: float | None = None
     patience: PositiveInt | None = None
     relative_change: Share | None = None
 
@@ -60,6 +62,20 @@ class StopConfig(Section):
     def build(self) -> StopRules:
         """The rules."""
         return StopRules(self.rounds, self.seconds, self.target_accuracy, self.patience, self.relative_change)
+
+
+def _unreachable(target: float, task: TaskConfig) -> tuple[str, str]:
+    """Why a target accuracy makes no sense for the task, and what would; both empty if it does."""
+    match task.scores:
+        case "share" if not 0 < target <= 1:
+            what, remedy = "a share of right answers", "write a number greater than 0 and at most 1"
+        case "error" if not target <= 0:
+            what, remedy = "minus an error", "write a number of at most 0"
+        case _ if not isfinite(target):
+            what, remedy = "a number", "write a finite number"
+        case _:
+            return "", ""
+    return f"{target:g} is not allowed: accuracy of this {task.kind} task is {what}", remedy
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationConfig:
@@ -101,6 +117,14 @@ class StrategyConfig(Section):
                 raise ValueError(f"silos names {name!r} twice; name each silo once")
         if names and (self.min_silos or 0) > len(names):
             raise ValueError(f"min_silos {self.min_silos} of {len(names)} silos can never join; lower it, or name more")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.stop.target_accuracy is not None:
+            problem, remedy = _unreachable(self.stop.target_accuracy, self.task)
+            if problem:
+                raise ValueError(f"stop.target_accuracy {problem}; {remedy}")
         return self
 
     @model_validator(mode="after")
@@ -203,6 +227,17 @@ class StrategyConfig(Section):
             if self.silos is not None and name not in self.silos:
                 remedy = near_miss(name, self.silos) + "; or leave `silos` out"
                 raise ConfigError("silos", f"the silo file has {name!r}, which is not listed", remedy)
+
+    def check_target(self, target: float | None) -> None:
+        """Check that a target of the command line is one that this task may reach.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if target is not None:
+            problem, remedy = _unreachable(target, self.task)
+            if problem:
+                raise ConfigError("--target-accuracy", problem, remedy.capitalize())
 
     def quorum(self, silos: int | None = None) -> int:
         """How many silos must have joined before the run begins.

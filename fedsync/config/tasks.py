@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedsync.config.section import Section
+from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_kinds import (
     FactorisationConfig,
     FuzzyConfig,
@@ -34,6 +34,11 @@ class DigitsConfig(Section):
     kind: Literal["digits"]
     partition: PartitionConfig = Field(default_factory=iid)
     test_share: TestShare = 0.2
+
+    @property
+    def scores(self) -> Scores:
+        """The share of right answers."""
+        return "share"
 
     def build(self) -> Task:
         """The task."""
@@ -64,6 +69,11 @@ class CsvConfig(Section):
     hidden: Annotated[int, Field(ge=1)] = 16
     test_share: TestShare = 0.25
 
+    @property
+    def scores(self) -> Scores:
+        """The share of right answers."""
+        return "share"
+
     def build(self) -> Task:
         """The task."""
         from fedsync.tasks.csv_ import CsvTask
@@ -91,6 +101,11 @@ class CustomConfig(Section):
     kind: Literal["custom"]
     file: str
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def scores(self) -> Scores:
+        """Whatever the file says."""
+        return "any"
 
     def build(self) -> Task:
         """The task."""

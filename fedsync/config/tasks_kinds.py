@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsync.config.local import LocalConfig
-from fedsync.config.section import Section
+from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_data import (
     AnyData,
     BlobsConfig,
@@ -56,6 +56,11 @@ class SourceSection(Section):
                 "choose another partition"
             )
         return self
+
+    @property
+    def scores(self) -> Scores:
+        """The share of right answers."""
+        return "share"
 
     def source(self) -> tuple[Source, Partition | None, float]:
         """What every task on samples is made of."""
@@ -127,6 +132,11 @@ class LinearConfig(SourceSection):
     l1: NonNegative = 0.0
     l2: NonNegative = 0.0
 
+    @property
+    def scores(self) -> Scores:
+        """The share of right answers, or minus the mean squared error."""
+        return "error" if self.loss == "squared" else "share"
+
     def build(self) -> Task:
         """The task."""
         from fedsync.tasks.linear import LinearTask
@@ -142,6 +152,11 @@ class StatisticsSection(SourceSection):
     """
 
     spread: Spread = 1.0
+
+    @property
+    def scores(self) -> Scores:
+        """Minus the test loss."""
+        return "error"
 
     def check(self, local: LocalConfig) -> None:
         """Raise ValueError if local steps would make something else of statistics than their running mean."""
@@ -198,6 +213,11 @@ class MixtureConfig(StatisticsSection):
     data: AnyData
     components: PositiveInt = 8
     floor: Annotated[float, Field(gt=0)] = 1e-3
+
+    @property
+    def scores(self) -> Scores:
+        """The mean log-likelihood, of densities, which may be above 0."""
+        return "any"
 
     def build(self) -> Task:
         """The task."""

@@ -17,6 +17,10 @@ MAX_TEST_SAMPLES = 10**9
 """Larger than any test split; a silo that claims more would drown all others in a pooled score."""
 
 
+MAX_SCORE = 1e6
+"""Score of a sample that no task gives; sums of larger ones might overflow."""
+
+
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
     """Check a report against the order it answers.
 
@@ -96,8 +100,12 @@ def check_speed(silo: str, speed: float) -> None:
 
 
 def check_evaluation(silo: str, evaluation: Evaluation) -> None:
-    """Check the sums of an evaluation: finite, of a believable number of samples, each right once at most."""
-    fine = math.isfinite(evaluation.loss) and -inf < evaluation.correct <= evaluation.samples
+    """Check the sums of an evaluation: finite, of a believable number of samples.
+
+    What a task scores need not be a share: a log-likelihood has no range. Who wants to lie says that all is right, so a
+    limit of 1 a sample would keep nobody from it.
+    """
+    fine = math.isfinite(evaluation.loss) and -inf < evaluation.correct <= MAX_SCORE * evaluation.samples
     if not (fine and 0 <= evaluation.samples <= MAX_TEST_SAMPLES):
         raise ProtocolError(silo, "evaluation", f"{evaluation}")
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from fedsync.core.orders import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A settled version: accuracy (share of correct predictions) and mean loss over all silos' test samples."""
+    """A settled version: accuracy and mean loss over all silos' test samples.
+
+    Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
+    better.
+    """
 
     version: int
     accuracy: float
@@ -47,12 +52,12 @@ class Scores:
     would reach the target for all.
 
     Args:
-        best: best accuracy of a settled version, -1 before there is one.
+        best: best accuracy of a settled version, minus infinity before there is one.
         since_best: settled versions since then.
         settled: newest settled version, -1 before there is one.
     """
 
-    best: float = -1.0
+    best: float = -inf
     since_best: int = 0
     settled: int = -1
     _open: dict[int, _Pool] = field(default_factory=dict)

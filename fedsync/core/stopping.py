@@ -14,7 +14,8 @@ class StopRules:
     Args:
         rounds: model versions committed.
         seconds: virtual or wall seconds since the run began; the coordinator has itself woken then.
-        target_accuracy: share of correct predictions, 0..1, of an evaluated version.
+        target_accuracy: of an evaluated version; where the task scores something else than the share of correct
+            predictions, any number.
         patience: evaluated versions in a row without a better accuracy.
         relative_change: of the training loss between two checks; see `Passes`.
     """

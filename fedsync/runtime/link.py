@@ -70,6 +70,14 @@ class ResidentLink:
         self.layout = Layout(tuple(described["layout"]["names"]), shapes)
         self.sealed = bool(described["sealed"])
 
+    @property
+    def alive(self) -> bool:
+        """Whether the trainer listens."""
+        connection = _connect(self._socket)
+        if connection is not None:
+            connection.close()
+        return connection is not None
+
     def initial_model(self) -> Vector:
         """See `fedsync.runtime.desk.Desk.initial_model`."""
         model = self._ask({"do": "model"})[1]
@@ -153,6 +161,7 @@ class ResidentLink:
             connection = _connect(self._socket)
             if connection is not None:
                 return connection
+            make_room(self._folder)
             (self._folder / ERROR).unlink(missing_ok=True)
             log = self._folder / LOG
             with log.open("ab") as output:
@@ -178,14 +187,38 @@ class ResidentLink:
             raise RunError(f"the resident trainer did not start; see {log}")
 
 
+def make_room(folder: Path) -> None:
+    """Have other trainers of the same silo end that serve other runs and have nothing to do: they hold memory.
+
+    Args:
+        folder: of a trainer that is about to be started.
+    """
+    for other in folder.parent.iterdir():
+        if other != folder and _silo(other) == _silo(folder):
+            _tell(other / SOCKET, "make room")
+
+
 def stop_trainers(root: Path) -> None:
     """Tell every resident trainer whose folder is in ``root`` to end."""
     for socket in root.glob(f"*/{SOCKET}"):
-        connection = _connect(socket)
-        if connection is not None:
-            with connection, contextlib.suppress(OSError, EOFError):
-                connection.send_bytes(json.dumps({"do": "stop", "payload": None}).encode())
-                connection.recv_bytes()
+        _tell(socket, "stop")
+
+
+def _tell(socket: Path, request: str) -> None:
+    connection = _connect(socket)
+    if connection is not None:
+        with connection, contextlib.suppress(OSError, EOFError):
+            connection.send_bytes(json.dumps({"do": request, "payload": None}).encode())
+            connection.recv_bytes()
+
+
+def _silo(folder: Path) -> tuple[int, str] | None:
+    """Whose trainer has this folder; None where that cannot be read."""
+    try:
+        identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+        return identity["index"], identity["name"]
+    except (OSError, ValueError):
+        return None
 
 
 def _connect(socket: Path) -> Connection | None:

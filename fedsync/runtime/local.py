@@ -17,7 +17,7 @@ import yaml
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.core.private import private_folder
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
@@ -28,6 +28,7 @@ from fedsync.observe.tail import Tail
 from fedsync.runtime import executor
 from fedsync.runtime.bundle import submit, write_bundle
 from fedsync.runtime.checkpoints import digest, prepare
+from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, read_error
 from fedsync.runtime.environment import STATE_FOLDER as STATE
 from fedsync.runtime.environment import flower_environment
 from fedsync.runtime.export import export_model
@@ -35,7 +36,6 @@ from fedsync.runtime.link import stop_trainers
 from fedsync.runtime.processes import Children, alive, free_ports, tail, wait_for_port
 from fedsync.runtime.registration import register_keys, write_connection
 from fedsync.runtime.rings import KEYS, emulated_rings
-from fedsync.runtime.server import DONE_FILE, ERROR_FILE, PID_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def _write_bundle(
         "keys": "" if keys is None else str(keys),
         "registered": "yes" if registered else "",
         "resume": "yes" if resume else "",
-        "target-accuracy": float(target_accuracy or 0.0),
+        "target-accuracy": "" if target_accuracy is None else float(target_accuracy),
     }
     return write_bundle(home / "app", settings)
 
@@ -215,7 +215,7 @@ def _follow(children: Children, out: Path, control: Path, listeners: Sequence[Li
             for listener in listeners:
                 listener.follow(ledger)
         if (control / ERROR_FILE).exists():
-            raise _error(control / ERROR_FILE)
+            raise read_error(control)
         if done:
             return
         children.check()
@@ -226,10 +226,3 @@ def _follow(children: Children, out: Path, control: Path, listeners: Sequence[Li
         if server_pid is not None and not alive(server_pid):
             raise RunError(f"the ServerApp died; the end of the log:\n{tail(out / 'logs/superlink.log')}")
         time.sleep(_POLL_S)
-
-
-def _error(path: Path) -> ConfigError | RunError:
-    report = json.loads(path.read_text(encoding="utf-8"))
-    if report["kind"] == "config":
-        return ConfigError(report["place"], report["problem"], report["remedy"])
-    return RunError(report["message"])

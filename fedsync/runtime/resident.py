@@ -2,8 +2,8 @@
 
 It listens on a Unix socket in a folder that only its owner can enter. Requests and answers are a JSON
 header, which names the type of the payload that follows, if one does, and the payload as raw bytes. The
-trainer ends when told to, when its owner process is gone, or after a time without requests; what has to
-survive is in its folder.
+trainer ends when told to, when its owner process is gone, or after a time without requests, which is short once the
+silo has a trainer for another run; what has to survive is in its folder.
 
 Usage: ``python -m fedsync.runtime.resident FOLDER``
 """
@@ -30,6 +30,8 @@ from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.desk import Desk
 
 _IDLE_S = 900.0
+_ROOM_S = 30.0
+"""A trainer that was not asked for so long [s] makes room for that of another run."""
 
 
 class _Server:
@@ -51,13 +53,14 @@ class _Server:
                 threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
 
     def _serve_one(self, connection: Connection) -> None:
-        self._asked_at_s = time.monotonic()
         with connection:
             try:
                 request = json.loads(connection.recv_bytes())
                 brought = (
                     np.frombuffer(connection.recv_bytes(), dtype=request["payload"]) if request["payload"] else None
                 )
+                if request["do"] != "make room":
+                    self._asked_at_s = time.monotonic()
                 answer, update = self._answer(request, brought)
             except EOFError:
                 return
@@ -92,6 +95,10 @@ class _Server:
             case "snapshot":
                 version, snapshot = desk.snapshot()
                 return {"holds": version}, snapshot
+            case "make room":
+                if not desk.busy and time.monotonic() - self._asked_at_s > _ROOM_S:
+                    os._exit(0)
+                return {}, None
             case "stop":
                 os._exit(0)
             case other:

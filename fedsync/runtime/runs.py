@@ -26,14 +26,14 @@ import yaml
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.core.private import write_atomically
+from fedsync.core.private import private_folder, write_atomically
 from fedsync.identity.certificates import Authority
 from fedsync.runtime.bundle import submit, write_bundle
 from fedsync.runtime.checkpoints import newest_version
+from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.runtime.environment import flower_environment
 from fedsync.runtime.locks import held
 from fedsync.runtime.registration import write_connection
-from fedsync.runtime.server import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, describe
 from fedsync.runtime.supervisor_plans import CONNECTION
 
 logger = logging.getLogger(__name__)
@@ -101,8 +101,9 @@ def submit_run(
         ConfigError: the folder has a run already.
         RunError: the server does not take it.
     """
+    state = private_folder(Path(config.state))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = (out or Path(config.state) / RUNS / f"{strategy.name}-{stamp}").resolve()
+    folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
     if (folder / SETTINGS_FILE).exists():
         raise ConfigError("--out", f"{folder} has the files of a run", "Choose another folder, or use --resume")
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,11 +117,11 @@ def submit_run(
         "keys": config.keys or "",
         "registered": "" if config.insecure else "yes",
         "resume": "",
-        "target-accuracy": float(target_accuracy or 0.0),
+        "target-accuracy": "" if target_accuracy is None else float(target_accuracy),
     }
     _hand_over(config, folder, settings)
     write_atomically(folder / SETTINGS_FILE, json.dumps(settings, indent=2).encode() + b"\n")
-    _list(Path(config.state), folder)
+    _list(state, folder)
     return folder
 
 
@@ -156,7 +157,7 @@ def stop_run(folder: Path) -> None:
     folder = folder.resolve()
     if phase(folder) is not Phase.AT_WORK or not (folder / PID_FILE).exists():
         raise ConfigError(str(folder), "no run is at work here", "Name the folder that `fedsync server run` printed")
-    _give_up(folder, "stopped by the operator")
+    write_error(folder, RunError("stopped by the operator"))
     os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), signal.SIGTERM)
 
 
@@ -201,7 +202,8 @@ class Keeper:
             return
         if tries.count == MOST_TRIES:
             logger.error("%s died %d times at version %s and is given up", folder, MOST_TRIES + 1, version)
-            _give_up(folder, f"its server process died {MOST_TRIES + 1} times at version {version}; see the logs")
+            died = f"its server process died {MOST_TRIES + 1} times at version {version}; see the logs"
+            write_error(folder, RunError(died))
             return
         try:
             self.resume(folder)
@@ -210,7 +212,7 @@ class Keeper:
             tries.due_s = now_s + _REFUSED_S
         except ConfigError as error:
             logger.exception("%s cannot be resumed", folder)
-            _give_up(folder, str(error))
+            write_error(folder, error)
         else:
             logger.info("%s died at version %s and was resumed", folder, version)
             tries.due_s = now_s + min(LONGEST_S, _FIRST_S * 2.0**tries.count)
@@ -237,7 +239,3 @@ def _list(state: Path, folder: Path) -> None:
     link = runs / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     if not link.is_symlink():
         link.symlink_to(folder)
-
-
-def _give_up(folder: Path, reason: str) -> None:
-    write_atomically(folder / ERROR_FILE, json.dumps(describe(RunError(reason))).encode())

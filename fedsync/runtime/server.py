@@ -5,7 +5,7 @@ to emulate, or empty), ``overrides`` (JSON list of ``a.b=value``), ``out`` (fold
 or empty for a temporary one), ``control`` (folder for whoever waits for the run to find the server's
 process id and, if it fails, the reason; or empty), ``keys`` (the server's key file of an encrypted run, or empty),
 ``registered`` (not empty: accept only nodes that are registered by name), ``resume`` (not empty: go on with the run
-in ``out``), ``target-accuracy`` (0 for none).
+in ``out``), ``target-accuracy`` ("" for none).
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from fedsync.core.private import write_atomically
 from fedsync.runtime import messages
 from fedsync.runtime.checkpoints import clear
 from fedsync.runtime.child import exit_with_owner
+from fedsync.runtime.control import DONE_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.runtime.locks import taken
 from fedsync.runtime.strategy import FedSync
 from fedsync.train.weights import save_model, save_tensors
 
 logger = logging.getLogger(__name__)
-
-PID_FILE, ERROR_FILE, DONE_FILE, RUN_LOCK = "server.pid", "error.json", "done", "server.lock"
-"""Files in the folder ``control``: the third once all of the run's files are written; the last is locked until then."""
 
 app = ServerApp()
 
@@ -56,7 +54,7 @@ def main(grid: Grid, context: Context) -> None:
             (control / DONE_FILE).touch()
             clear(out)
         except FedSyncError as error:
-            write_atomically(control / ERROR_FILE, json.dumps(describe(error)).encode())
+            write_error(control, error)
             raise
 
 
@@ -73,11 +71,10 @@ def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None
         save_tensors(path, layout.split(model))
 
 
-def describe(error: FedSyncError) -> dict[str, str]:
-    """An error as `ERROR_FILE` has it."""
-    if isinstance(error, ConfigError):
-        return {"kind": "config", "place": error.place, "problem": error.problem, "remedy": error.remedy}
-    return {"kind": "run", "message": str(error)}
+def target_of(settings: dict[str, str]) -> float | None:
+    """The target accuracy that the settings name, if any. 0 is one, for tasks that score below it."""
+    text = settings.get("target-accuracy")
+    return float(text) if text else None
 
 
 def _folder(settings: dict[str, str], key: str) -> Path | None:
@@ -89,13 +86,12 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
     overrides = json.loads(settings.get("overrides") or "[]")
     config = StrategyConfig.load(settings["strategy"], overrides)
     cluster = ClusterConfig.load(settings["silos"]) if settings.get("silos") else None
-    target = float(settings.get("target-accuracy") or 0)
     strategy = FedSync(
         config,
         cluster,
         out=_folder(settings, "out"),
         runtime="local" if cluster is not None else "deployment",
-        target_accuracy=target or None,
+        target_accuracy=target_of(settings),
         keys=_folder(settings, "keys"),
         registered=bool(settings.get("registered")),
         resume=bool(settings.get("resume")),

@@ -84,7 +84,7 @@ class FedSync(Strategy):
         self.out = out if out is not None else Path(tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None
         self._runtime = runtime
-        self._target_accuracy = target_accuracy or config.stop.target_accuracy
+        self._target_accuracy = config.stop.target_accuracy if target_accuracy is None else target_accuracy
         self._timing = timing or Timing()
         self._listeners = listeners
         self._keys = keys

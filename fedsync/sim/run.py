@@ -74,7 +74,7 @@ def run_virtual(
         config=plain,
         silos=cluster.entries(),
         model_bytes=trainer.layout.nbytes,
-        target_accuracy=target_accuracy or config.stop.target_accuracy,
+        target_accuracy=config.stop.target_accuracy if target_accuracy is None else target_accuracy,
         sealed_share=0.0 if plan is None else plan.share,
         listeners=listeners,
         exporters=open_exporters(config.export, out, {**plain, "runtime": "virtual"}),

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsync.cli import app
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.runtime.processes import free_ports
 
 
@@ -16,6 +16,7 @@ from fedsync.runtime.processes import free_ports
     "arguments",
     [
         ["silo", "start", "--silo", "nowhere.yaml"],
+        ["silo", "serve", "--silo", "nowhere.yaml"],
         ["server", "start", "--server", "nowhere.yaml"],
         ["server", "register", "--server", "nowhere.yaml"],
         ["server", "revoke", "berlin", "--server", "nowhere.yaml"],
@@ -31,10 +32,26 @@ def test_a_file_that_is_not_there_is_the_users_mistake(arguments: list[str]) -> 
 
 def test_a_run_is_not_put_where_another_is(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
-    (tmp_path / "out" / "app").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text("{}")
     arguments = ["server", "run", "fedavg", "--server", str(tmp_path / "server.yaml"), "--out", str(tmp_path / "out")]
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, ConfigError) and "has the files of a run" in error.problem
+
+
+@pytest.mark.parametrize("arguments", [[], ["fedavg", "--resume", "out"], ["--resume", "out", "--set", "seed=1"]])
+def test_a_run_is_begun_or_resumed(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
+    command = ["server", "run", "--server", str(tmp_path / "server.yaml"), *arguments]
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, ConfigError) and "not clear what to run" in error.problem
+
+
+def test_a_server_that_does_not_run_takes_nothing(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    (tmp_path / "server.yaml").write_text(f"{{insecure: true, host: 127.0.0.1, port: {port}, state: s}}")
+    error = CliRunner().invoke(app, ["server", "run", "fedavg", "--server", str(tmp_path / "server.yaml")]).exception
+    assert isinstance(error, RunError) and "flwr run failed" in str(error)
 
 
 def test_without_tls_there_are_no_keys_to_register(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ MISTAKES = [
     ("steps: 20", "learning_rate: .nan", 5, "local.learning_rate", "nan is not allowed", "Write a finite number"),
     ("steps: 20", "learning_rate: .inf", 5, "local.learning_rate", "inf is not allowed", "Write a finite number"),
     ("steps: 20", "momentum: 1.0", 5, "local.momentum", "1.0 is not allowed", "less than 1"),
-    ("rounds: 4", "target_accuracy: 95", 3, "stop.target_accuracy", "95 is not allowed", "at most 1"),
+    ("rounds: 4", "rounds: 4, target_accuracy: 95", 3, "stop.target_accuracy", "95 is not allowed", "at most 1"),
+    ("rounds: 4", "rounds: 4, target_accuracy: 0", 3, "stop.target_accuracy", "0 is not allowed", "greater than 0"),
+    ("rounds: 4", "rounds: 4, target_accuracy: .inf", 3, "stop.target_accuracy", "inf is not", "a finite number"),
     ("rounds: 4", "rounds: 0", 3, "stop.rounds", "0 is not allowed", "at least 1"),
     ("rounds: 4", "patience: 4", 3, "stop", "nothing bounds the run", "Add `rounds` or `seconds`"),
     ("steps: 20", "optimizer: sdg", 5, "local.optimizer", "'sdg' is not allowed", "'sgd'? Allowed: adam, sgd"),
@@ -206,6 +208,42 @@ def test_paths_of_a_task_are_relative_to_the_file_where_something_is_there(tmp_p
     config = load(tmp_path, GOOD.replace("{kind: digits}", task))
     assert config.task.kind == "csv"
     assert config.task.files == [str((tmp_path / "a.csv").resolve()), "elsewhere/b.csv"]
+
+
+BLOBS = "data: {kind: blobs}"
+RATED = "{kind: factorisation, data: {kind: ratings}}"
+SQUARED = "{kind: linear, loss: squared, data: {kind: sparse, features: 30, target: number}}"
+
+
+@pytest.mark.parametrize(
+    ("task", "good", "bad"),
+    [
+        ("{kind: digits}", [0.01, 1], [0, -0.5, 1.01]),
+        (f"{{kind: mlp, {BLOBS}}}", [0.95], [0.0, 95.0]),
+        ("{kind: linear, data: {kind: sparse}}", [0.95], [-0.1, 2]),
+        (SQUARED, [-0.5, 0], [0.5]),
+        (f"{{kind: k-means, {BLOBS}}}", [-1e6, 0.0], [0.9]),
+        (f"{{kind: fuzzy-c-means, {BLOBS}}}", [-3], [0.9]),
+        (RATED, [-0.1], [0.9]),
+        (f"{{kind: gaussian-mixture, {BLOBS}}}", [-2.5, 0.0, 3.5], []),
+        ("{kind: custom, file: mine.py}", [-2.5, 0.0, 3.5], []),
+    ],
+)
+def test_a_target_is_one_that_the_task_may_reach(
+    tmp_path: Path, task: str, good: list[float], bad: list[float]
+) -> None:
+    text = GOOD.replace("{kind: digits}", task)
+    config = load(tmp_path, text)
+    for target in good:
+        wanted = load(tmp_path, text, f"stop.target_accuracy={target:f}")
+        assert wanted.policies().stop.target_accuracy == target
+        config.check_target(target)
+    for target in bad:
+        with pytest.raises(ConfigError, match=rf"^--set stop\.target_accuracy: {target:g} is not allowed: accuracy of"):
+            load(tmp_path, text, f"stop.target_accuracy={target:f}")
+        with pytest.raises(ConfigError, match=rf"^--target-accuracy: {target:g} is not allowed.*Write a number"):
+            config.check_target(target)
+    config.check_target(None)
 
 
 def test_policies_follow_the_file(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def test_speeds_that_no_machine_has(speed: float) -> None:
         Evaluation(0.0, float("inf"), 1),
         Evaluation(0.0, 0.0, -1),
         Evaluation(0.0, float("nan"), 1),
-        Evaluation(0.0, 10.5, 10),
+        Evaluation(0.0, 1.1e7, 10),
+        Evaluation(0.0, 0.5, 0),
         Evaluation(0.0, 1.0, 10**9 + 1),
     ],
 )
@@ -65,6 +66,6 @@ def test_evaluations_that_poison_a_mean(evaluation: Evaluation) -> None:
 
 
 def test_a_score_may_be_negative_and_perfect_but_not_more() -> None:
-    for evaluation in (Evaluation(5.0, -30.0, 10), Evaluation(0.0, 10.0, 10), Evaluation(0.0, 0.0, 0)):
+    for evaluation in (Evaluation(5.0, -30.0, 10), Evaluation(-25.0, 25.0, 10), Evaluation(0.0, 0.0, 0)):
         assert usable("a", evaluation) is evaluation
     assert usable("a", None) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from fedsync.core.orders import Evaluation
@@ -37,7 +39,7 @@ def test_a_version_without_test_samples_has_no_score() -> None:
     scores.begin(3)
     scores.end(3, "a", Evaluation(0.0, 0.0, 0))
     assert scores.settle() == []
-    assert (scores.best, scores.since_best, scores.settled) == (-1.0, 0, -1)
+    assert (scores.best, scores.since_best, scores.settled) == (-inf, 0, -1)
 
 
 def test_the_best_and_how_long_ago_it_was() -> None:
@@ -48,6 +50,16 @@ def test_the_best_and_how_long_ago_it_was() -> None:
         scores.settle()
         history.append((scores.best, scores.since_best))
     assert history == [(0.1, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.6, 0)]
+
+
+def test_a_score_may_be_any_number() -> None:
+    scores, history = Scores(), []
+    for version, score in enumerate([-500.0, -70.0, -90.0, -2.5, -3.0, 4.0]):
+        scores.begin(version)
+        scores.end(version, "a", Evaluation(0.0, 10 * score, 10))
+        scores.settle()
+        history.append((scores.best, scores.since_best))
+    assert history == [(-500.0, 0), (-70.0, 0), (-70.0, 1), (-2.5, 0), (-2.5, 1), (4.0, 0)]
 
 
 def test_versions_settle_oldest_first_and_the_newest_settled_stays() -> None:
@@ -194,8 +206,20 @@ def test_stop_rules(rules: StopRules, version: int, now_s: float, reason: str | 
     assert rules.decide(version, now_s, EVALUATED, Passes()) == reason
 
 
-def test_a_target_is_not_reached_by_what_nobody_has_evaluated() -> None:
-    assert StopRules(target_accuracy=0.01).decide(9, 9.0, Scores(), Passes()) is None
+@pytest.mark.parametrize("target", [0.01, 0.0, -1.0, -1e300])
+def test_a_target_is_not_reached_by_what_nobody_has_evaluated(target: float) -> None:
+    assert StopRules(target_accuracy=target).decide(9, 9.0, Scores(), Passes()) is None
+
+
+@pytest.mark.parametrize(("best", "reached"), [(-2.51, False), (-2.5, True), (0.0, True)])
+def test_a_target_may_be_below_zero(best: float, reached: bool) -> None:
+    reason = StopRules(target_accuracy=-2.5).decide(9, 9.0, Scores(best=best), Passes())
+    assert reason == (f"target accuracy -2.5 reached: {best:.4f}" if reached else None)
+
+
+def test_patience_waits_for_the_first_score_however_low() -> None:
+    assert StopRules(patience=1).decide(9, 9.0, Scores(best=-1e9, since_best=0), Passes()) is None
+    assert StopRules(patience=1).decide(9, 9.0, Scores(best=-1e9, since_best=1), Passes()) is not None
 
 
 @pytest.mark.parametrize(("change", "stops"), [(None, False), (0.011, False), (0.01, True), (0.0, True)])

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 
+import fedsync.runtime.link
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.orders import WorkOrder
-from fedsync.runtime.answers import OWNER, STATE, Finished, Identity, Working
-from fedsync.runtime.link import ResidentLink, stop_trainers
+from fedsync.runtime.answers import IDENTITY, OWNER, STATE, Finished, Identity, Working
+from fedsync.runtime.link import ResidentLink, make_room, stop_trainers
+from fedsync.runtime.resident import _Server
 from fedsync.runtime.spec import RunSpec
 from fedsync.train.weights import initial_model
 
@@ -60,10 +64,12 @@ def kill(link: ResidentLink) -> None:
     trainer = process(link)
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
+    assert not link.alive
 
 
 def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
     link = ResidentLink(identity())
+    assert link.alive
     assert (link.name, link.facts.declared_speed) == ("a", 1e6)
     first, again = (link.train(order(1), model, None) for _ in range(2))
     assert isinstance(first, Finished) and isinstance(again, Finished)
@@ -107,13 +113,13 @@ def test_a_killed_trainer_answers_its_last_order_without_training_again(root: Pa
 
 
 def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity(run="9"))
+    link = ResidentLink(identity())
     unlimited = psutil.RLIM_INFINITY
     process(link).rlimit(psutil.RLIMIT_FSIZE, (0, unlimited))
     with pytest.raises(ConfigError, match=r"answer\.bin: cannot be written: File too large"):
-        link.train(order(1), model, None)
+        link.train(order(11), model, None)
     process(link).rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
-    assert isinstance(link.train(order(2), model, None), Finished)
+    assert isinstance(link.train(order(12), model, None), Finished)
 
 
 def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
@@ -133,11 +139,35 @@ def test_what_prevents_the_trainer_is_said(root: Path) -> None:
 
 
 def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity(run="6"))
-    wild = WorkOrder("a/1", 0, 1, 16, 30, 1e12, seed=1, evaluate=False)
+    link = ResidentLink(identity())
+    wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
     with pytest.raises(FedSyncError, match="diverged"):
         link.train(wild, model, None)
-    assert isinstance(link.train(order(2), model, None), Finished)
+    assert isinstance(link.train(order(22), model, None), Finished)
+
+
+def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fedsync.runtime.link, "_tell", lambda socket, request: asked.append(socket.parent.name))
+    silos = {"mine": (0, "a"), "mine-before": (0, "a"), "others": (1, "b"), "torn": None}
+    for folder, silo in silos.items():
+        (tmp_path / folder).mkdir()
+        text = "{" if silo is None else json.dumps({"index": silo[0], "name": silo[1], "spec": folder})
+        (tmp_path / folder / IDENTITY).write_text(text)
+    make_room(tmp_path / "mine")
+    assert asked == ["mine-before"]
+
+
+@pytest.mark.parametrize(("busy", "idle_s", "ends"), [(False, 31.0, True), (False, 29.0, False), (True, 1000.0, False)])
+def test_only_an_idle_trainer_makes_room(
+    busy: bool, idle_s: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    server = _Server(tmp_path, SimpleNamespace(busy=busy))  # type: ignore[arg-type]
+    server._asked_at_s = time.monotonic() - idle_s
+    assert server._answer({"do": "make room", "payload": None}, None) == ({}, None)
+    assert ended == ([0] if ends else [])
 
 
 def test_only_the_owner_can_reach_it(root: Path) -> None:

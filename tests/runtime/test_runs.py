@@ -18,9 +18,10 @@ from fedsync.config.server import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.runtime import runs
+from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
 from fedsync.runtime.locks import held, taken
 from fedsync.runtime.runs import LONGEST_S, MOST_TRIES, START_S, Keeper, Phase, phase, resume_run, stop_run, submit_run
-from fedsync.runtime.server import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
+from fedsync.runtime.server import target_of
 
 STRATEGY = StrategyConfig.load("fedavg")
 
@@ -48,7 +49,7 @@ def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
 
 @pytest.fixture
 def config(tmp_path: Path) -> ServerStartConfig:
-    (tmp_path / "state").mkdir()
+    (tmp_path / "state").mkdir(mode=0o700)
     return ServerStartConfig(insecure=True, state=str(tmp_path / "state"))
 
 
@@ -124,6 +125,15 @@ def test_a_run_that_died_goes_on_from_its_checkpoint(
     assert (first["resume"], second["resume"]) == ("", "yes")
     assert {**second, "resume": ""} == first
     assert (first["out"], first["target-accuracy"]) == (str(folder), 0.9)
+
+
+@pytest.mark.parametrize("target", [None, 0.0, -2.5, 0.9])
+def test_a_target_arrives_at_the_server_s_process(
+    target: float | None, config: ServerStartConfig, superlink: SuperLink
+) -> None:
+    submit_run(config, STRATEGY, target_accuracy=target)
+    # As Flower hands them over, every value as text.
+    assert target_of({key: str(value) for key, value in superlink.runs[0].items()}) == target
 
 
 def test_a_run_that_died_before_its_first_checkpoint_begins_anew(

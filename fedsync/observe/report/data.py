@@ -53,7 +53,7 @@ class OrderSpan:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One commit; ``accuracy`` in 0..1 where it was evaluated.
+    """One commit; ``accuracy`` where it was evaluated, a share of right answers or what else the task scores.
 
     ``staleness`` has one number for each update in it: versions that were committed since the one the silo started
     from.

@@ -57,7 +57,9 @@ def progress(runs: Sequence[RunData], against: Literal["time", "rounds"]) -> Pic
         if scored and len(targets) == 1:
             ax.axhline(targets.pop(), color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="target")
         ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
-        ax.set_ylabel("accuracy [share correct]" if scored else "training loss a sample")
+        scores = [point.accuracy for run in runs for point in run.points if point.accuracy is not None]
+        unit = "share correct" if all(0 <= score <= 1 for score in scores) else "score a sample"
+        ax.set_ylabel(f"accuracy [{unit}]" if scored else "training loss a sample")
         if against == "rounds":
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(ax.get_legend_handles_labels()[1]) > 1:

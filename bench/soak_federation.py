@@ -1,0 +1,169 @@
+"""A real federation for `bench/soak.py`: `fedsync server start`, a `fedsync silo start` each, and their keys.
+
+The first silo reaches the server through a proxy, which can be told to swallow everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import yaml
+
+from fedsync.cipher.emulated import emulated_keys
+from fedsync.config.server import ServerStartConfig
+from fedsync.identity.certificates import make_authority, make_server_certificate
+from fedsync.identity.nodes import make_node_key
+from fedsync.runtime.processes import end_processes, free_ports
+
+HERE = Path(__file__).resolve().parent
+START_S = 120.0
+
+
+class Proxy:
+    """Forwards connections, until it is told to swallow everything for a while."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._until_s = 0.0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, seconds: float) -> None:
+        """Let nothing through for so long; connections from before are lost."""
+        self._until_s = time.monotonic() + seconds
+
+    def _accept(self) -> None:
+        while True:
+            inside, _ = self._listener.accept()
+            threading.Thread(target=self._connect, args=(inside,), daemon=True).start()
+
+    def _connect(self, inside: socket.socket) -> None:
+        self._wait()
+        try:
+            outside = socket.create_connection(self._target)
+        except OSError:
+            inside.close()
+            return
+        for one, other in ((inside, outside), (outside, inside)):
+            threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while (data := one.recv(65536)) and not self._wait():
+                other.sendall(data)
+        for each in (one, other):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+    def _wait(self) -> bool:
+        """Whether something was swallowed."""
+        waited = False
+        while time.monotonic() < self._until_s:
+            waited = True
+            time.sleep(0.1)
+        return waited
+
+
+class Federation:
+    """A server and its silos, with TLS, node authentication and keys for encryption.
+
+    Args:
+        folder: for all of their files; of a short name, for trainers' sockets are below it.
+        silos: how many.
+    """
+
+    def __init__(self, folder: Path, silos: int) -> None:
+        self.folder = folder
+        self.names = [f"silo-{index}" for index in range(silos)]
+        (port,) = free_ports(1)
+        self.proxy = Proxy(("127.0.0.1", port))
+        certificates = folder / "certs"
+        make_server_certificate(make_authority(certificates), ["localhost"], certificates)
+        keys = emulated_keys(self.names, folder / "keys")
+        server = {"host": "127.0.0.1", "port": port, "certificates": "certs", "state": "server"}
+        nodes = {name: make_node_key(name, folder / "nodes") for name in self.names}
+        public = {name: str(node.public) for name, node in nodes.items()}
+        self._write("server.yaml", {**server, "silos": public, "keys": str(keys.server_file)})
+        for index, name in enumerate(self.names):
+            place = self.proxy.port if index == 0 else port
+            silo = {"name": name, "server": f"localhost:{place}", "state": f"s{index}", "index": index}
+            silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private), "keys": str(keys.silos[name])}
+            self._write(f"{name}.yaml", silo)
+        self.config = ServerStartConfig.load(folder / "server.yaml")
+        self._supervisors: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start all of it, or start it again; returns when the server knows its silos."""
+        self._fedsync("server", "start", "--server", "server.yaml")
+        end_s = time.monotonic() + START_S
+        while "silos registered" not in (self.folder / "server.out").read_text():
+            if time.monotonic() > end_s:
+                raise SystemExit(f"the server did not start: {(self.folder / 'server.out').read_text()[-500:]}")
+            time.sleep(0.2)
+        for name in self.names:
+            self._fedsync("silo", "start", "--silo", f"{name}.yaml", log=name)
+
+    def stop(self) -> None:
+        """Have all of it end as it does by itself."""
+        end_processes(list(reversed(self._supervisors)))
+        self._supervisors.clear()
+
+    def kill(self) -> None:
+        """Kill -9 every process of it, those that watch over others first."""
+        for each in self._supervisors:
+            each.kill()
+            each.wait()
+        self._supervisors.clear()
+        for process in self.processes(""):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def processes(self, word: str, since_s: float = 0.0) -> list[psutil.Process]:
+        """Those with this word in their command line that began after a time of day; supervisors are not among them."""
+        home = str(self.folder)
+        return [each for each in psutil.process_iter() if each.create_time() >= since_s and _is(each, word, home)]
+
+    def copies(self) -> Iterator[Path]:
+        """What silos keep of the model, in their latest run."""
+        for index in range(len(self.names)):
+            found = sorted(self.folder.glob(f"s{index}/state/*/copy.bin"), key=lambda path: path.stat().st_mtime)
+            yield from found[-1:]
+
+    @property
+    def resumed(self) -> int:
+        """How often the server's supervisor has resumed a run."""
+        return (self.folder / "server.out").read_text().count("was resumed")
+
+    def _fedsync(self, *arguments: str, log: str = "server") -> None:
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # where the lies are
+        with (self.folder / f"{log}.out").open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedsync", *arguments],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        self._supervisors.append(process)
+
+    def _write(self, name: str, content: dict[str, object]) -> None:
+        (self.folder / name).write_text(yaml.safe_dump(content))
+
+
+def _is(process: psutil.Process, word: str, home: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("FLWR_HOME", "").startswith(home) and word in " ".join(process.cmdline())
+    return False

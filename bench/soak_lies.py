@@ -1,0 +1,50 @@
+"""ClientApps whose first silo lies, for `bench/soak.py`; all others are honest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsync.runtime import messages
+from fedsync.runtime.silo import app as honest
+
+LIAR = 0
+"""The silo that lies, by its share of the data."""
+
+Lie = Callable[[list[bytes]], bytes]
+"""From all updates of the silo so far, the last one the true answer, to what it says instead."""
+
+
+def _answer(message: Message, context: Context) -> Message:
+    return honest(message, context)
+
+
+def _lying(lie: Lie) -> ClientApp:
+    app = ClientApp()
+    made: list[bytes] = []
+    app.query()(_answer)
+    for name in (messages.MODEL_QUERY, messages.COLLECT, messages.SNAPSHOT, messages.QUESTION):
+        app.query(name)(_answer)
+    app.evaluate()(_answer)
+
+    @app.train()
+    def _train(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        records = reply.content.array_records
+        update = records.get("update")
+        if update is not None and int(context.node_config.get("partition-id", -1)) == LIAR:
+            made.append(update["flat"].data)
+            data = lie(made)
+            records["update"] = ArrayRecord({"flat": Array("uint8", (len(data),), "raw", data)})
+        return reply
+
+    return app
+
+
+garbage = _lying(lambda made: np.random.default_rng().integers(0, 256, len(made[-1]), dtype=np.uint8).tobytes())
+twice = _lying(lambda made: made[0])
+other_round = _lying(lambda made: made[-2] if len(made) > 1 else made[-1])
+flood = _lying(lambda made: made[-1] * 50)

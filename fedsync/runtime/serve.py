@@ -1,0 +1,54 @@
+"""``fedsync silo serve``: a silo's trainer by itself, ready before the first message asks for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from fedsync.config.silo import SiloStartConfig
+from fedsync.core.errors import ConfigError
+from fedsync.core.private import private_folder
+from fedsync.runtime.answers import IDENTITY, Identity
+from fedsync.runtime.environment import STATE_FOLDER, trainer_environment
+from fedsync.runtime.link import ResidentLink
+from fedsync.runtime.rings import KEYS
+from fedsync.runtime.supervisor_run import stop_on_signals
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+
+def serve_silo(config: SiloStartConfig, link: Callable[[Identity], ResidentLink] = ResidentLink) -> None:
+    """Run the trainer of the silo's newest run until it ends for want of orders, or SIGTERM or SIGINT comes.
+
+    Task, data and model are in memory then, as they were when it last answered. A message that comes meanwhile, to
+    `fedsync silo start` with the same state folder, finds this trainer and starts none.
+
+    Args:
+        config: of the silo.
+        link: finds a trainer, or starts it.
+
+    Raises:
+        ConfigError: no run has reached this silo yet, or its task, data or device are not usable any more.
+    """
+    state = private_folder(Path(config.state))
+    identity = _newest(state / STATE_FOLDER)
+    os.environ.update({**trainer_environment(state), KEYS: config.keys or ""})
+    with stop_on_signals() as stop:
+        trainer = link(identity)
+        logger.info("the trainer of %s is ready: %d examples", trainer.name, trainer.facts.examples)
+        while trainer.alive and not stop.wait(_LOOK_S):
+            pass
+
+
+def _newest(trainers: Path) -> Identity:
+    """Whose trainer was asked last."""
+    found = sorted(trainers.glob(f"*/{IDENTITY}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        remedy = "A run has to reach it once; its first message starts the trainer"
+        raise ConfigError(str(trainers), "no run has reached this silo yet", remedy)
+    return Identity(**json.loads(found[-1].read_text(encoding="utf-8")))
