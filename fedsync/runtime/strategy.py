@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +25,7 @@ from fedsync.observe.export import open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener, Recorder
 from fedsync.runtime import messages
-from fedsync.runtime.checkpoints import KEPT, Checkpoints, Origin, clear, digest, new_identity, prepare
+from fedsync.runtime.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.runtime.driver import FlowerDriver
 from fedsync.runtime.first_model import ask_for_model
 from fedsync.runtime.nodes import Admission
@@ -39,6 +39,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """Where a run begins: its first model, or the moment from which it goes on."""
+
+    origin: Origin
+    model: Vector
+    moment: Moment | None
 
 
 class FedSync(Strategy):
@@ -136,59 +145,46 @@ class FedSync(Strategy):
             RunError: the run could not reach its end.
             ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
         """
-        config = self.config
-        if num_rounds is not None:
-            config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
-        timing = self._timing
-        if timeout is not None:
-            timing = replace(timing, order_timeout_s=timeout)
+        config, timing = self._adjusted(num_rounds, timeout)
         self.summary()
-        result = Result()
-
-        silos = len(self.cluster.silos) if self.cluster is not None else None
-        machines = None if self.cluster is None else [silo.model_dump(mode="json") for silo in self.cluster.silos]
-        spec = RunSpec.of(config, self.cluster, silos or config.shares).model_copy(update={"run": new_identity()})
-        if self._resume:
-            resumed = prepare(self.out, digest(config, machines))
-            origin, moment, layout = resumed.origin, resumed.moment, resumed.origin.layout
-            model = np.zeros(layout.size, dtype=np.float32)
-        else:
-            clear(self.out)
-            model, layout = self._first_model(grid, config, spec, initial_arrays, timing)
-            origin, moment = Origin(digest(config, machines), spec.dump(), layout), None
-        policies = config.policies(silos)
+        begin = self._resumed(config) if self._resume else self._fresh(grid, config, timing, initial_arrays)
+        layout, spec = begin.origin.layout, RunSpec.parse(begin.origin.spec)
         plan = spec.seal_plan(layout)
-        recorder = self._recorder(config, machines, layout.nbytes, 0.0 if plan is None else plan.share)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
-        plain = ModelStore(model, keep_bases=policies.weigher.toward)
-        store: LastingStore = plain
-        if plan is not None:
-            store = self._sealed_store(plan, None if initial_arrays is None else model)
-        if moment is not None:
-            store.restore(moment.store)
+        policies = config.policies(self._silos)
+        plain = ModelStore(begin.model, keep_bases=policies.weigher.toward)
+        initial = None if initial_arrays is None else begin.model
+        store: LastingStore = plain if plan is None else self._sealed_store(plan, initial)
+        if begin.moment is not None:
+            store.restore(begin.moment.store)
+        result = Result()
 
         def after_commit(version: int) -> None:
             metrics = evaluate_fn(version, messages.to_arrays(plain.model, layout)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[version] = metrics
 
-        if moment is None:
+        if begin.moment is None:
             after_commit(0)
+        recorder = self._recorder(config, layout.nbytes, 0.0 if plan is None else plan.share)
+        checkpoints = (
+            Checkpoints(self.out, begin.origin, self._checkpoints, begin.moment) if self._checkpoints else None
+        )
         driver = FlowerDriver(
             grid,
-            Coordinator(policies) if moment is None else moment.coordinator,
+            Coordinator(policies) if begin.moment is None else begin.moment.coordinator,
             store,
             layout,
-            origin.spec,
+            begin.origin.spec,
             recorder,
             timing,
             report_s=config.report_s,
             after_commit=after_commit,
             sealed=plan is not None,
             admission=self._admission,
-            checkpoints=Checkpoints(self.out, origin, self._checkpoints, moment) if self._checkpoints else None,
-            resumed=moment,
+            checkpoints=checkpoints,
+            resumed=begin.moment,
         )
         try:
             driver.run()
@@ -210,6 +206,38 @@ class FedSync(Strategy):
             self.config.balancer.kind,
             self.out,
         )
+
+    @property
+    def _silos(self) -> int | None:
+        """How many there are, where that is known."""
+        return len(self.cluster.silos) if self.cluster is not None else None
+
+    @property
+    def _machines(self) -> list[dict[str, Any]] | None:
+        """What silos emulate, as it is written down."""
+        return None if self.cluster is None else [silo.model_dump(mode="json") for silo in self.cluster.silos]
+
+    def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timing]:
+        """Configuration and timing with what `start` was told."""
+        config, timing = self.config, self._timing
+        if num_rounds is not None:
+            config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
+        if timeout is not None:
+            timing = replace(timing, order_timeout_s=timeout)
+        return config, timing
+
+    def _resumed(self, config: StrategyConfig) -> _Begin:
+        """From the newest checkpoint; the store's state brings the model."""
+        found = prepare(self.out, digest(config, self._machines))
+        return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
+
+    def _fresh(self, grid: Grid, config: StrategyConfig, timing: Timing, given: ArrayRecord | None) -> _Begin:
+        """From version 0; what is left of another run goes."""
+        spec = RunSpec.of(config, self.cluster, self._silos or config.shares)
+        spec = spec.model_copy(update={"run": new_identity()})
+        clear(self.out)
+        model, layout = self._first_model(grid, config, spec, given, timing)
+        return _Begin(Origin(digest(config, self._machines), spec.dump(), layout), model, None)
 
     def _first_model(
         self, grid: Grid, config: StrategyConfig, spec: RunSpec, given: ArrayRecord | None, timing: Timing
@@ -238,15 +266,13 @@ class FedSync(Strategy):
 
         return SealedStore(plan, read_server_file(self._keys.read_bytes(), str(self._keys)), initial)
 
-    def _recorder(
-        self, config: StrategyConfig, machines: list[dict[str, Any]] | None, model_bytes: int, sealed_share: float
-    ) -> Recorder:
+    def _recorder(self, config: StrategyConfig, model_bytes: int, sealed_share: float) -> Recorder:
         plain = config.model_dump(mode="json")
         return Recorder(
             self.out,
             runtime=self._runtime,
             config=plain,
-            silos=machines,
+            silos=self._machines,
             model_bytes=model_bytes,
             target_accuracy=self._target_accuracy,
             sealed_share=sealed_share,
