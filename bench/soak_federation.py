@@ -143,7 +143,7 @@ class Federation:
     @property
     def resumed(self) -> int:
         """How often the server's supervisor has resumed a run."""
-        return (self.folder / "server.out").read_text().count("was resumed")
+        return (self.folder / "server.out").read_text().count("resumed at version")
 
     def _fedsync(self, *arguments: str, log: str = "server") -> None:
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # where the lies are

@@ -48,8 +48,24 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
     Raises:
         RunError: Flower refuses it, or there is no SuperLink.
     """
-    done = subprocess.run(
-        [flwr_command(), "run", str(bundle), connection],
+    done = _flwr("run", str(bundle), connection, environment=environment)
+    if done.returncode != 0:
+        raise RunError(f"flwr run failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+    found = _RUN.search(done.stdout)
+    return found.group(1) if found else ""
+
+
+def withdraw(number: str, connection: str, environment: Mapping[str, str]) -> None:
+    """Have a SuperLink count a run as ended whose ServerApp died; where it does already, nothing happens.
+
+    By itself it does so after a minute, in which a SuperNode may wait for the rest of a message that nobody sends.
+    """
+    _flwr("stop", number, connection, environment=environment)
+
+
+def _flwr(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [flwr_command(), *arguments],
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -57,7 +73,3 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
         timeout=_TIMEOUT_S,
         check=False,
     )
-    if done.returncode != 0:
-        raise RunError(f"flwr run failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
-    found = _RUN.search(done.stdout)
-    return found.group(1) if found else ""

@@ -14,16 +14,23 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
 from importlib.metadata import version
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsync.runtime.child import exit_with_parent
 
 TESTED = frozenset({"1.41.0"})
 """Versions of flwr with which the resident executor and the faster poll were tested."""
+
+_WANTED_S = 1.0
+
+Pulled = TypeVar("Pulled")
 
 
 def supported() -> bool:
@@ -47,17 +54,23 @@ def serve(address: str, poll_s: float) -> None:
 
     load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
     apps: dict[str, Any] = {}
-    wanted = AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP})
+    request = AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP})
     acquirer = _client(address)
-    while True:
+
+    def acquire() -> str | None:
         # While the SuperNode starts or restarts there is nobody to ask.
-        answer = None
         with contextlib.suppress(OSError, RuntimeError):
-            answer = acquirer.AcquireTask(wanted)
-        if answer is None or not (answer.HasField("task") and answer.token):
+            answer = acquirer.AcquireTask(request)
+            return answer.token if answer.HasField("task") and answer.token else None
+        return None
+
+    token: str | None = None
+    while True:
+        token = token or acquire()
+        if token is None:
             time.sleep(poll_s)
-            continue
-        _run_task(address, answer.token, load, apps)
+        else:
+            token = _run_task(address, token, load, apps, acquire)
 
 
 def _client(address: str, *interceptors: Any) -> Any:
@@ -74,28 +87,37 @@ def _client(address: str, *interceptors: Any) -> Any:
     )
 
 
-def _run_task(address: str, token: str, load: Any, apps: dict[str, Any]) -> None:
-    """Pull one message, have the app answer it, push the answer or the error."""
+def _run_task(
+    address: str, token: str, load: Any, apps: dict[str, Any], acquire: Callable[[], str | None]
+) -> str | None:
+    """Pull one message, have the app answer it, push the answer or the error.
+
+    Returns:
+        The token of the task that came in its place, if the SuperNode gave the message up.
+    """
     from flwr.app import Message
     from flwr.app.error import Error
     from flwr.cli.install import install_from_fab
     from flwr.common.constant import ErrorCode, SubStatus
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
     client = _client(address, RuntimeTokenHttpInterceptor(token))
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    # Flower's own heartbeat interrupts the process when the task is taken back. This one is to live on.
+    heartbeat = HeartbeatSender(lambda: _wanted(client) or True)
     heartbeat.start()
-    message = context = reply = None
+    message = context = reply = following = None
     status, details = SubStatus.FAILED, "no task input"
     try:
-        message, context, run, fab = pull_task_input(client)
+        message, context, run, fab = _unless_given_up(lambda: pull_task_input(client), lambda: _wanted(client), acquire)
         if fab.hash_str not in apps:
             install_from_fab(fab.content, skip_prompt=True)
             apps[fab.hash_str] = load(run.fab_id, run.fab_version, fab.hash_str)
         reply = apps[fab.hash_str](message=message, context=context)
         status, details = SubStatus.COMPLETED, ""
+    except _GivenUp as error:
+        following, details = error.following, str(error)
     except Exception as error:  # whatever an app raises is an answer too
         traceback.print_exc()
         details = f"{type(error).__name__}: {error}"
@@ -110,6 +132,62 @@ def _run_task(address: str, token: str, load: Any, apps: dict[str, Any]) -> None
     finally:
         heartbeat.stop()
         client.close()
+    return following
+
+
+class _GivenUp(Exception):
+    """The SuperNode does not want a message answered any more; ``following`` is the token of the next task, if any."""
+
+    def __init__(self, following: str | None) -> None:
+        super().__init__("the SuperNode gave the message up")
+        self.following = following
+
+
+def _unless_given_up(
+    pull: Callable[[], Pulled], wanted: Callable[[], bool], acquire: Callable[[], str | None]
+) -> Pulled:
+    """What ``pull`` returns; by itself it waits up to two hours for the rest of a message.
+
+    A SuperNode hands out one message at a time. Where it hands out another, the rest of the first will never come: its
+    run has ended in between.
+
+    Args:
+        pull: gets the message.
+        wanted: whether the SuperNode still counts it as in work.
+        acquire: token of another task, if there is one.
+
+    Raises:
+        _GivenUp: the rest of the message will never come.
+    """
+    pulled: Future[Pulled] = Future()
+
+    def work() -> None:
+        try:
+            pulled.set_result(pull())
+        except BaseException as error:
+            pulled.set_exception(error)
+
+    # Left behind where it goes on: it ends once its client is closed.
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return pulled.result(timeout=_WANTED_S)
+        following = acquire()
+        if following is not None or not wanted():
+            raise _GivenUp(following)
+
+
+def _wanted(client: Any) -> bool:
+    """Tell the SuperNode that the task is in work; False if it has taken it back."""
+    import httpx
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+    try:
+        return bool(client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
+    except httpx.HTTPStatusError as error:
+        return not error.response.is_client_error  # the token is no longer valid
+    except (httpx.HTTPError, OSError, RuntimeError):
+        return True  # it cannot be asked
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.private import private_folder, write_atomically
 from fedsync.identity.certificates import Authority
-from fedsync.runtime.bundle import submit, write_bundle
+from fedsync.runtime.bundle import submit, withdraw, write_bundle
 from fedsync.runtime.checkpoints import newest_version
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.runtime.environment import flower_environment
@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 RUNS = "runs"
 """Folder in a server's state folder that has all of its runs, or links to them."""
 
-SETTINGS_FILE = "run.json"
+RUN_FILE = "run.json"
+"""In a run's folder: its settings, and what Flower calls it."""
+
 MOST_TRIES = 5
 """Times that a run is submitted again without a new version of the model in between."""
 
@@ -104,7 +106,7 @@ def submit_run(
     state = private_folder(Path(config.state))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
-    if (folder / SETTINGS_FILE).exists():
+    if (folder / RUN_FILE).exists():
         raise ConfigError("--out", f"{folder} has the files of a run", "Choose another folder, or use --resume")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
@@ -120,7 +122,6 @@ def submit_run(
         "target-accuracy": "" if target_accuracy is None else float(target_accuracy),
     }
     _hand_over(config, folder, settings)
-    write_atomically(folder / SETTINGS_FILE, json.dumps(settings, indent=2).encode() + b"\n")
     _list(state, folder)
     return folder
 
@@ -133,8 +134,8 @@ def resume_run(config: ServerStartConfig, folder: Path) -> None:
         RunError: the server does not take it.
     """
     folder = folder.resolve()
-    settings = folder / SETTINGS_FILE
-    if not settings.exists():
+    file = folder / RUN_FILE
+    if not file.exists():
         raise ConfigError(str(folder), "no run of a server is here", "Name the folder that `server run` printed")
     if (folder / DONE_FILE).exists():
         raise ConfigError(str(folder), "the run has come to its end", "Start another one")
@@ -143,8 +144,11 @@ def resume_run(config: ServerStartConfig, folder: Path) -> None:
     # Before it is handed over: what its server process writes at once is not to be removed.
     (folder / PID_FILE).unlink(missing_ok=True)
     (folder / ERROR_FILE).unlink(missing_ok=True)
+    record = json.loads(file.read_text(encoding="utf-8"))
+    if record["number"]:
+        withdraw(record["number"], CONNECTION, flower_environment(Path(config.state)))
     resume = "yes" if newest_version(folder) is not None else ""
-    _hand_over(config, folder, {**json.loads(settings.read_text(encoding="utf-8")), "resume": resume})
+    _hand_over(config, folder, {**record["settings"], "resume": resume})
     _list(Path(config.state), folder)
 
 
@@ -188,7 +192,7 @@ class Keeper:
 
     def look(self, now_s: float) -> None:
         """Resume what has died and is due; a run that dies again and again without getting on is given up."""
-        for entry in sorted(self.state.glob(f"{RUNS}/*/{SETTINGS_FILE}")):
+        for entry in sorted(self.state.glob(f"{RUNS}/*/{RUN_FILE}")):
             folder = entry.parent.resolve()
             if phase(folder) is Phase.DIED:
                 self._care_for(folder, now_s)
@@ -214,7 +218,7 @@ class Keeper:
             logger.exception("%s cannot be resumed", folder)
             write_error(folder, error)
         else:
-            logger.info("%s died at version %s and was resumed", folder, version)
+            logger.info("resumed at version %s: %s", version, folder)
             tries.due_s = now_s + min(LONGEST_S, _FIRST_S * 2.0**tries.count)
             tries.count += 1
 
@@ -227,6 +231,8 @@ def _hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str 
     except RunError:
         shutil.rmtree(folder / _APP)  # by which `phase` knows what is handed over
         raise
+    record = {"number": number, "settings": settings}
+    write_atomically(folder / RUN_FILE, json.dumps(record, indent=2).encode() + b"\n")
     logger.info("run %s: %s", number, folder)
 
 

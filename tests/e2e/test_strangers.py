@@ -1,4 +1,4 @@
-"""A real server with TLS and node authentication: who has no right there gets nothing, and a silo that has joins."""
+"""A real server with TLS and node authentication: who has no right there gets nothing, and a silo that has works."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from fedsync import replay
 from fedsync.config.server import ServerStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
 from fedsync.runtime.environment import QUIET
 from fedsync.runtime.processes import end_processes, free_ports
+from fedsync.runtime.runs import Phase, phase, submit_run
 from fedsync.runtime.supervise import revoke_silo
 
 WAIT_S = 120.0
@@ -160,7 +164,7 @@ def test_without_tls_the_server_says_nothing(federation: Federation) -> None:
         assert b"HTTP" not in plain.recv(4096)
 
 
-def test_the_silo_that_is_registered_joins_and_ends_clean(federation: Federation) -> None:
+def test_the_silo_that_is_registered_works_for_a_run_whose_server_is_killed(federation: Federation) -> None:
     (federation.folder / "silo.yaml").write_text(
         f"{{name: berlin, server: 'localhost:{federation.port}', authority: certs/ca.crt, "
         "node_key: berlin/berlin.node, state: b}\n"
@@ -170,13 +174,30 @@ def test_the_silo_that_is_registered_joins_and_ends_clean(federation: Federation
         wait_for(lambda: federation.nodes() == {"berlin": "online"}, "the silo did not join")
         health = json.loads((federation.folder / "b" / "health.json").read_text())
         assert (health["silo"], health["state"], health["restarts"]) == ("berlin", "running", 0)
+        _run_in_which_the_server_is_killed(federation)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     finally:
         end_processes([process])
-    assert len(family) >= 2 and not psutil.wait_procs(family, timeout=10)[1]
+    assert len(family) >= 3 and not psutil.wait_procs(family, timeout=10)[1]
     assert federation.nodes() == {"berlin": "offline"}, "it said good-bye"
+
+
+def _run_in_which_the_server_is_killed(federation: Federation, rounds: int = 8) -> None:
+    quick = ["task={kind: digits}", "local.steps=5", "min_silos=1", f"stop.rounds={rounds}"]
+    config = ServerStartConfig.load(federation.folder / "server.yaml")
+    out = submit_run(config, StrategyConfig.load("fedavg", quick), federation.folder / "out")
+    journal = out / "journal.jsonl"
+    wait_for(lambda: journal.exists() and journal.read_text().count('"type":"Commit"') >= 2, "the run did not begin")
+    family = psutil.Process(federation.process.pid).children(recursive=True)
+    (server,) = [process for process in family if "flwr-serverapp" in " ".join(process.cmdline())]
+    server.kill()
+    wait_for(lambda: phase(out) is Phase.OVER, "the run did not come to its end")
+    assert (out / "done").exists()
+    actions = [action for entry in replay(journal) for action in entry.actions]
+    assert [action.version for action in actions if isinstance(action, Commit)] == list(range(1, rounds + 1))
+    assert b"resumed at version" in (federation.folder / "server.out").read_bytes()
 
 
 def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> None:

@@ -31,19 +31,24 @@ class SuperLink:
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []
+        self.ended: list[str] = []
         self.down = False
 
     def submit(self, bundle: Path, connection: str, environment: object) -> str:
         if self.down:
             raise RunError("nobody there")
         self.runs.append(tomllib.loads((bundle / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
-        return "1"
+        return str(len(self.runs))
+
+    def withdraw(self, number: str, connection: str, environment: object) -> None:
+        self.ended.append(number)
 
 
 @pytest.fixture
 def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink()
     monkeypatch.setattr(runs, "submit", found.submit)
+    monkeypatch.setattr(runs, "withdraw", found.withdraw)
     return found
 
 
@@ -124,6 +129,10 @@ def test_a_run_that_died_goes_on_from_its_checkpoint(
     first, second = superlink.runs
     assert (first["resume"], second["resume"]) == ("", "yes")
     assert {**second, "resume": ""} == first
+    assert superlink.ended == ["1"], "Flower is told before it finds out"
+    begin_and_die(folder)
+    keeper.look(100.0)
+    assert superlink.ended == ["1", "2"]
     assert (first["out"], first["target-accuracy"]) == (str(folder), 0.9)
 
 
