@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint docs bench soak clean
 .DELETE_ON_ERROR:
 
 # PyTorch first and pinned: the plain name would bring gigabytes of CUDA along.
@@ -19,13 +19,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
 
+# Two processes: much of the time goes by waiting for processes of Flower to start. A file's tests stay together.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site, into site/.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The measurements of docs/benchmarks.md, one script each.
 bench: $(STAMP)
@@ -37,4 +42,4 @@ soak: $(STAMP)
 	$(BIN)/python bench/soak.py --orders 1000
 
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

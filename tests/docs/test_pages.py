@@ -1,0 +1,169 @@
+"""What README and the pages say can be done as they say it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+import fedsync
+from fedsync.runtime import messages
+from fedsync.runtime.timing import Timing
+from tests.runtime.grid import DirectGrid, silos_in_this_process
+from tests.test_deploy import takes
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[tuple[str, str]]:
+    """Title ("" without one) and text of the code blocks in a language."""
+    pattern = rf"```{language}(?: title=\"([^\"]*)\")?\n(.*?)```"
+    return re.findall(pattern, path.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands(path: Path) -> Iterator[str]:
+    """The ``fedsync`` commands in a page's blocks."""
+    for block in re.findall(r"```(?:console)?\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.match(r"(\$ )?fedsync [a-z]", line):
+                yield line.removeprefix("$ ").partition(" #")[0].partition(" > ")[0]
+
+
+def headings(path: Path) -> set[str]:
+    """Anchors of a page, as GitHub and MkDocs make them of headings in plain words."""
+    lines = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def test_every_relative_link_of_the_readme_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", README.read_text(encoding="utf-8"))
+    relative = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert "docs/index.md" in relative
+    for link in relative:
+        path, _, anchor = link.partition("#")
+        target = ROOT / path if path else README
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_exist_with_their_options(page: Path) -> None:
+    for command in commands(page):
+        assert takes(shlex.split(command)[1:]), command
+
+
+def test_commands_are_found() -> None:
+    assert "fedsync run fsp --runtime virtual" in [command.strip() for command in commands(README)]
+    assert [command for command in commands(DOCS / "quick-start.md") if command.startswith("fedsync report")]
+
+
+def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
+    def rows(page: str, heading: str) -> dict[str, list[str]]:
+        part = (DOCS / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in part.splitlines() if "|" in line]
+        return {row[0]: row[1:] for row in cells}
+
+    measured = rows("benchmarks.md", "Time to target accuracy")
+    at = [index for index, name in enumerate(measured["strategy"]) if name == "ratio"]
+    repeated = {name: ratios for name, ratios in rows("choosing.md", "By your machines").items() if name in measured}
+    repeated.pop("strategy")
+    assert len(at) == 3 and len(repeated) > 5
+    for name, ratios in repeated.items():
+        assert ratios == [measured[name][index] for index in at], f"choosing.md repeats other figures for {name}"
+
+
+class Net(torch.nn.Linear):
+    """The model of a user's app."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+
+
+def load(index: int, count: int) -> tuple[Any, Any]:
+    """The data of a user's app: the sign of the first number, in shares."""
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(index))
+    share = torch.utils.data.TensorDataset(inputs, (inputs[:, 0] > 0).long())
+    return share, share
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of from-fedavg.md, and the user's own modules."""
+    for language in ("python", "yaml"):
+        for title, text in blocks(DOCS / "from-fedavg.md", language):
+            (tmp_path / title.replace(", ", "-")).write_text(text, encoding="utf-8")
+    for name, value in {"my_model": Net, "my_data": load}.items():
+        module = types.ModuleType(name)
+        setattr(module, value.__name__, value)
+        monkeypatch.setitem(sys.modules, name, module)
+    return tmp_path
+
+
+def main_of(path: Path) -> Any:
+    """What a ServerApp's file calls ``main``, with the file's names around it."""
+    names: dict[str, Any] = {"__file__": str(path), "__name__": "server_app"}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
+    return names["main"]
+
+
+def test_flowers_side_of_the_ten_lines_is_as_shown(app: Path) -> None:
+    assert callable(main_of(app / "server_app.py-before"))
+    FedAvg(fraction_train=1.0, min_available_nodes=5)
+    theirs, ours = (inspect.signature(start).parameters for start in (FedAvg.start, fedsync.FedSync.start))
+    assert theirs.keys() <= ours.keys()
+    before, after = ((app / f"server_app.py-{when}").read_text().splitlines() for when in ("before", "after"))
+    gone, come = ([line for line in one if line not in two] for one, two in ((before, after), (after, before)))
+    assert len(gone) == 2 and all("FedAvg" in line for line in gone)
+    assert len(come) == 3
+
+
+def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    begin = fedsync.FedSync.start
+
+    def start(self: fedsync.FedSync, grid: Grid, num_rounds: int, **arguments: Any) -> Any:
+        """As shown, but one round only, and no pauses between two looks at silos that answer at once."""
+        assert num_rounds == self.config.stop.rounds == 40
+        self._timing = Timing(poll_s=0.001)
+        results.append(begin(self, grid, num_rounds=1, **arguments))
+        return results[-1]
+
+    monkeypatch.setattr(fedsync.FedSync, "start", start)
+    with silos_in_this_process():
+        main_of(app / "server_app.py-after")(DirectGrid(5), None)
+
+    (result,) = results
+    assert max(result.train_metrics_clientapp) == 1
+    # Half of the labels are right by chance.
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] > 0.8
+    layout = messages.layout_of(result.arrays)
+    assert np.isfinite(messages.from_arrays(result.arrays, layout, "server")).all()
+
+
+def test_the_client_is_fedsyncs(app: Path) -> None:
+    from fedsync.runtime.silo import app as silo_app
+
+    names: dict[str, Any] = {}
+    exec((app / "client_app.py").read_text(encoding="utf-8"), names)
+    assert names["app"] is silo_app
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_of_yaml_are_yaml(page: Path) -> None:
+    for _, text in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(text), dict)
