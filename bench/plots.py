@@ -1,7 +1,6 @@
 """What the benches share: a second process, tables, JSON, and figures that also read in greyscale.
 
-Colours are Okabe and Ito's, which the colour-blind tell apart; besides, no two series of a figure have the same line
-style, marker or hatch.
+How series look is that of reports, see `fedsync.observe.report.style`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fedsync.observe.report.style import GRID, MARKERS, SERIES, bars, series
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)), (0, (3, 3)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-HATCHES = ("", "///", "\\\\\\", "xxx", "...", "+++", "ooo", "---")
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -70,7 +66,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console = Console(width=160, highlight=False)
+    console = Console(width=160, highlight=False, markup=False)  # units stand in square brackets
     console.print(title)  # as the table's own it would be broken to the table's width
     console.print(table)
 
@@ -99,20 +95,19 @@ def figure(columns: int = 1, rows: int = 1, width: float = 5.0, height: float = 
     with pyplot.rc_context(style):
         made, axes = pyplot.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
     for ax in axes.flat:
-        ax.grid(color="#DDDDDD", linewidth=0.6)
+        ax.grid(color=GRID, linewidth=0.6)
     return made, list(axes.flat)
 
 
 def line(index: int, *, marker: bool = True) -> dict[str, Any]:
     """How series number ``index`` is drawn as a line."""
-    style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)], "linewidth": 1.6}
-    return {**style, "marker": MARKERS[index % len(MARKERS)], "markersize": 4.5} if marker else style
+    style = {**series(index), "linewidth": 1.6}
+    return {**style, "marker": MARKERS[index % SERIES], "markersize": 4.5} if marker else style
 
 
 def bar(index: int) -> dict[str, Any]:
     """How series number ``index`` is drawn as bars."""
-    colour, hatch = COLOURS[index % len(COLOURS)], HATCHES[index % len(HATCHES)]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+    return bars(index)
 
 
 def save(made: Figure, path: Path) -> None:

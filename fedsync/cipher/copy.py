@@ -28,7 +28,7 @@ from fedsync.cipher.sealing import Pipeline, Serial, open_portions, seal_message
 from fedsync.cipher.state import SEEN, Scales, State
 from fedsync.cipher.suite import NONCE_BYTES, Member, Sealer
 from fedsync.cipher.tags import Tagger
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.exchange import OtherVersion, Payload
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _CLIPPED = 0.01
 """Share of an update that may be clipped before the silo's log says so."""
 
-_SERVER = "server"
+_SERVER = SERVER
 _CALIBRATION = "/0"
 _MASK_ROUNDS = 4
 """Rounds whose masks are remembered; a sum is opened as soon as it is committed."""

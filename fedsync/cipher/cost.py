@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,33 @@ class _Peak:
     used: int = 0
 
 
+class SiloSide(Protocol):
+    """What a peer's silo does with an update; what travels are messages of one or several parts."""
+
+    def seal(self, values: Vector, layout: Layout, weight: int) -> list[bytes]:
+        """The update times the silo's weight, encrypted and serialised."""
+        ...
+
+    def open(self, sealed: list[bytes], layout: Layout) -> Vector:
+        """The mean as one vector, float32 [layout.size]."""
+        ...
+
+
+class ServerSide(Protocol):
+    """What a peer's server does."""
+
+    def add(self, sealed: list[bytes]) -> None:
+        """Load one silo's message and add it to the sum."""
+        ...
+
+    def mean(self, weights: Sequence[int]) -> list[bytes]:
+        """The sum over all weights, serialised."""
+        ...
+
+
+Sides = tuple[SiloSide, ServerSide]
+
+
 def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
     """One round with a suite of FedSync: every silo seals, the server adds, a silo opens.
 
@@ -137,13 +164,17 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
     return _cost(kind, bits, params, silos, clock, (up, len(down)), _error(got, mean), peak)
 
 
-def measure_peers(params: int, silos: int) -> CipherCost:
-    """One round as peers do it; see `fedsync.cipher.peers`."""
-    from fedsync.cipher.peers import PeerServer, PeerSilo
+def measure_peers(params: int, silos: int, sides: Sides | None = None, kind: str = "ckks") -> CipherCost:
+    """One round as peers do it.
 
+    Args:
+        params: values of the update.
+        silos: how many send one.
+        sides: whose work it is; by default that of `fedsync.cipher.peers`.
+        kind: what the result calls it.
+    """
     layout, clock, mean = _layout(params), _Clock(), np.zeros(params)
-    silo_side = PeerSilo()
-    server = PeerServer(silo_side.public())
+    silo_side, server = _arrangement() if sides is None else sides
     up = 0
     with _memory() as peak:
         for silo in range(silos):
@@ -158,7 +189,14 @@ def measure_peers(params: int, silos: int) -> CipherCost:
         for _ in range(_OPENINGS):
             got = clock.time("open", partial(silo_side.open, down, layout))
     mean /= sum(_weight(silo) for silo in range(silos))
-    return _cost("ckks", 64, params, silos, clock, (up, sum(map(len, down))), _error(got, mean), peak)
+    return _cost(kind, 64, params, silos, clock, (up, sum(map(len, down))), _error(got, mean), peak)
+
+
+def _arrangement() -> Sides:
+    from fedsync.cipher.peers import PeerServer, PeerSilo
+
+    silo_side = PeerSilo()
+    return silo_side, PeerServer(silo_side.public())
 
 
 class _Round:

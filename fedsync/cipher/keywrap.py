@@ -32,7 +32,7 @@ from fedsync.cipher.keys import (
     sign,
 )
 from fedsync.cipher.records import Epoch, Fingerprint, Key, Member, Name, Record, Signature
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.errors import ADMINISTRATOR, ConfigError, ProtocolError
 
 SUITE = "bfv-4096-60-16"
 """The only kind of context that is issued: BFV, N = 4096, coefficient modulus of 60 and 16 bits."""
@@ -41,7 +41,7 @@ MAX_BUNDLE_BYTES = 4 * 2**20
 MAX_LINE_BYTES = 4096
 
 _MAGIC = b"FSKEYS1\0"
-_SENDER = "administrator"
+_SENDER = ADMINISTRATOR
 # What a signature is for.
 _BUNDLE, _SERVER, _LINE = b"key bundle 1", b"server keys 1", b"silo keys 1"
 _HEAD_BYTES = len(_MAGIC) + KEY_BYTES + 4

@@ -7,6 +7,7 @@ import typer
 from fedsync.commands import bench, certs, keys, server, silo
 from fedsync.commands.doctor import doctor
 from fedsync.commands.export import export
+from fedsync.commands.new import new
 from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     """Add every command to the command line."""
     app.command()(doctor)
     app.command()(export)
+    app.command()(new)
     app.command()(predict)
     app.command()(probe)
     app.command()(report)

@@ -163,8 +163,8 @@ def _say_issued(issued: Issue) -> None:
 def _line(text: str) -> tuple[str, bytes]:
     """How errors call a silo's line, and the line itself, given as such or in a file."""
     if text.lstrip().startswith("{"):
-        return "--silo", text.encode("utf-8", "replace")
-    return text, _read(Path(text)).strip()
+        return "the line of --silo", text.encode("utf-8", "replace")
+    return f"the line in {text}", _read(Path(text)).strip()
 
 
 def _public_key(text: str) -> bytes:

@@ -112,7 +112,7 @@ def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
     if curve.step_s(0) > _LINEAR * curve.step_s(largest):
         shape = AffineCurveConfig(kind="affine", launch_s=_rounded(curve.launch_s), saturation=round(curve.saturation))
     silo = SiloConfig(
-        name=re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()) or "silo",
+        name=re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).lstrip(".")[:64] or "silo",
         speed=min(_rounded(curve.speed), _FASTEST),
         curve=shape,
         memory_samples=memory_samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +14,7 @@ from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
+from fedsync.core.names import SILO_NAME
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -101,7 +103,7 @@ class SiloConfig(Section):
     ``memory_samples``.
 
     Args:
-        name: letters, digits, dot, dash, underscore.
+        name: letters, digits, dot, dash, underscore, as of a real silo; with ``count``, the number makes it longer.
         speed: samples per second.
         count: this many such silos, named ``name-0`` to ``name-{count - 1}``; left out, one named ``name``.
         jitter: sigma of a lognormal factor a step; 0 is exact, at 2 one step in twenty takes over 26 times as long.
@@ -121,7 +123,7 @@ class SiloConfig(Section):
         examples: training samples it claims in a timing-only run, which has no data.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    name: Annotated[str, Field(pattern=SILO_NAME)]
     speed: Annotated[float, Field(gt=0, le=1e9)]
     count: Annotated[int, Field(ge=1)] | None = None
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
@@ -147,6 +149,12 @@ class SiloConfig(Section):
         early = [fault.at_s for fault in self.faults if fault.at_s <= begin_s]
         if early:
             raise ValueError(f"a fault at {early[0]:g} s is not after joins_at_s {begin_s:g}; join earlier")
+        return self
+
+    @model_validator(mode="after")
+    def _has_names_for_all(self) -> Self:
+        if self.count is not None and not re.fullmatch(SILO_NAME, f"{self.name}-{self.count - 1}"):
+            raise ValueError(f"name {self.name!r} is too long for {self.count} silos to be numbered; shorten it")
         return self
 
     def build_curve(self) -> Curve:

@@ -99,7 +99,10 @@ class SparseConfig(DataSection):
 
 
 class RatingsConfig(DataSection):
-    """Users' ratings of items, of which a share of ``known`` is known; the truth has a low ``rank``."""
+    """Users' ratings of items, of which a share of ``known`` is known; the truth has a low ``rank``.
+
+    With ``non_negative`` the truth is of vectors without negative values, and no rating is below 0.
+    """
 
     kind: Literal["ratings"]
     users: PositiveInt = 500
@@ -107,12 +110,13 @@ class RatingsConfig(DataSection):
     rank: PositiveInt = 3
     known: Annotated[float, Field(gt=0, le=1)] = 0.5
     noise: NonNegative = 0.1
+    non_negative: bool = False
 
     def build(self) -> Source:
         """The source."""
         from fedsync.tasks.generators.numbers import RatingsSource
 
-        return RatingsSource(self.users, self.items, self.rank, self.known, self.noise)
+        return RatingsSource(self.users, self.items, self.rank, self.known, self.noise, self.non_negative)
 
 
 class IdxConfig(DataSection):

@@ -229,19 +229,27 @@ class MixtureConfig(StatisticsSection):
 class FactorisationConfig(StatisticsSection):
     """Matrix factorisation by alternating least squares; a sample is a user, NaN stands for an unknown rating.
 
-    The test loss is the mean squared error of ratings that are kept from the users' vectors.
+    The test loss is the mean squared error of ratings that are kept from the users' vectors. ``non_negative`` keeps all
+    vectors from being negative, for ratings that are not either.
     """
 
     kind: Literal["factorisation"]
     data: RatingsData
     factors: PositiveInt = 4
     ridge: Annotated[float, Field(gt=0)] = 0.01
+    non_negative: bool = False
 
     def build(self) -> Task:
         """The task."""
         from fedsync.tasks.factorisation import FactorisationTask
 
-        return FactorisationTask(*self.source(), factors=self.factors, ridge=self.ridge, spread=self.spread)
+        return FactorisationTask(
+            *self.source(),
+            factors=self.factors,
+            ridge=self.ridge,
+            spread=self.spread,
+            non_negative=self.non_negative,
+        )
 
     def source(self) -> tuple[Source, Partition | None, float]:
         """As of any data, but that what is missing is no mistake."""

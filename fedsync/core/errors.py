@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+SERVER, ADMINISTRATOR = "server", "administrator"
+"""Senders of messages that are no silos."""
+
 
 class FedSyncError(Exception):
     """Root of all errors that FedSync raises on purpose."""
@@ -29,22 +32,27 @@ class ConfigError(FedSyncError):
 
 
 class ProtocolError(FedSyncError):
-    """A peer sent nonsense: names the silo and the check that it failed.
+    """A peer sent nonsense: names the sender and the check that it failed.
 
     Args:
-        silo: name of the peer.
+        sender: name of a silo, or `SERVER`, or `ADMINISTRATOR`; of anything else a few words, as ``node 7``, which no
+            silo can be called.
         check: the check that failed, for example ``finite``.
         detail: what was found.
     """
 
-    def __init__(self, silo: str, check: str, detail: str) -> None:
-        super().__init__(silo, check, detail)
-        self.silo = silo
+    def __init__(self, sender: str, check: str, detail: str) -> None:
+        super().__init__(sender, check, detail)
+        self.sender = sender
         self.check = check
         self.detail = detail
 
     def __str__(self) -> str:
-        return f"silo {self.silo!r} failed the check {self.check!r}: {self.detail}"
+        if self.sender in (SERVER, ADMINISTRATOR):
+            who = f"the {self.sender}"
+        else:
+            who = self.sender if " " in self.sender else f"silo {self.sender!r}"
+        return f"{who} failed the check {self.check!r}: {self.detail}"
 
 
 class PolicyError(FedSyncError):

@@ -140,4 +140,4 @@ class Nodes:
     def _refusal(self, node: int, check: str, detail: str, waits_for: str = "") -> ProtocolError:
         self._refused[node] = waits_for
         who = self._registered.get(node)
-        return ProtocolError(f"node {node}" if who is None else f"{who} (node {node})", check, detail)
+        return ProtocolError(f"node {node}" if who is None else f"silo {who!r} (node {node})", check, detail)

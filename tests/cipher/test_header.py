@@ -123,7 +123,7 @@ def changed(slot: int, by: int) -> Slots:
 def test_what_is_no_sum_of_headers_is_refused(slot: int, by: int, check: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         read(changed(slot, by), 2, CAP, 2, "server")
-    assert (caught.value.silo, caught.value.check) == ("server", check)
+    assert (caught.value.sender, caught.value.check) == ("server", check)
 
 
 def test_unchanged_it_is_read() -> None:

@@ -31,7 +31,7 @@ BUNDLE = wrap(GROUP, "a", SIGNING)
 def refused(bundle: bytes, own: SiloKeys = A, administrator: bytes = PUBLIC, held: int = 0) -> str:
     with pytest.raises(ProtocolError) as caught:
         unwrap(bundle, own, administrator, held)
-    assert caught.value.silo == "administrator"
+    assert caught.value.sender == "administrator"
     return caught.value.check
 
 
@@ -113,7 +113,7 @@ def test_a_silos_line_tells_its_public_keys() -> None:
 def test_a_damaged_line_is_refused_and_says_whose(line: bytes, problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem) as caught:
         read_announcement(line, "a.json")
-    assert caught.value.silo == "a.json"
+    assert caught.value.sender == "a.json"
 
 
 def test_the_servers_file_reads_back() -> None:

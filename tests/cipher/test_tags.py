@@ -30,7 +30,7 @@ def fits(slots: Slots, tag: Tag, members: list[Member], context: bytes = b"", ke
     try:
         tagger.check(tag, members, "server")
     except ProtocolError as error:
-        assert (error.silo, error.check) == ("server", "tag")
+        assert (error.sender, error.check) == ("server", "tag")
         return False
     return True
 

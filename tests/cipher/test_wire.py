@@ -33,7 +33,7 @@ def check_of(data: bytes, of: Expected = EXPECTED) -> str:
     """The check that a message fails."""
     with pytest.raises(ProtocolError) as caught:
         decode(data, of)
-    assert caught.value.silo == of.sender
+    assert caught.value.sender == of.sender
     return caught.value.check
 
 

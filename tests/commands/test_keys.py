@@ -103,7 +103,11 @@ def test_mistakes_are_named(admin: Path, tmp_path: Path) -> None:
     assert "already" in str(failed("init", admin))
     line = done("silo", "a", "--dir", tmp_path / "a")
     assert isinstance(failed("issue", admin, "--silo", tmp_path / "none.json"), ConfigError)
-    assert isinstance(failed("issue", admin, "--silo", line.replace('"a"', '"b"')), ProtocolError)
+    changed = tmp_path / "changed.json"
+    changed.write_text(line.replace('"a"', '"b"'))
+    for given, called in ((changed, f"the line in {changed}"), (changed.read_text(), "the line of --silo")):
+        error = failed("issue", admin, "--silo", given)
+        assert isinstance(error, ProtocolError) and str(error).startswith(f"{called} failed the check 'silo line'")
     bundle = done("issue", admin, "--silo", line).split(" ", 1)[1].strip()
     assert "is no public key" in str(failed("accept", bundle, "--dir", tmp_path / "a", "--admin", "abc"))
     assert "cannot be read" in str(failed("accept", tmp_path / "none", "--dir", tmp_path / "a"))

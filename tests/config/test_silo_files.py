@@ -11,6 +11,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
+from fedsync.core.names import check_silo_name
 
 GOOD = """\
 silos:
@@ -37,7 +38,10 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
     ("old", "new", "line", "key", "problem", "remedy"),
     [
         ("name: b", "name: a", 3, "silos.1.name", "'a' is taken by silos.0", "Give each silo its own name"),
-        ("name: b", "name: b c", 3, "silos.1.name", "'b c' is not allowed", "[A-Za-z0-9._-]+"),
+        ("name: b", "name: b c", 3, "silos.1.name", "'b c' is not allowed", "[A-Za-z0-9._-]{0,63}"),
+        ("name: b", "name: .b", 3, "silos.1.name", "'.b' is not allowed", "[A-Za-z0-9._-]{0,63}"),
+        ("name: b", f"name: {65 * 'b'}", 3, "silos.1.name", "is not allowed", "[A-Za-z0-9._-]{0,63}"),
+        ("name: b", f"name: {63 * 'b'}\n    count: 2", 3, "silos.1", "too long for 2 silos", "Shorten it"),
         ("name: b", "nmae: b", 3, "silos.1.nmae", "unknown key", "Did you mean 'name'?"),
         ("speed: 100", "speed: 0", 4, "silos.1.speed", "0 is not allowed", "greater than 0"),
         ("speed: 100", "speed: -1", 4, "silos.1.speed", "-1 is not allowed", "greater than 0"),
@@ -63,6 +67,12 @@ def test_a_mistake_is_named_by_file_line_and_key_with_a_remedy(
     assert re.search(rf"silos\.yaml, line {line}, {re.escape(key)}$", error.place), error.place
     assert problem in error.problem
     assert remedy in error.remedy
+
+
+@pytest.mark.parametrize("name", ["b", "-b_9.x", 64 * "b", 62 * "b" + "\n    count: 10"])
+def test_names_are_those_that_real_silos_may_have(tmp_path: Path, name: str) -> None:
+    _, *more = load(tmp_path, GOOD.replace("name: b", f"name: {name}")).silos
+    assert all(check_silo_name(silo.name) for silo in more)
 
 
 @pytest.mark.parametrize(

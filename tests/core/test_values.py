@@ -44,6 +44,9 @@ def test_a_view_tells_idle_from_busy() -> None:
 def test_errors_name_place_problem_and_remedy() -> None:
     assert str(ConfigError("x.yaml, line 2, a.b", "7 is odd", "Write 8")) == "x.yaml, line 2, a.b: 7 is odd. Write 8"
     assert str(ProtocolError("a", "loss", "nan")) == "silo 'a' failed the check 'loss': nan"
+    assert str(ProtocolError("server", "tag", "no")) == "the server failed the check 'tag': no"
+    assert str(ProtocolError("administrator", "epoch", "0")) == "the administrator failed the check 'epoch': 0"
+    assert str(ProtocolError("node 7", "hello", "empty")) == "node 7 failed the check 'hello': empty"
     assert str(PolicyError("it broke")) == "it broke"
     assert str(PolicyError("it broke", ["one", "two"])).splitlines()[1:] == ["  'one'", "  'two'"]
 

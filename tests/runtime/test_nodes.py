@@ -66,7 +66,7 @@ def test_a_hello_that_means_nothing_is_refused(name: str, examples: int) -> None
 def test_a_registered_node_has_its_registered_name_and_no_other() -> None:
     nodes = Nodes(NamedGrid({1: "berlin", 2: "paris"}))
     assert nodes.look() == ([], [1, 2])
-    with pytest.raises(ProtocolError, match=r"silo 'berlin \(node 1\)' failed the check 'name': .*'paris'"):
+    with pytest.raises(ProtocolError, match=r"^silo 'berlin' \(node 1\) failed the check 'name': .*'paris'"):
         nodes.check(1, hello("paris"))
     nodes.ask_again(1)
     assert nodes.look() == ([], []), "what was refused is not asked again"

@@ -99,6 +99,16 @@ def test_sparse_rows_follow_a_linear_truth() -> None:
     assert np.bincount(classes.targets).tolist() == [1000, 1000]
 
 
+def test_non_negative_ratings_are_of_non_negative_vectors() -> None:
+    """Products of three pairs of |N(0, 1)|, over sqrt 3: mean sqrt 3 (2 / pi), variance 1 - (2 / pi)^2."""
+    exact = RatingsSource(2000, items=200, rank=3, known=1.0, noise=0.0, non_negative=True).read()[0].dense().numpy()
+    noisy = RatingsSource(200, items=20, noise=3.0, non_negative=True).read()[0].dense().numpy()
+    assert exact.min() > 0
+    assert exact.mean() == pytest.approx(np.sqrt(3) * 2 / np.pi, rel=0.05)
+    assert np.linalg.matrix_rank(exact[:60], tol=1e-3) == 3
+    assert np.nanmin(noisy) == 0
+
+
 def test_ratings_have_the_rank_and_the_gaps_that_are_said() -> None:
     full = RatingsSource(200, items=20, rank=3, known=1.0, noise=0.0).read()[0].dense().numpy()
     gaps = RatingsSource(200, items=20, known=0.1).read()[0].dense().numpy()

@@ -30,6 +30,11 @@ RUNS = {
     "fuzzy c-means": (f"{{kind: fuzzy-c-means, clusters: 3, spread: 3.0, {BLOBS}}}", 0.5, 3),
     "mixture": (f"{{kind: gaussian-mixture, components: 3, spread: 3.0, {BLOBS}}}", 0.5, 3),
     "factorisation": ("{kind: factorisation, data: {kind: ratings, users: 100, items: 12}}", 0.5, 3),
+    "non-negative factorisation": (
+        "{kind: factorisation, non_negative: true, data: {kind: ratings, users: 100, items: 12, non_negative: true}}",
+        0.5,
+        3,
+    ),
 }
 STRATEGY = """\
 name: tried
@@ -53,6 +58,21 @@ def run(folder: Path, task: str, rate: float, steps: int) -> tuple[list[dict[str
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     state = torch.load(folder / "model.pt", weights_only=True)
     return rounds, b"".join(tensor.numpy().tobytes() for tensor in state.values())
+
+
+@pytest.mark.parametrize("name", ["factorisation", "non-negative factorisation"])
+def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path: Path, name: str) -> None:
+    """Changes of statistics travel as integers of 16 bits: what they are off by must not make a solve run away."""
+    from fedsync.sim.run import run_virtual
+
+    task, rate, steps = RUNS[name]
+    (tmp_path / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
+    cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})
+    losses = []
+    for cipher in ("{kind: plain}", "{kind: bfv, bits: 16}"):
+        config = StrategyConfig.load(tmp_path / "tried.yaml", [f"cipher={cipher}", "stop.rounds=6"])
+        losses.append(run_virtual(config, cluster, tmp_path / str(len(losses)))["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_a_target_below_zero_ends_the_run_and_patience_counts_scores_below_zero(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ class RatingsSource:
         items: columns.
         rank: of the truth.
         known: share of ratings that are known.
-        noise: standard deviation; that of the truth is 1.
+        noise: standard deviation; that of the truth is 1, with ``non_negative`` 0.77.
+        non_negative: vectors have the absolute values, and ratings that noise takes below 0 are 0.
     """
 
     users: int = 500
@@ -106,6 +107,7 @@ class RatingsSource:
     rank: int = 3
     known: float = 0.5
     noise: float = 0.1
+    non_negative: bool = False
 
     def shape(self) -> Shape:
         """See `Source.shape`."""
@@ -115,7 +117,11 @@ class RatingsSource:
         """See `Source.read`."""
         rng = generator(0, Stream.DATA, "ratings")
         users, items = rng.normal(0, 1, (self.users, self.rank)), rng.normal(0, 1, (self.items, self.rank))
+        if self.non_negative:
+            users, items = np.abs(users), np.abs(items)
         ratings = users @ items.T / np.sqrt(self.rank) + rng.normal(0, self.noise, (self.users, self.items))
+        if self.non_negative:
+            ratings = np.maximum(ratings, 0)
         known = rng.random(ratings.shape) < self.known
         known[np.arange(self.users), rng.integers(self.items, size=self.users)] = True
         cells = np.where(known, ratings, np.nan).astype(np.float32)

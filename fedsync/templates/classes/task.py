@@ -1,0 +1,75 @@
+"""What is trained, and on what: change what is marked with CHANGE, and keep the rest.
+
+FedSync runs this file at every silo, and at the server once for the shapes of the model. It never travels: each party
+keeps its own copy, at the same path.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fedsync import ConfigError, SiloData, SiloSlot, Task
+
+# CHANGE: numbers a sample, and classes to tell apart.
+READINGS = 32
+STATES = 4
+TEST_SHARE = 0.2
+
+
+class MachineTask(Task):
+    """Tell from a window of vibration in which of four states a machine is.
+
+    The arguments are the ``options`` of ``task`` in strategy.yaml.
+
+    Args:
+        file: this silo's own data, beside this file; "" makes some up.
+        samples: so many of them, for a silo.
+    """
+
+    def __init__(self, file: str = "", samples: int = 400) -> None:
+        self.file = file
+        self.samples = samples
+
+    def model(self) -> nn.Module:
+        """CHANGE: any network. FedSync seeds torch before, so that all silos begin with the same weights."""
+        return nn.Sequential(nn.Linear(READINGS, 64), nn.ReLU(), nn.Linear(64, STATES))
+
+    def data(self, slot: SiloSlot) -> SiloData:
+        """This silo's samples: the same ones whenever it is asked, for the silo remembers its place in them."""
+        inputs, labels = self._read() if self.file else self._make_up(slot)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(slot.seed))
+        test, train = order.tensor_split([round(TEST_SHARE * len(labels))])
+        return SiloData(TensorDataset(inputs[train], labels[train]), TensorDataset(inputs[test], labels[test]))
+
+    # Loss and score are those of classification, cross-entropy and the share of right answers. To change them, write
+    # `loss(self, model, batch)` and `score(self, model, batch)`, as the project that `fedsync new --task numbers`
+    # makes does.
+
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """CHANGE: read what lies on this silo's machine; here, what `np.savez(file, inputs=..., labels=...)` wrote."""
+        path = Path(__file__).parent / self.file
+        if not path.is_file():
+            raise ConfigError("task.options.file", f"{path} does not exist", "Put this silo's data there")
+        with np.load(path) as arrays:
+            inputs, labels = arrays["inputs"].astype(np.float32), arrays["labels"].astype(np.int64)
+        if inputs.shape != (len(labels), READINGS) or not np.isfinite(inputs).all():
+            problem = f"inputs of {path} are {inputs.shape} for {len(labels)} labels, or not all of them are numbers"
+            raise ConfigError("task.options.file", problem, f"Save rows of {READINGS} finite numbers, one a label")
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+    def _make_up(self, slot: SiloSlot) -> tuple[Tensor, Tensor]:
+        """Data for trials: each state has its own frequency, and each silo sees one of the states more than others."""
+        generator = torch.Generator().manual_seed(1000 * slot.seed + slot.index)
+        labels = torch.randint(STATES, (self.samples,), generator=generator)
+        often = torch.rand(self.samples, generator=generator) < 0.4
+        labels = torch.where(often, slot.index % STATES, labels)
+        time = torch.linspace(0, 2 * math.pi, READINGS)
+        phase = 2 * math.pi * torch.rand(self.samples, 1, generator=generator)
+        noise = 0.6 * torch.randn(self.samples, READINGS, generator=generator)
+        return torch.sin((1 + labels[:, None]) * time + phase) + noise, labels

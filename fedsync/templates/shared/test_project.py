@@ -1,0 +1,20 @@
+"""Run with `python -m pytest`: the project holds together, and a few rounds in virtual time learn something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsync import ClusterConfig, StrategyConfig
+from fedsync.sim.run import run_virtual
+
+HERE = Path(__file__).parent
+
+
+def test_a_few_rounds_learn(tmp_path: Path) -> None:
+    """The accuracy of the fifth round is better than that of the first."""
+    silos = ClusterConfig.load(HERE / "silos.yaml")
+    scores = []
+    for rounds in (1, 5):
+        strategy = StrategyConfig.load(HERE / "strategy.yaml", [f"stop.rounds={rounds}"])
+        scores.append(run_virtual(strategy, silos, tmp_path / str(rounds))["accuracy"])
+    assert scores[1] > scores[0]
