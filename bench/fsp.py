@@ -23,10 +23,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from plots import COLOURS, HATCHES, beside, figure, in_parallel, line, print_table, save, write_json
+from plots import beside, figure, in_parallel, line, print_table, save, write_json
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.observe.report.style import COLOURS, HATCHES
 
 EXAMPLES = 180
 """Training digits of a silo: 1,437 over 8."""

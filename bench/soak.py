@@ -51,7 +51,7 @@ class Run:
         out: folder of its files.
         began_s: time of day when it was submitted.
         by_hand: how often it was resumed so.
-        longest_s: longest time without a commit so far.
+        longest_s: longest time without a commit so far, from the first on.
     """
 
     federation: Federation
@@ -71,7 +71,7 @@ class Run:
         """Commits so far, by the journal."""
         journal, now_s = self.out / "journal.jsonl", time.monotonic()
         commits = journal.read_text(encoding="utf-8").count('"type":"Commit"') if journal.exists() else 0
-        if self._seen_s and commits:
+        if self._seen:
             self.longest_s = max(self.longest_s, now_s - self._seen_s)
         if commits != self._seen or not self._seen_s:
             self._seen, self._seen_s = commits, now_s
@@ -235,13 +235,13 @@ def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome
         federation = Federation(Path(folder), options.silos)
         federation.start()
         try:
-            for fault in faults:
-                for seed in range(options.runs):
+            for seed in range(options.runs):
+                for fault in faults:
                     outcome = one(fault, federation, options, seed)
                     outcomes.append(outcome)
                     said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
                     said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
-                    console.print(f"{fault}, run {seed + 1}, after commit {outcome.at_commit}: {said}", highlight=False)
+                    console.print(f"{fault}, run {seed + 1}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
         finally:
             federation.stop()
     return outcomes

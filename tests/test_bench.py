@@ -1,5 +1,6 @@
 """Every bench of the synchronisation models runs to its end and leaves its files. What they measure is not tested."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -7,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.sim.run import run_virtual
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -18,7 +23,11 @@ PNG = b"\x89PNG\r\n\x1a\n"
         ("progress", ["--parts", "speed", "inconsistency"], ["-speed", "-inconsistency"]),
         ("progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
         ("time_to_target", ["--target", "0.3", "--clusters", "one-to-three", "--strategies", "fedavg", "pssp"], [""]),
+        ("lb_bsp", ["--tasks", "digits"], [""]),
+        ("zipline", [], ["-search", "-training"]),
         ("fsp", [], [""]),
+        ("fsp_workloads", ["--workloads", "k-means", "--parts", "workloads"], [""]),
+        ("absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
         ("balancers", [], ["-drop", "-oscillation"]),
         ("heterogeneity", [], [""]),
         ("scheduling", [], [""]),
@@ -53,6 +62,22 @@ def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
     assert [row["seconds_to_target"] for row in json.loads(out.read_text())["runs"]] == [None, None]
 
 
+def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its versions are as good, and come at the same instants, as those of the strategy file of that name."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    flwr_fedavg = importlib.import_module("lb_bsp_flwr").flwr_fedavg
+    config = StrategyConfig.load("fedavg", ["stop.rounds=3", "local.steps=3"])
+    cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 96}, {"name": "b", "speed": 32}]})
+    ours, theirs = run_virtual(config, cluster, tmp_path), flwr_fedavg(config, cluster)
+    rounds = [json.loads(text) for text in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert theirs["at_s"] == pytest.approx([3.0, 6.0, 9.0])  # by hand: 3 steps of 32 samples at 32/s
+    assert [entry["at_s"] for entry in rounds] == pytest.approx(theirs["at_s"])
+    # float32 sums in another order may tip one test image of 360.
+    assert [entry["accuracy"] for entry in rounds] == pytest.approx(theirs["accuracy"], abs=1.5 / 360)
+    assert theirs["wait_fraction"] == pytest.approx(1 / 3)  # by hand: one of two silos waits 2 s of 3
+    assert ours["wait_fraction"] == pytest.approx(theirs["wait_fraction"])
+
+
 def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     command = [sys.executable, "bench/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]
@@ -73,3 +98,39 @@ def test_the_gpu_bench_without_a_gpu_says_so_and_ends(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "no GPU" in done.stdout
     assert not out.exists()
+
+
+def test_peers_that_are_not_installed_are_skipped_with_a_word_on_how_to_get_them(tmp_path: Path) -> None:
+    out = tmp_path / "some.json"
+    (tmp_path / "nvflare.py").write_text("raise ImportError('none here')\n")
+    (tmp_path / "appfl.py").write_text("raise ImportError('none here')\n")
+    command = [sys.executable, "bench/peers.py", "--quick", "--out", str(out)]
+    hidden = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("skipped (none here). To compare: pip install") == 2
+    assert json.loads(out.read_text()) == {"nvflare": None, "appfl": None}
+
+
+def test_rounds_timed_anew_are_those_that_training_on_the_other_machines_would_have_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a target leaves a twentieth of the decrease: from 3.0 to 1.0 that is 1.1."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    objective = importlib.import_module("objective")
+    assert objective.target_of([(1.0, 3.0), (2.0, 1.5), (3.0, 1.0)]) == pytest.approx(1.1)
+    assert objective.reached_s([(1.0, 3.0), (2.0, 1.1), (3.0, 1.0)], 1.1) == 2.0
+    sets = (
+        "task={kind: k-means, clusters: 3, data: {kind: blobs, samples: 200}}",
+        "local={steps: 2, batch_size: 8, learning_rate: 0.5}",
+        "aggregation={kind: fedavg, weight: samples}",
+    )
+    even = tuple({"name": f"{silo}", "speed": 100.0} for silo in range(3))
+    mixed = tuple({"name": f"{silo}", "speed": speed, "jitter": 0.1} for silo, speed in enumerate((100.0, 50.0, 20.0)))
+    slow = objective.Job(("slow",), "bsp", sets, mixed, seconds=0.0, rounds=3)
+    trained = objective.run(slow)
+    retimed = objective.retimed(objective.run(objective.Job(("even",), "bsp", sets, even, 0.0, rounds=3)), slow)
+    assert [at_s for at_s, _ in retimed["curve"]] == [at_s for at_s, _ in trained["curve"]]
+    # Arrivals in another order are added in another order.
+    assert [loss for _, loss in retimed["curve"]] == pytest.approx([loss for _, loss in trained["curve"]], rel=1e-5)
+    assert (retimed["waits"], retimed["updates"]) == (trained["waits"], 9)
