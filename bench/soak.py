@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -229,7 +230,7 @@ def one(fault: str, federation: Federation, options: argparse.Namespace, seed: i
 
 
 def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome]:
-    """Every fault, so many times each."""
+    """Every fault, so many times each; Ctrl-C ends it with what there is."""
     console, outcomes = Console(stderr=True), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         federation = Federation(Path(folder), options.silos)
@@ -242,6 +243,8 @@ def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome
                     said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
                     said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
                     console.print(f"{fault}, run {seed + 1}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
+        except KeyboardInterrupt:
+            console.print("stopped early")
         finally:
             federation.stop()
     return outcomes
@@ -311,6 +314,8 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=0, help="watch memory over so many orders instead")
     parser.add_argument("--out", type=Path, default=Path("bench/results/soak.json"))
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
     options.set = ["cipher={kind: bfv}", *options.set]
     if options.orders:
         memory = watch_memory(options)

@@ -1,27 +1,24 @@
 """The YAML reference as Markdown, from the sections that read the files: nothing in it is written twice.
 
-Keys, kinds, types, bounds and defaults come from the pydantic models of `fedsync.config`. Meanings come from the
-``Args:`` of their docstrings. Where a docstring has none, or none that stands alone, they come from ``meanings.yaml``
-beside this file, or else are the first sentence of the docstring that names the key.
+Keys, kinds, types, bounds and defaults come from the pydantic models of `fedsync.config`, what a section is from its
+docstring, and what a key means from the string below it.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import griffe
 import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.meanings import meanings
 from fedsync.config.section import Section
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
@@ -32,15 +29,6 @@ LONGEST_DEFAULT = 60
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", Any: "anything"}
 _BOUNDS = (("gt", "above {}"), ("ge", "at least {}"), ("lt", "below {}"), ("le", "at most {}"))
-
-
-@cache
-def meanings() -> dict[str, dict[str, dict[str, str]]]:
-    """What no docstring says in a table's words: module -> section -> key -> meaning."""
-    content: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
-        (Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8")
-    )
-    return content
 
 
 @dataclass(slots=True)
@@ -133,47 +121,6 @@ def inner_sections(annotation: object) -> Iterator[type[Section]]:
             yield from inner_sections(part)
 
 
-def meaning(section: type[Section], key: str) -> str | None:
-    """What a key of a section means; None where nobody says so."""
-    for owner in section.__mro__:
-        if key in inspect.get_annotations(owner):
-            module = owner.__module__.rpartition(".")[2]
-            told = (
-                meanings().get(module, {}).get(owner.__name__, {}).get(key)
-                or section.model_fields[key].description
-                or _arguments(owner).get(key)
-                or _sentence(owner, key)
-            )
-            if told is not None:
-                return told[0].upper() + told[1:]
-    return None
-
-
-@cache
-def _parsed(section: type) -> list[griffe.DocstringSection]:
-    docstring = griffe.Docstring(section.__dict__.get("__doc__") or "", lineno=1)
-    return docstring.parse("google", warnings=False)
-
-
-def _arguments(section: type) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for part in _parsed(section):
-        if isinstance(part, griffe.DocstringSectionParameters):
-            found |= {each.name: " ".join(each.description.split()) for each in part.value}
-    return found
-
-
-def _sentence(section: type, key: str) -> str | None:
-    """The first sentence of a docstring that names a key."""
-    sentences = re.split(r"(?<=[.;])\s+", _prose(section).replace("\n", " "))
-    return next((sentence for sentence in sentences if f"``{key}``" in sentence), None)
-
-
-def _prose(section: type) -> str:
-    """A docstring without its ``Args:``."""
-    return "\n\n".join(part.value for part in _parsed(section) if isinstance(part, griffe.DocstringSectionText))
-
-
 def _page(chapter: Chapter) -> str:
     example = (Path(__file__).parents[2] / "strategies" / "lb-bsp.yaml").read_text(encoding="utf-8")
     lines = [f"# {chapter.title}", "", chapter.intro.replace("{example}", example), ""]
@@ -187,7 +134,7 @@ def _page(chapter: Chapter) -> str:
             for section in place.sections:
                 if len(place.sections) > 1:
                     lines += [f"### `{_kind(section)}` {{ #{homes[section]} }}", ""]
-                lines += [_prose(section), "", *_table(section, homes), ""]
+                lines += [inspect.cleandoc(section.__doc__ or ""), "", *_table(section, homes), ""]
     return "\n".join(lines)
 
 
@@ -209,11 +156,12 @@ def _table(section: type[Section], homes: dict[type[Section], str]) -> list[str]
     keys = [name for name in section.model_fields if name != "kind"]
     if not keys:
         return ["No other keys."]
+    told = meanings(section)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name in keys:
         info = section.model_fields[name]
         kind = spell(info.annotation, info.metadata, homes)
-        rows.append(f"| `{name}` | {kind} | {default(info)} | {meaning(section, name) or ''} |")
+        rows.append(f"| `{name}` | {kind} | {default(info)} | {told[name]} |")
     return rows
 
 

@@ -33,6 +33,7 @@ class PolynomialConfig(Section):
 
     kind: Literal["polynomial"]
     exponent: NonNegative = 0.5
+    """How fast the weight falls; 0 does not discount."""
 
     def build(self) -> Discount:
         """The function."""
@@ -44,7 +45,10 @@ class HingeConfig(Section):
 
     kind: Literal["hinge"]
     slope: NonNegative = 10.0
+    """How fast the weight falls after ``grace``."""
+
     grace: Annotated[int, Field(ge=0)] = 4
+    """Versions up to which an update counts in full."""
 
     def build(self) -> Discount:
         """The function."""
@@ -67,6 +71,8 @@ class FedAvgConfig(Section):
 
     kind: Literal["fedavg"]
     weight: Weight = "silo"
+    """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
+    processed."""
 
     def build(self, local: LocalConfig) -> Weigher:
         """The policy."""
@@ -81,8 +87,14 @@ class FedNovaConfig(Section):
 
     kind: Literal["fednova"]
     weight: Weight = "silo"
+    """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
+    processed."""
+
     server_rate: Rate = 1.0
+    """The commit's step is multiplied by it."""
+
     staleness: StalenessConfig = Field(default_factory=_constant)
+    """How much less an update counts that began with an older version."""
 
     def build(self, local: LocalConfig) -> Weigher:
         """The policy."""
@@ -95,7 +107,10 @@ class FedBuffConfig(Section):
 
     kind: Literal["fedbuff"]
     server_rate: Rate = 1.0
+    """The commit's step is multiplied by it."""
+
     staleness: StalenessConfig = Field(default_factory=_polynomial)
+    """How much less an update counts that began with an older version."""
 
     def build(self, local: LocalConfig) -> Weigher:
         """The policy."""
@@ -103,11 +118,14 @@ class FedBuffConfig(Section):
 
 
 class FedAsyncConfig(Section):
-    """The model becomes a mixture of itself and the silo's whole model; ``mixing`` is the share of a fresh one."""
+    """The model becomes a mixture of itself and the silo's whole model."""
 
     kind: Literal["fedasync"]
     mixing: Part = 0.6
+    """Share of the silo's model in the mixture, where it is fresh."""
+
     staleness: StalenessConfig = Field(default_factory=_polynomial)
+    """How much less an update counts that began with an older version."""
 
     def build(self, local: LocalConfig) -> Weigher:
         """The policy."""

@@ -64,19 +64,19 @@ def _affine() -> FitConfig:
 
 
 class SharingConfig(Section):
-    """What all balancers that share a total can be told.
-
-    Args:
-        floor: smallest batch a silo may get [samples].
-        cap: largest batch a silo may get [samples].
-        multiple: batch sizes are multiples of it, where bounds allow: for tensor cores and compiled graphs.
-        curve: how the time of a step is taken to follow its batch.
-    """
+    """What all balancers that share a total can be told."""
 
     floor: PositiveInt = 1
+    """Smallest batch a silo may get [samples]."""
+
     cap: PositiveInt | None = None
+    """Largest batch a silo may get [samples]."""
+
     multiple: PositiveInt = 1
+    """Batch sizes are multiples of it, where bounds allow: for tensor cores and compiled graphs."""
+
     curve: FitConfig = Field(default_factory=_affine)
+    """How the time of a step is taken to follow its batch."""
 
     def check(self, batch_size: int) -> None:
         """Check that silos can do with ``batch_size`` in the mean.
@@ -100,15 +100,13 @@ class SharingConfig(Section):
 
 
 class ForecastSharingConfig(SharingConfig):
-    """What balancers that go by forecasts can be told besides.
-
-    Args:
-        scale: what the shares set.
-        speeds: measured, and forecast by the predictor; or as the silos declare them, with linear curves.
-    """
+    """What balancers that go by forecasts can be told besides."""
 
     scale: Literal["batch", "steps", "learning_rate"] = "batch"
+    """What the shares set."""
+
     speeds: Literal["measured", "declared"] = "measured"
+    """Measured, and forecast by the predictor; or as the silos declare them, with linear curves."""
 
     @model_validator(mode="after")
     def _multiples_of_samples(self) -> Self:
@@ -154,10 +152,13 @@ class EqualiseConfig(ForecastSharingConfig):
 
 
 class PaceConfig(Section):
-    """``step`` samples are moved once the fastest silo was ahead of the slowest for ``window`` rounds in a row."""
+    """How fast samples are moved from the slowest silo to the fastest."""
 
     step: PositiveInt
+    """Samples that are moved at once [samples]."""
+
     window: PositiveInt
+    """Rounds in a row in which the fastest silo has to be ahead of the slowest."""
 
     def build(self) -> Pace:
         """The policy."""
@@ -165,18 +166,17 @@ class PaceConfig(Section):
 
 
 class LeaderStragglerConfig(SharingConfig):
-    """Move samples from the slowest silo to the fastest, step by step, by what the rounds took.
-
-    Args:
-        fast: pace until two silos have changed places.
-        fine: pace from then on.
-        memory: share of its memory in use above which a silo is given no more.
-    """
+    """Move samples from the slowest silo to the fastest, step by step, by what the rounds took."""
 
     kind: Literal["leader-straggler"]
     fast: PaceConfig = Field(default_factory=lambda: PaceConfig(step=5, window=5))
+    """Pace until two silos have changed places."""
+
     fine: PaceConfig = Field(default_factory=lambda: PaceConfig(step=1, window=20))
+    """Pace from then on."""
+
     memory: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Share of its memory in use above which a silo is given no more."""
 
     def build(self, work: LocalWork) -> Sizing:
         """The policy."""

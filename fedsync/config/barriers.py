@@ -49,6 +49,7 @@ class SspConfig(Section):
 
     kind: Literal["ssp"]
     staleness: Count = 3
+    """Orders that a silo may be ahead of the slowest; s in the papers."""
 
     def build(self) -> AnyBarrier:
         """The policy."""
@@ -56,16 +57,21 @@ class SspConfig(Section):
 
 
 class SampledConfig(Section):
-    """Wait only when more than ``staleness`` orders ahead of one of ``sample_size`` others.
-
-    With ``redraw`` a waiting silo looks at others whenever an update arrives; without, it waits for its first sample.
-    """
+    """Wait only when more than ``staleness`` orders ahead of one of ``sample_size`` others."""
 
     kind: Literal["sampled"]
     sample_size: Count
+    """Silos that a silo looks at; beta in the paper. 0 is ``asp``, all others ``ssp``."""
+
     staleness: Count = 0
+    """Orders that a silo may be ahead of those; 0 is pBSP, more is pSSP."""
+
     sampling: SamplingName = "dynamic"
+    """``basic`` always looks at the same, ``dynamic`` draws anew, ``grouped`` draws half from the fast and half from
+    the slow."""
+
     redraw: bool = True
+    """Whether a waiting silo looks at others whenever an update arrives; else it waits for its first sample."""
 
     def build(self) -> AnyBarrier:
         """The policy."""
@@ -77,7 +83,10 @@ class AbspConfig(Section):
 
     kind: Literal["a-bsp"]
     sync_ratio: PartOfOne = 0.5
+    """Share of all samples of the round that have to be processed; R_s in the paper. 1 is ``bsp``."""
+
     report_s: Seconds = 1.0
+    """Seconds between two questions how far silos are [s]."""
 
     def build(self) -> AnyBarrier:
         """The policy."""
@@ -85,17 +94,18 @@ class AbspConfig(Section):
 
 
 class ElasticConfig(Section):
-    """Give each silo the number of local steps that lets all finish together.
-
-    ``lookahead`` is the most that a silo gets, by default twice ``local.steps``; ``floor`` the least, by
-    default half of them, 1 in the paper.
-    """
+    """Give each silo the number of local steps that lets all finish together."""
 
     kind: Literal["elastic"]
     lookahead: PositiveCount | None = None
+    """Most local steps that a silo gets; left out, twice ``local.steps``."""
+
     floor: PositiveCount | None = None
+    """Least local steps that a silo gets; left out, half of ``local.steps``; 1 in the paper."""
+
     # `naive` tries R^n combinations: for tests only.
     method: Literal["sweep", "zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan"] = "sweep"
+    """How the instant is searched; all but the two scans are exact, and ``sweep`` is the fastest."""
 
     @model_validator(mode="after")
     def _a_window(self) -> Self:
@@ -113,6 +123,7 @@ class FixedIntervalConfig(Section):
 
     kind: Literal["fixed"]
     interval_s: Seconds
+    """Seconds of a round, transfer included [s]."""
 
     def build(self) -> AnyIntervalPolicy:
         """The policy."""
@@ -124,8 +135,13 @@ class BinaryIntervalConfig(Section):
 
     kind: Literal["binary"]
     interval_s: Seconds
+    """Seconds of a round to begin with [s]."""
+
     factor: Annotated[int, Field(ge=2)] = 2
+    """What the interval is divided by."""
+
     floor_s: Seconds = 0.1
+    """The interval does not fall below this [s]."""
 
     @model_validator(mode="after")
     def _above_the_floor(self) -> Self:
@@ -141,16 +157,24 @@ class BinaryIntervalConfig(Section):
 class LinearIntervalConfig(Section):
     """Fit how the decrease of loss depends on the interval, stage by stage, and take the best: FSPV.
 
-    A stage begins with trials of ``interval_s`` and about twice that, and ends after ``stage_s`` seconds of
-    training, or when the loss falls by less than ``behind`` of what was predicted.
+    A stage begins with trials of ``interval_s`` and about twice that.
     """
 
     kind: Literal["linear"]
     interval_s: Seconds
+    """Seconds of a round in the first trial, transfer included [s]."""
+
     stage_s: Seconds = 60.0
+    """Longest stage, in seconds of training [s]."""
+
     floor_s: Seconds | None = None
+    """No round is shorter; left out, a quarter of ``interval_s`` [s]."""
+
     ceiling_s: Seconds | None = None
+    """No round is longer; left out, four times ``interval_s`` [s]."""
+
     behind: PartOfOne = 0.5
+    """Share of the predicted decrease of the loss below which a stage ends."""
 
     @model_validator(mode="after")
     def _between_the_bounds(self) -> Self:
@@ -172,22 +196,29 @@ class LinearIntervalConfig(Section):
 
 
 class ClimbIntervalConfig(Section):
-    """Begin with the shortest interval, and climb once trials agree that a longer one is better.
-
-    The shortest is ``floor_s``, or twice what an order costs besides training. A trial is ``factor`` times as long, or
-    as short, and takes ``gains + 1`` rounds. At least ``trials`` of them have to be better than what came before and
-    after, in the mean, by ``confidence`` standard errors. ``rest`` rounds lie between two trials, and twice as many
-    after each one that was no better.
-    """
+    """Begin with the shortest interval, and climb once trials agree that a longer one is better."""
 
     kind: Literal["climb"]
     floor_s: Seconds = 0.1
+    """No round is shorter; nor is one shorter than twice what an order costs besides training [s]."""
+
     ceiling_s: Seconds = 60.0
+    """No round is longer [s]."""
+
     factor: Annotated[float, Field(gt=1)] = 1.5
+    """By how much a trial is longer or shorter."""
+
     gains: PositiveCount = 1
+    """Gains of the loss in a trial, which takes one round more."""
+
     trials: Annotated[int, Field(ge=2)] = 3
+    """Trials of an interval, at least, before it can be taken."""
+
     confidence: Annotated[float, Field(ge=0)] = 2.0
+    """Standard errors by which trials have to be better, in the mean, than what came before and after."""
+
     rest: PositiveCount = 6
+    """Rounds between two trials; twice as many after each that was no better."""
 
     @model_validator(mode="after")
     def _a_range(self) -> Self:
@@ -212,7 +243,10 @@ class WaitForConfig(Section):
     """After the deadline wait only for ``sample_size`` silos."""
 
     sample_size: Count
+    """Silos that the round waits for after the deadline; 0 commits on the dot."""
+
     sampling: SamplingName = "dynamic"
+    """How they are drawn, round by round: ``basic`` the same, ``dynamic`` anew, ``grouped`` half fast and half slow."""
 
     def build(self) -> WaitFor:
         """The value."""
@@ -220,20 +254,29 @@ class WaitForConfig(Section):
 
 
 class FspConfig(Section):
-    """Rounds of so many seconds for everybody.
-
-    ``grace`` is how long stragglers are waited for, as a share of the interval; ``passes`` the most that a
-    silo goes through its data in one round; ``overrun`` the share of its last step by which it may be late.
-    """
+    """Rounds of so many seconds for everybody."""
 
     kind: Literal["fsp"]
     interval: IntervalConfig
+    """How long each round is."""
+
     overrun: PartOfOne = 0.5
+    """Share of its last step by which a silo may be late."""
+
     grace: Annotated[float, Field(ge=0)] = 0.5
+    """How long stragglers are waited for, as a share of the interval."""
+
     passes: Annotated[float, Field(gt=0)] = 1.0
+    """Most that a silo goes through its data in one round; whoever is through ends the round for all."""
+
     late: Literal["drop", "next", "stale"] = "next"
+    """What becomes of updates that come too late: discarded, part of the next commit, or the same and discounted."""
+
     wait_for: WaitForConfig | None = None
+    """After the deadline wait only for a few; left out, for all."""
+
     smoothing: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Weight of the newest measurement in what a silo's orders cost besides training."""
 
     @model_validator(mode="after")
     def _uses_what_it_does_not_wait_for(self) -> Self:

@@ -27,16 +27,18 @@ class PlainConfig(Section):
 
 
 class _SealedConfig(Section):
-    """What all suites can be told.
-
-    ``bits`` of each value after stochastic rounding. ``only``: patterns of tensor names to seal; the rest travels in
-    the clear. ``metrics``: what silos find out about the model's accuracy is told to the server, or ``sealed`` with
-    the updates, so that it learns the mean over silos at most.
-    """
+    """What all suites can be told."""
 
     bits: Bits = 16
+    """Bits of each value after stochastic rounding."""
+
     only: list[str] = Field(default_factory=list)
+    """Patterns of names of tensors to seal; the rest travels in the clear. Empty seals all."""
+
     metrics: Literal["plain", "sealed"] = "plain"
+    """Whether what silos find out about the model's accuracy is told to the server, or ``sealed`` with the updates, so
+    that it learns the mean over silos at most."""
+
     kind: str
 
     def plan(self, layout: Layout, terms: Terms, quorum: int) -> SealPlan:
@@ -76,6 +78,7 @@ class MaskedConfig(Section):
 
     kind: Literal["masked"]
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
+    """The encryption inside which masks are added."""
 
     def plan(self, layout: Layout, terms: Terms, quorum: int) -> SealPlan:
         """As ``inner``, with masks."""

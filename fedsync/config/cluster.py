@@ -35,7 +35,10 @@ class AffineCurveConfig(Section):
 
     kind: Literal["affine"]
     launch_s: NonNegative = 0.0
+    """Seconds of a step that go by whatever its batch [s]."""
+
     saturation: Annotated[int, Field(ge=0)] = 0
+    """Batch below which a step gets no shorter [samples]."""
 
     def build(self, speed: float) -> Curve:
         """Curve of a silo with this speed [samples/s]."""
@@ -46,54 +49,54 @@ CurveConfig = Annotated[LinearCurveConfig | AffineCurveConfig, Field(discriminat
 
 
 class MarkovConfig(Section):
-    """Others use the machine now and then: a two-state Markov chain in continuous time.
-
-    Args:
-        factor: of the speed while they do.
-        on_s: mean seconds that they stay; exponentially distributed.
-        off_s: mean seconds until they come again, likewise.
-    """
+    """Others use the machine now and then: a two-state Markov chain in continuous time."""
 
     kind: Literal["markov"]
     factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """What the speed is multiplied by while they do."""
+
     on_s: Positive = 30.0
+    """Mean seconds that they stay; exponentially distributed [s]."""
+
     off_s: Positive = 60.0
+    """Mean seconds until they come again; exponentially distributed [s]."""
 
 
 class PeriodicConfig(Section):
     """Load that comes and goes like day and night: a sine, in 64 steps a period.
 
     The speed is multiplied by ``1 - amplitude (1 + sin(2 pi (t / period_s + phase))) / 2``.
-
-    Args:
-        period_s: seconds from peak to peak.
-        amplitude: share of the speed that is lost at the peak.
-        phase: where in its period the load is at time 0, as a share of it; 0.25 is the peak.
     """
 
     kind: Literal["periodic"]
     period_s: Positive
+    """Seconds from peak to peak [s]."""
+
     amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of the speed that is lost at the peak."""
+
     phase: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where in its period the load is at time 0, as a share of it; 0.25 is the peak."""
 
 
 class CrashesConfig(Section):
-    """The machine goes down at random: exponential times between a return and the next crash, and of repair.
-
-    Args:
-        mtbf_s: mean seconds from joining or returning to the next crash.
-        repair_s: mean seconds until it is back.
-    """
+    """The machine goes down at random: exponential times between a return and the next crash, and of repair."""
 
     mtbf_s: Positive
+    """Mean seconds from joining or returning to the next crash [s]."""
+
     repair_s: Positive
+    """Mean seconds until it is back [s]."""
 
 
 class FaultConfig(Section):
-    """The machine goes down at ``at_s`` and is back ``down_s`` seconds later."""
+    """The machine goes down by plan."""
 
     at_s: NonNegative
+    """When the machine goes down [s]."""
+
     down_s: Positive
+    """Seconds until it is back [s]."""
 
 
 class SiloConfig(Section):
@@ -101,45 +104,58 @@ class SiloConfig(Section):
 
     Virtual time simulates all of it. The local and Flower runtimes emulate ``speed``, ``curve`` and
     ``memory_samples``.
-
-    Args:
-        name: letters, digits, dot, dash, underscore, as of a real silo; with ``count``, the number makes it longer.
-        speed: samples per second.
-        count: this many such silos, named ``name-0`` to ``name-{count - 1}``; left out, one named ``name``.
-        jitter: sigma of a lognormal factor a step; 0 is exact, at 2 one step in twenty takes over 26 times as long.
-        curve: how a step's time follows its batch.
-        memory_samples: largest batch, if limited.
-        overhead_s: seconds an order costs besides training and transfer.
-        bandwidth_mbps: megabits per second to and from the server; left out, transfer takes no time.
-        latency_s: seconds that a message takes one way, besides its bytes.
-        trace: CSV file with the columns ``seconds, factor``: a step function of speed multipliers.
-        contention: speed that changes at random.
-        load: speed that changes with the time of day. Trace, contention and load multiply.
-        crashes: goes down and returns at random. Whatever is in work then is lost; the place in its
-            data is not.
-        faults: goes down and returns by plan, likewise.
-        joins_at_s: takes part from then on.
-        leaves_at_s: is gone from then on, for good.
-        examples: training samples it claims in a timing-only run, which has no data.
     """
 
     name: Annotated[str, Field(pattern=SILO_NAME)]
+    """Letters, digits, dot, dash, underscore, as of a real silo; with ``count``, the number makes it longer."""
+
     speed: Annotated[float, Field(gt=0, le=1e9)]
+    """Samples per second [samples/s]."""
+
     count: Annotated[int, Field(ge=1)] | None = None
+    """This many such silos, named ``name-0`` to ``name-{count - 1}``; left out, one named ``name``."""
+
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Sigma of a lognormal factor a step; 0 is exact, at 2 one step in twenty takes over 26 times as long."""
+
     curve: CurveConfig = Field(default_factory=lambda: LinearCurveConfig(kind="linear"))
+    """How a step's time follows its batch."""
+
     memory_samples: Annotated[int, Field(ge=1)] | None = None
+    """Largest batch, if limited [samples]."""
+
     overhead_s: NonNegative = 0.0
+    """Seconds an order costs besides training and transfer [s]."""
+
     bandwidth_mbps: Positive | None = None
+    """Megabits per second to and from the server; left out, transfer takes no time [Mbit/s]."""
+
     latency_s: NonNegative = 0.0
+    """Seconds that a message takes one way, besides its bytes [s]."""
+
     trace: str | None = None
+    """CSV file with the columns ``seconds, factor``: a step function of speed multipliers."""
+
     contention: MarkovConfig | None = None
+    """Speed that changes at random."""
+
     load: PeriodicConfig | None = None
+    """Speed that changes with the time of day. Trace, contention and load multiply."""
+
     crashes: CrashesConfig | None = None
+    """Goes down and returns at random. Whatever is in work then is lost; the place in its data is not."""
+
     faults: list[FaultConfig] = Field(default_factory=list)
+    """Goes down and returns by plan. Whatever is in work then is lost; the place in its data is not."""
+
     joins_at_s: NonNegative = 0.0
+    """Takes part from then on [s]."""
+
     leaves_at_s: Positive | None = None
+    """Is gone from then on, for good [s]."""
+
     examples: Annotated[int, Field(ge=1)] = 1000
+    """Training samples it claims in a timing-only run, which has no data."""
 
     @model_validator(mode="after")
     def _comes_before_it_goes(self) -> Self:
@@ -172,6 +188,7 @@ class ClusterConfig(Section):
     """All machines, each name once. Entries with a ``count`` are expanded when they are read."""
 
     silos: Annotated[list[SiloConfig], Field(min_length=1)]
+    """The machines, each name once."""
 
     @model_validator(mode="after")
     def _expand(self) -> Self:

@@ -11,27 +11,30 @@ from fedsync.config.section import Section
 
 
 class PrometheusConfig(Section):
-    """Serve ``/metrics`` from the server's process while the run goes on.
-
-    Port 0 takes a free one; ``metrics.url`` in the run's folder says which. Whoever reaches ``host`` can read the
-    figures: they are neither encrypted nor protected by a password.
-    """
+    """Serve ``/metrics`` from the server's process while the run goes on."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """Where ``/metrics`` is served; 0 takes a free port, which ``metrics.url`` in the run's folder names."""
+
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on. Whoever reaches it can read the figures: they are neither encrypted nor protected by a
+    password."""
 
 
 class ExportConfig(Section):
-    """Where else a run's figures go.
-
-    ``csv`` writes rounds.csv and rounds-silos.csv into the run's folder. ``tensorboard`` is a folder, relative to
-    the run's; ``mlflow`` a tracking URI.
-    """
+    """Where else a run's figures go."""
 
     csv: bool = False
+    """Write rounds.csv and rounds-silos.csv into the run's folder."""
+
     tensorboard: Annotated[str, Field(min_length=1)] | None = None
+    """Folder for TensorBoard, relative to the run's."""
+
     mlflow: Annotated[str, Field(min_length=1)] | None = None
+    """Tracking URI of MLflow, without a user name or password."""
+
     prometheus: PrometheusConfig | None = None
+    """Serve the figures for Prometheus."""
 
     @model_validator(mode="after")
     def _no_secret(self) -> Self:

@@ -18,28 +18,49 @@ NonNegative = Annotated[float, Field(ge=0)]
 class LocalConfig(Section):
     """What a silo does with an order, and on what.
 
-    ``proximal`` is mu of FedProx: it holds a silo back from the model it started from; 0 does not.
-    ``threads: null`` leaves the number to the machine: PyTorch's own choice at a real silo, one where
-    several silos share a machine. ``resources: off`` keeps a silo from telling how much of its machine
-    is left to it. ``precision`` is that of the computation, by automatic mixed precision; updates are
-    float32 always. ``channels_last`` is a memory layout for convolutions over images, ``deterministic``
-    asks for the same bits from the same order. A silo's owner may choose another device, or to tell
-    nothing, in its node configuration (``device="cuda:1" resources="off"``); that goes before this.
+    A silo's owner may choose another device, or to tell nothing of its resources, in its node configuration
+    (``device="cuda:1" resources="off"``); that goes before this.
     """
 
     steps: PositiveInt = 20
+    """Local steps of an order; tau in the papers."""
+
     batch_size: PositiveInt = 32
+    """Samples of a local step; with a balancer, the mean over silos [samples]."""
+
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    """Learning rate of the local optimiser; eta in the papers."""
+
     optimizer: Literal["sgd", "adam"] = "sgd"
+    """Local optimiser; it keeps no memory from one order to the next."""
+
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of ``sgd``; with ``adam`` leave it out."""
+
     weight_decay: NonNegative = 0.0
+    """Strength of the L2 penalty."""
+
     proximal: NonNegative = 0.0
+    """The mu of FedProx, which holds a silo back from the model it started from; 0 does not."""
+
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where silos train; ``auto`` takes a GPU if there is one."""
+
     threads: PositiveInt | None = None
+    """Processor threads of the trainer; null leaves the number to the machine: PyTorch's own choice at a real silo, one
+    where several silos share a machine."""
+
     resources: bool = True
+    """Whether silos tell how much of their machine is left to training; ``narx`` goes by that."""
+
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the computation, by automatic mixed precision; updates are float32 always."""
+
     channels_last: bool = False
+    """A memory layout for convolutions over images that suits tensor cores."""
+
     deterministic: bool = False
+    """Ask for algorithms that give the same bits from the same order, though they be slower."""
 
     def build(self) -> LocalOptions:
         """Options of the trainer."""

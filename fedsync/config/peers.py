@@ -29,6 +29,7 @@ class BufferedConfig(Section):
 
     kind: Literal["buffered"]
     size: PositiveInt
+    """Updates of a commit, whoever sent them; K in the paper."""
 
     def build(self) -> AnyBarrier:
         """The policy."""
@@ -36,15 +37,17 @@ class BufferedConfig(Section):
 
 
 class CompassConfig(Section):
-    """Between ``min_steps`` and ``max_steps`` for each silo, so that they arrive in groups: FedCompass.
-
-    A group is waited for until ``latest_factor`` times its expected duration.
-    """
+    """Between ``min_steps`` and ``max_steps`` for each silo, so that they arrive in groups: FedCompass."""
 
     kind: Literal["fedcompass"]
     min_steps: PositiveInt = 20
+    """Least local steps of an order."""
+
     max_steps: PositiveInt = 100
+    """Most local steps of an order."""
+
     latest_factor: Annotated[float, Field(ge=1)] = 1.2
+    """How long a group is waited for, as a multiple of its expected duration."""
 
     @model_validator(mode="after")
     def _a_range(self) -> Self:
@@ -62,8 +65,13 @@ class CappedConfig(Section):
 
     kind: Literal["capped"]
     cap_s: Annotated[float, Field(gt=0)]
+    """Seconds since a silo was sent its order after which nobody waits for it [s]."""
+
     late: LateName = "next"
+    """Whether late updates are discarded, or part of the next commit."""
+
     inner: BarrierConfig
+    """Any barrier, a wrapper too."""
 
     def build(self) -> AnyBarrier:
         """The policy."""
@@ -75,9 +83,16 @@ class QuorumConfig(Section):
 
     kind: Literal["quorum"]
     count: PositiveInt | None = None
+    """Silos that are enough. Write either this or ``share``."""
+
     share: Share | None = None
+    """Part of the silos in the round that is enough, rounded up. Write either this or ``count``."""
+
     late: LateName = "next"
+    """Whether late updates are discarded, or part of the next commit."""
+
     inner: BarrierConfig
+    """Any barrier, a wrapper too."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -91,19 +106,26 @@ class QuorumConfig(Section):
 
 
 class DeadlineConfig(Section):
-    """``inner``, but no silo is waited for much longer than orders usually take.
-
-    Usual is the median plus ``spread`` times the median absolute deviation of the last ``window`` orders, at
-    least ``floor_s`` seconds; and a ``share`` of the silos has to be in.
-    """
+    """``inner``, but no silo is waited for much longer than orders usually take."""
 
     kind: Literal["deadline"]
     spread: NonNegative = 3.0
+    """Median absolute deviations beyond the median after which an order is late."""
+
     floor_s: NonNegative = 0.0
+    """No deadline is shorter [s]."""
+
     share: Share = 0.5
+    """Part of the silos that has to be in before anybody is late."""
+
     window: PositiveInt = 100
+    """Newest orders that the median is taken of."""
+
     late: LateName = "next"
+    """Whether late updates are discarded, or part of the next commit."""
+
     inner: BarrierConfig
+    """Any barrier, a wrapper too."""
 
     def build(self) -> AnyBarrier:
         """The policy."""

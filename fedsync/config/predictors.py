@@ -38,10 +38,11 @@ class MemorylessConfig(Section):
 
 
 class EmaConfig(Section):
-    """Exponential moving average of the speed; ``alpha`` weighs the newest."""
+    """Exponential moving average of the speed."""
 
     kind: Literal["ema"]
     alpha: Share = 0.2
+    """Weight of the newest speed; 1 is ``memoryless``."""
 
     def build(self) -> Ema:
         """The policy."""
@@ -49,18 +50,29 @@ class EmaConfig(Section):
 
 
 class ArimaConfig(Section):
-    """Autoregressive integrated moving average of order (p, d, q), fitted again every ``renew`` orders.
+    """Autoregressive integrated moving average of order (p, d, q).
 
     A moving average before there are ``samples`` orders, and where no fit succeeds.
     """
 
     kind: Literal["arima"]
     p: Order = 2
+    """Order of the autoregressive part."""
+
     d: Annotated[int, Field(ge=0, le=2)] = 2
+    """How often the series is differenced."""
+
     q: Order = 1
+    """Order of the moving average."""
+
     samples: PositiveInt = 60
+    """Orders of a silo before the first fit."""
+
     memory: Memory = 300
+    """Newest orders that it is fitted to."""
+
     renew: PositiveInt = 100
+    """Orders between two fits."""
 
     def build(self) -> Arima:
         """The policy."""
@@ -72,9 +84,16 @@ class RnnConfig(Section):
 
     kind: Literal["rnn"]
     samples: PositiveInt = 500
+    """Orders of a silo before the first training."""
+
     hidden: Hidden = 16
+    """Width of the recurrent layer."""
+
     memory: Memory = 1000
+    """Newest orders that it is trained on."""
+
     renew: PositiveInt = 100
+    """Orders between two trainings."""
 
     def build(self) -> Rnn:
         """The policy."""
@@ -86,9 +105,16 @@ class LstmConfig(Section):
 
     kind: Literal["lstm"]
     samples: PositiveInt = 500
+    """Orders of a silo before the first training."""
+
     hidden: Hidden = 16
+    """Width of the recurrent layer."""
+
     memory: Memory = 1000
+    """Newest orders that it is trained on."""
+
     renew: PositiveInt = 100
+    """Orders between two trainings."""
 
     def build(self) -> Lstm:
         """The policy."""
@@ -98,16 +124,25 @@ class LstmConfig(Section):
 class NarxConfig(Section):
     """A network over past speeds, processors and memory, trained on the windows that silos report.
 
-    A moving average before there are ``samples`` windows of a silo. ``warm_start`` is the ``predictor.json`` that a
-    former run has left in its folder, as a path from where the server runs: training begins there, and sooner.
+    A moving average before there are ``samples`` windows of a silo.
     """
 
     kind: Literal["narx"]
     samples: PositiveInt = 500
+    """Windows of a silo before the first training; an order has several."""
+
     hidden: Hidden = 8
+    """Width of the hidden layer."""
+
     memory: Memory = 2000
+    """Newest windows that it is trained on."""
+
     renew: PositiveInt = 50
+    """Windows between two trainings."""
+
     warm_start: str | None = None
+    """The ``predictor.json`` of a former run, as a path from where the server runs: training begins there, and
+    sooner."""
 
     def build(self) -> Narx:
         """The policy.
@@ -132,14 +167,14 @@ class NarxConfig(Section):
 
 
 class KalmanConfig(Section):
-    """A drifting level with change points: two orders in a row beyond ``gate`` standard deviations are one.
-
-    ``drift`` is the variance of the level's drift in an order, against that of the noise, which is learned.
-    """
+    """A drifting level with change points: two orders in a row beyond ``gate`` standard deviations are one."""
 
     kind: Literal["kalman"]
     drift: Positive = 0.2
+    """Variance of the level's drift in an order, against that of the noise, which is learned."""
+
     gate: Positive = 3.0
+    """Standard deviations beyond which a speed is not believed at once."""
 
     def build(self) -> Kalman:
         """The policy."""
@@ -165,15 +200,17 @@ def _experts() -> list[ExpertConfig]:
 
 
 class MixtureConfig(Section):
-    """The mean of other predictors' forecasts, weighed by how well each has done lately; all of them by default.
-
-    ``power`` is that of the inverse mean squared error, ``forget`` the weight of the newest error in it.
-    """
+    """The mean of other predictors' forecasts, weighed by how well each has done lately."""
 
     kind: Literal["mixture"]
     experts: Annotated[list[ExpertConfig], Field(min_length=1)] = Field(default_factory=_experts)
+    """The predictors; left out, one of each other kind."""
+
     power: Positive = 8.0
+    """Power of the inverse mean squared error that is an expert's weight."""
+
     forget: Share = 0.01
+    """Weight of the newest squared error in that mean."""
 
     def build(self) -> Mixture:
         """The policy."""

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+
+from fedsync.config.meanings import meanings
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 
 def near_miss(word: str, allowed: Iterable[str]) -> str:
@@ -23,7 +30,10 @@ Scores = Literal["share", "error", "any"]
 
 
 class Section(BaseModel):
-    """A frozen part of a file: unknown keys are errors, and numbers are numbers."""
+    """A frozen part of a file: unknown keys are errors, and numbers are numbers.
+
+    A string below a key says what it means, to the JSON Schema and the YAML reference: see `fedsync.config.meanings`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -39,3 +49,13 @@ class Section(BaseModel):
                         {"key": str(key), "hint": near_miss(str(key), cls.model_fields)},
                     )
         return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The JSON Schema, in which every property has its key's meaning for a description."""
+        schema = handler(core_schema)
+        told = meanings(cls)
+        for key, own in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if key in told:
+                own["description"] = told[key]
+        return schema

@@ -15,28 +15,32 @@ from fedsync.core.names import SILO_NAME
 
 
 class ServerStartConfig(Section):
-    """What ``fedsync server start`` is told. Paths are relative to the file.
-
-    Args:
-        host: address to listen on; 0.0.0.0 for all of the machine.
-        port: likewise.
-        certificates: folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them;
-            ``ca.key`` does not belong there.
-        insecure: no TLS and no authentication of silos, for a trial on one machine.
-        state: folder of the server: database, runs, logs, health.
-        silos: public node keys, ``NAME.node.pub``, by the name of the silo.
-        keys: the server's file for encrypted runs, as `fedsync keys issue` writes it.
-        logs: how much of them is kept.
-    """
+    """What ``fedsync server start`` is told. Paths are relative to the file."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]+$")] = "0.0.0.0"
+    """Address to listen on; 0.0.0.0 for all of the machine."""
+
     port: Annotated[int, Field(ge=1, le=65535)] = 9092
+    """Port to listen on."""
+
     certificates: str | None = None
+    """Folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them; ``ca.key`` does
+    not belong there."""
+
     insecure: bool = False
+    """No TLS and no authentication of silos, for a trial on one machine."""
+
     state: str
+    """Folder of the server: database, runs, logs, health."""
+
     silos: dict[Annotated[str, Field(pattern=SILO_NAME)], str] = Field(default_factory=dict)
+    """Public node keys, ``NAME.node.pub``, by the name of the silo."""
+
     keys: str | None = None
+    """The server's file for encrypted runs, as `fedsync keys issue` writes it."""
+
     logs: LogsConfig = Field(default_factory=LogsConfig)
+    """How much of the logs is kept."""
 
     @model_validator(mode="after")
     def _secure(self) -> Self:

@@ -26,41 +26,53 @@ class LogsConfig(Section):
     """Each process has a log of at most ``bytes``, and ``keep`` older ones."""
 
     bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
+    """Size at which a process's log is put aside and a new one begins [bytes]."""
+
     keep: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Older logs that are kept, of each process."""
 
 
 class SiloStartConfig(Section):
-    """What ``fedsync silo start`` is told. Paths are relative to the file.
-
-    Args:
-        name: of the silo; its node key is registered under it.
-        server: address of the SuperLink, ``host:port``; the server's certificate has to cover the host.
-        authority: certificate of the federation's authority, ``ca.crt``.
-        node_key: private half of the silo's node key, ``NAME.node``.
-        insecure: no TLS and no node key, for a trial on one machine.
-        state: folder of the silo, which only its owner can enter: trainers, logs, health.
-        keys: folder of the silo's keys for encrypted runs; with it, nothing is sent in the clear.
-        index: which share of the data it has, from 0 on, where the task splits data.
-        device: where to train, such as ``cuda:1``; left out, as the run says.
-        resources: whether to tell the server how much of the machine is left to the trainer.
-        declared_speed: samples per second that the server may count on at first.
-        state_bytes: how much old trainers may leave on the disk; the oldest go first.
-        logs: how much of them is kept.
-    """
+    """What ``fedsync silo start`` is told. Paths are relative to the file."""
 
     name: Annotated[str, Field(pattern=SILO_NAME)]
+    """Name of the silo; its node key is registered under it."""
+
     server: Annotated[str, Field(pattern=ADDRESS)]
+    """Address of the SuperLink, ``host:port``; the server's certificate has to cover the host."""
+
     authority: str | None = None
+    """Certificate of the federation's authority, ``ca.crt``."""
+
     node_key: str | None = None
+    """Private half of the silo's node key, ``NAME.node``."""
+
     insecure: bool = False
+    """No TLS and no node key, for a trial on one machine."""
+
     state: str
+    """Folder of the silo, which only its owner can enter: trainers, logs, health."""
+
     keys: str | None = None
+    """Folder of the silo's keys for encrypted runs; with it, nothing is sent in the clear."""
+
     index: Annotated[int, Field(ge=0)] = 0
+    """Which share of the data it has, from 0 on, where the task splits data."""
+
     device: Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")] | None = None
+    """Where to train, such as ``cuda:1``; left out, as the run says."""
+
     resources: bool = True
+    """Whether to tell the server how much of the machine is left to the trainer."""
+
     declared_speed: Annotated[float, Field(gt=0)] | None = None
+    """Samples per second that the server may count on at first [samples/s]."""
+
     state_bytes: Annotated[int, Field(ge=1_000_000)] = 20_000_000_000
+    """How much old trainers may leave on the disk; the oldest go first [bytes]."""
+
     logs: LogsConfig = Field(default_factory=LogsConfig)
+    """How much of the logs is kept."""
 
     @model_validator(mode="after")
     def _secure(self) -> Self:

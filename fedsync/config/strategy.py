@@ -40,18 +40,24 @@ UNEQUAL_STEPS = ("fsp", "a-bsp", "elastic", "fedcompass")
 
 
 class StopConfig(Section):
-    """When the run ends: whichever comes first.
-
-    ``relative_change`` ends it once the training loss changes by no more than this share of itself while the
-    slowest silo goes through its data once. What ``target_accuracy`` may be depends on the task: a share, above 0 and
-    at most 1, or another number where the task scores something else.
-    """
+    """When the run ends: whichever comes first."""
 
     rounds: PositiveInt | None = None
+    """Commits, each of which makes a model version. Under barriers that commit every arrival, each arrival is one."""
+
     seconds: Annotated[float, Field(gt=0)] | None = None
+    """Seconds since the run began, virtual or real [s]."""
+
     target_accuracy: float | None = None
+    """Accuracy of an evaluated version at which the run ends. What it may be depends on the task: a share, above 0 and
+    at most 1, or another number where the task scores something else."""
+
     patience: PositiveInt | None = None
+    """Evaluated versions in a row without a better accuracy."""
+
     relative_change: Share | None = None
+    """The run ends once the training loss changes by no more than this share of itself while the slowest silo goes
+    through its data once."""
 
     @model_validator(mode="after")
     def _must_end(self) -> Self:
@@ -87,27 +93,46 @@ def _usual_aggregation(sections: dict[str, Any]) -> AggregationConfig:
 
 
 class StrategyConfig(Section):
-    """One runnable strategy.
-
-    ``min_silos`` is how many silos must have joined before the run begins; left out, it is the number
-    in the silo file, or that of ``silos``, or 2 where there is neither. ``silos`` names those that may take part;
-    left out, every one may that the server lets in. ``aggregation`` left out is FedNova where silos do unequal
-    numbers of steps, else FedAvg. ``export`` says where else the run's figures go.
-    """
+    """One runnable strategy."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """Names the run's folder and the rows of tables."""
+
     seed: Annotated[int, Field(ge=0)] = 0
+    """Everything random in the run follows from it."""
+
     min_silos: PositiveInt | None = None
+    """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2."""
+
     silos: Annotated[list[Annotated[str, Field(pattern=SILO_NAME)]], Field(min_length=1)] | None = None
+    """Names of the silos that may take part; left out, every one that the server lets in."""
+
     stop: StopConfig
+    """When the run ends."""
+
     local: LocalConfig = Field(default_factory=LocalConfig)
+    """What a silo does with an order, and on what."""
+
     predictor: PredictorConfig = Field(default_factory=lambda: EmaConfig(kind="ema"))
+    """How fast each silo will be in its next order."""
+
     balancer: BalancerConfig
+    """How much work each silo gets."""
+
     barrier: BarrierConfig
+    """When updates are committed, and who may go on."""
+
     aggregation: AggregationConfig = Field(default_factory=_usual_aggregation)
+    """How a commit weighs its updates; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""
+
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
+    """How updates are hidden from the server."""
+
     task: TaskConfig
+    """What is trained, and on which data."""
+
     export: ExportConfig | None = None
+    """Where else the run's figures go while it goes on."""
 
     @model_validator(mode="after")
     def _names_silos(self) -> Self:

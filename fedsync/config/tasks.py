@@ -33,7 +33,10 @@ class DigitsConfig(Section):
 
     kind: Literal["digits"]
     partition: PartitionConfig = Field(default_factory=iid)
+    """How the digits are dealt to silos."""
+
     test_share: TestShare = 0.2
+    """Share of all samples that is kept for tests."""
 
     @property
     def scores(self) -> Scores:
@@ -52,22 +55,38 @@ class DigitsConfig(Section):
 
 
 class CsvConfig(Section):
-    """One CSV file a silo, in the order of the silos; classification of one column.
+    """One CSV file a silo; classification of one column.
 
-    Columns are numbers or text as their cells say; ``text`` names those that are text though some
-    silo's cells all look like numbers.
+    Columns are numbers or text as their cells say.
     """
 
     kind: Literal["csv"]
     files: Annotated[list[str], Field(min_length=1)]
+    """One file a silo, in the order of the silos."""
+
     target: str
+    """Column to predict."""
+
     classes: Annotated[int, Field(ge=2)] = 2
+    """Number of classes."""
+
     positive_above: float | None = None
+    """With it there are two classes, and a target above this number is class 1."""
+
     ignore: list[str] = Field(default_factory=list)
+    """Columns to leave out."""
+
     text: list[str] = Field(default_factory=list)
+    """Columns to treat as text though some silo's cells all look like numbers."""
+
     model: Literal["logistic", "mlp"] = "logistic"
+    """``logistic`` regression, or an ``mlp`` with one hidden layer."""
+
     hidden: Annotated[int, Field(ge=1)] = 16
+    """Width of the hidden layer."""
+
     test_share: TestShare = 0.25
+    """Share of each class that goes into a silo's own test samples."""
 
     @property
     def scores(self) -> Scores:
@@ -100,7 +119,10 @@ class CustomConfig(Section):
 
     kind: Literal["custom"]
     file: str
+    """The Python file; relative to the strategy file, where something is there."""
+
     options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class in it."""
 
     @property
     def scores(self) -> Scores:

@@ -38,7 +38,10 @@ class Digits28Config(DataSection):
 
     kind: Literal["digits28"]
     samples: PositiveInt = 6000
+    """Images to train on, over all silos."""
+
     test_samples: PositiveInt = 1000
+    """Images to test on."""
 
     def build(self) -> Source:
         """The source."""
@@ -52,10 +55,19 @@ class KeywordsConfig(DataSection):
 
     kind: Literal["keywords"]
     samples: PositiveInt = 4000
+    """Sequences, over all silos; words take turns."""
+
     words: Classes = 10
+    """Number of classes."""
+
     frames: Annotated[int, Field(ge=2)] = 32
+    """Length of a sequence."""
+
     bands: Annotated[int, Field(ge=2)] = 20
+    """Features of a frame."""
+
     noise: NonNegative = 0.3
+    """Standard deviation of the noise; a formant's peak is 1."""
 
     def build(self) -> Source:
         """The source."""
@@ -65,13 +77,20 @@ class KeywordsConfig(DataSection):
 
 
 class BlobsConfig(DataSection):
-    """Points around random centres; ``apart`` is the deviation of the centres, that of the points being 1."""
+    """Points around random centres."""
 
     kind: Literal["blobs"]
     samples: PositiveInt = 2000
+    """Points, over all silos; blobs take turns."""
+
     blobs: PositiveInt = 5
+    """Number of centres."""
+
     features: PositiveInt = 4
+    """Dimensions of a point."""
+
     apart: NonNegative = 4.0
+    """Standard deviation of the centres, that of the points being 1."""
 
     def build(self) -> Source:
         """The source."""
@@ -85,11 +104,22 @@ class SparseConfig(DataSection):
 
     kind: Literal["sparse"]
     samples: PositiveInt = 2000
+    """Rows, over all silos."""
+
     features: PositiveInt = 10_000
+    """Number of columns."""
+
     nonzeros: PositiveInt = 20
+    """Values of a row that are not zero."""
+
     informative: PositiveInt = 100
+    """Features that count."""
+
     noise: NonNegative = 0.1
+    """Standard deviation of the noise, in units of the truth's own."""
+
     target: Literal["class", "number"] = "class"
+    """Whether targets are two classes, or numbers."""
 
     def build(self) -> Source:
         """The source."""
@@ -99,18 +129,26 @@ class SparseConfig(DataSection):
 
 
 class RatingsConfig(DataSection):
-    """Users' ratings of items, of which a share of ``known`` is known; the truth has a low ``rank``.
-
-    With ``non_negative`` the truth is of vectors without negative values, and no rating is below 0.
-    """
+    """Users' ratings of items, of which a share of ``known`` is known; the truth has a low ``rank``."""
 
     kind: Literal["ratings"]
     users: PositiveInt = 500
+    """Rows, which are the samples."""
+
     items: PositiveInt = 40
+    """Columns."""
+
     rank: PositiveInt = 3
+    """Rank of the truth."""
+
     known: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the ratings that are known."""
+
     noise: NonNegative = 0.1
+    """Standard deviation of the noise; that of the truth is 1."""
+
     non_negative: bool = False
+    """Whether the truth is of vectors without negative values, so that no rating is below 0."""
 
     def build(self) -> Source:
         """The source."""
@@ -120,17 +158,19 @@ class RatingsConfig(DataSection):
 
 
 class IdxConfig(DataSection):
-    """MNIST, Fashion-MNIST, EMNIST: a folder with IDX files, plain or .gz, under their usual names.
-
-    ``first_class`` is the number of the first class in the files; 1 for EMNIST's letters.
-    """
+    """MNIST, Fashion-MNIST, EMNIST: a folder with IDX files, plain or .gz, under their usual names."""
 
     paths: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["idx"]
     folder: str
+    """Folder with the files."""
+
     classes: Classes = 10
+    """Number of classes."""
+
     first_class: Annotated[int, Field(ge=0)] = 0
+    """Number of the first class in the files; 1 for EMNIST's letters."""
 
     def build(self) -> Source:
         """The source."""
@@ -146,7 +186,10 @@ class CifarConfig(DataSection):
 
     kind: Literal["cifar"]
     folder: str
+    """Folder with the files."""
+
     classes: Literal[10, 100] = 10
+    """10 for CIFAR-10, 100 for CIFAR-100."""
 
     def build(self) -> Source:
         """The source."""
@@ -162,8 +205,13 @@ class FemnistConfig(DataSection):
 
     kind: Literal["femnist"]
     folder: str
+    """Folder as LEAF's scripts fill it."""
+
     classes: Classes = 62
+    """Number of classes."""
+
     side: Annotated[int, Field(ge=4)] = 28
+    """Pixels of a side."""
 
     def build(self) -> Source:
         """The source."""
@@ -173,15 +221,22 @@ class FemnistConfig(DataSection):
 
 
 class SpeechConfig(DataSection):
-    """Speech Commands: a folder with one folder a word; ``words`` are the classes, in this order."""
+    """Speech Commands: a folder with one folder a word."""
 
     paths: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["speech"]
     folder: str
+    """Folder with one folder a word."""
+
     words: Annotated[list[str], Field(min_length=2)]
+    """The classes, in this order; silos must name the same."""
+
     seconds: Annotated[float, Field(ge=0.1)] = 1.0
+    """Recordings are cut or filled up to this length [s]."""
+
     bands: Annotated[int, Field(ge=2)] = 40
+    """Mel bands."""
 
     def build(self) -> Source:
         """The source."""
@@ -191,15 +246,22 @@ class SpeechConfig(DataSection):
 
 
 class LibsvmConfig(DataSection):
-    """A file in the format of libsvm. ``classes: 0`` says that targets are numbers."""
+    """A file in the format of libsvm."""
 
     paths: ClassVar[tuple[str, ...]] = ("file", "test_file")
 
     kind: Literal["libsvm"]
     file: str
+    """The file with the training samples."""
+
     features: PositiveInt
+    """Number of columns; silos must agree on it, whatever their own rows need."""
+
     classes: ClassesOrNumbers = 2
+    """Number of classes; 0 for targets that are numbers."""
+
     test_file: str | None = None
+    """A file with test samples."""
 
     def build(self) -> Source:
         """The source."""
@@ -209,15 +271,22 @@ class LibsvmConfig(DataSection):
 
 
 class TableConfig(DataSection):
-    """A table of numbers, CSV or Parquet. ``classes: 0`` says that the target is a number; null, that there is none."""
+    """A table of numbers, CSV or Parquet."""
 
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     kind: Literal["table"]
     file: str
+    """``.parquet`` or ``.pq`` is read as Parquet, all else as CSV."""
+
     target: str | None = None
+    """Column to predict; null where nothing is (clusters, mixtures)."""
+
     classes: ClassesOrNumbers = 2
+    """Number of classes; 0 for targets that are numbers."""
+
     ignore: list[str] = Field(default_factory=list)
+    """Columns to leave out."""
 
     def build(self) -> Source:
         """The source."""
@@ -227,13 +296,16 @@ class TableConfig(DataSection):
 
 
 class NpzConfig(DataSection):
-    """A file of NumPy with the arrays ``inputs`` and ``targets``. ``classes: 0`` says that targets are numbers."""
+    """A file of NumPy with the arrays ``inputs`` and ``targets``."""
 
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     kind: Literal["npz"]
     file: str
+    """The ``.npz`` file."""
+
     classes: ClassesOrNumbers = 10
+    """Number of classes; 0 for targets that are numbers."""
 
     def build(self, missing: bool = False) -> Source:
         """The source; ``missing`` lets inputs be unknown (NaN)."""

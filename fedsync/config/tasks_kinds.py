@@ -38,15 +38,17 @@ _GENERATED = (Digits28Config, KeywordsConfig, BlobsConfig, SparseConfig, Ratings
 
 
 class SourceSection(Section):
-    """What tasks on samples from a source share.
-
-    ``test_share`` counts where the data have no test samples apart.
-    """
+    """What tasks on samples from a source share."""
 
     kind: str
     data: DataSection
+    """Where samples come from."""
+
     partition: SourcePartitionConfig = Field(default_factory=iid)
+    """How one data set is dealt to silos."""
+
     test_share: TestShare = 0.2
+    """Share kept for tests where the data have no test samples apart."""
 
     @model_validator(mode="after")
     def _silos_differ(self) -> Self:
@@ -72,16 +74,18 @@ class SourceSection(Section):
 
 
 class ImagesConfig(SourceSection):
-    """Tell images apart: LeNet-5, a small CNN with two convolutions, or a residual network.
-
-    ``norm`` is of ``cnn`` and the residual networks. Statistics of batch norm are of a silo's batches; silos that
-    hold different classes disagree about them, so group norm is the default.
-    """
+    """Tell images apart: LeNet-5, a small CNN with two convolutions, or a residual network."""
 
     kind: Literal["images"]
     data: ImageData
+    """Where images come from."""
+
     model: Literal["lenet5", "cnn", "resnet20", "resnet32"] = "lenet5"
+    """The network."""
+
     norm: Literal["group", "batch"] = "group"
+    """Normalisation of ``cnn`` and the residual networks. Statistics of batch norm are of a silo's batches, and silos
+    that hold different classes disagree about them."""
 
     def build(self) -> Task:
         """The task."""
@@ -95,8 +99,13 @@ class SequencesConfig(SourceSection):
 
     kind: Literal["sequences"]
     data: SequenceData
+    """Where sequences come from."""
+
     hidden: PositiveInt = 64
+    """Width of a recurrent layer."""
+
     layers: PositiveInt = 2
+    """Number of recurrent layers."""
 
     def build(self) -> Task:
         """The task."""
@@ -106,11 +115,12 @@ class SequencesConfig(SourceSection):
 
 
 class MlpConfig(SourceSection):
-    """Tell anything apart with dense layers; ``hidden`` are the widths of those between."""
+    """Tell anything apart with dense layers."""
 
     kind: Literal["mlp"]
     data: AnyData
     hidden: list[PositiveInt] = Field(default_factory=lambda: [64])
+    """Widths of the layers between, first to last."""
 
     def build(self) -> Task:
         """The task."""
@@ -120,17 +130,19 @@ class MlpConfig(SourceSection):
 
 
 class LinearConfig(SourceSection):
-    """A linear model by mini-batch SGD.
-
-    Logistic regression (``loss: logistic``), a linear SVM (``hinge``), lasso (``squared`` with ``l1``) or ridge
-    regression (``squared`` with ``l2``). Accuracy of ``squared`` is minus the mean squared error.
-    """
+    """A linear model by mini-batch SGD. Accuracy of ``squared`` is minus the mean squared error."""
 
     kind: Literal["linear"]
     data: AnyData
     loss: Literal["logistic", "hinge", "squared"] = "logistic"
+    """``logistic`` regression, ``hinge`` for a linear SVM, ``squared`` for lasso (with ``l1``) and ridge regression
+    (``l2``)."""
+
     l1: NonNegative = 0.0
+    """Strength of the L1 penalty."""
+
     l2: NonNegative = 0.0
+    """Strength of the L2 penalty, half of which times the squared norm is added."""
 
     @property
     def scores(self) -> Scores:
@@ -148,10 +160,11 @@ class StatisticsSection(SourceSection):
     """Tasks whose model is a vector of statistics, which silos add and everybody maximises.
 
     They want plain SGD; ``learning_rate`` is the share of the statistics that a batch renews, 1 being all.
-    Groups begin at random around 0 with deviation ``spread``. Accuracy is minus the test loss.
+    Accuracy is minus the test loss.
     """
 
     spread: Spread = 1.0
+    """Groups begin at random around 0 with this standard deviation."""
 
     @property
     def scores(self) -> Scores:
@@ -180,6 +193,7 @@ class KMeansConfig(StatisticsSection):
     kind: Literal["k-means"]
     data: AnyData
     clusters: PositiveInt = 8
+    """Number of clusters."""
 
     def build(self) -> Task:
         """The task."""
@@ -189,12 +203,15 @@ class KMeansConfig(StatisticsSection):
 
 
 class FuzzyConfig(StatisticsSection):
-    """Fuzzy c-means: samples belong to all clusters, more to nearer ones; ``fuzziness`` is m, above 1."""
+    """Fuzzy c-means: samples belong to all clusters, more to nearer ones."""
 
     kind: Literal["fuzzy-c-means"]
     data: AnyData
     clusters: PositiveInt = 8
+    """Number of clusters."""
+
     fuzziness: Annotated[float, Field(gt=1)] = 2.0
+    """How much clusters share; m, above 1. Close to 1 is k-means."""
 
     def build(self) -> Task:
         """The task."""
@@ -204,15 +221,15 @@ class FuzzyConfig(StatisticsSection):
 
 
 class MixtureConfig(StatisticsSection):
-    """A mixture of Gaussians with diagonal covariances. The loss is minus the mean log-likelihood.
-
-    ``floor`` is added to every variance.
-    """
+    """A mixture of Gaussians with diagonal covariances. The loss is minus the mean log-likelihood."""
 
     kind: Literal["gaussian-mixture"]
     data: AnyData
     components: PositiveInt = 8
+    """Number of Gaussians."""
+
     floor: Annotated[float, Field(gt=0)] = 1e-3
+    """Added to every variance."""
 
     @property
     def scores(self) -> Scores:
@@ -229,15 +246,21 @@ class MixtureConfig(StatisticsSection):
 class FactorisationConfig(StatisticsSection):
     """Matrix factorisation by alternating least squares; a sample is a user, NaN stands for an unknown rating.
 
-    The test loss is the mean squared error of ratings that are kept from the users' vectors. ``non_negative`` keeps all
-    vectors from being negative, for ratings that are not either.
+    The test loss is the mean squared error of ratings that are kept from the users' vectors.
     """
 
     kind: Literal["factorisation"]
     data: RatingsData
+    """Where ratings come from."""
+
     factors: PositiveInt = 4
+    """Length of users' and items' vectors."""
+
     ridge: Annotated[float, Field(gt=0)] = 0.01
+    """Strength of the penalties on the vectors."""
+
     non_negative: bool = False
+    """Whether vectors are kept from being negative, for ratings that are not either."""
 
     def build(self) -> Task:
         """The task."""

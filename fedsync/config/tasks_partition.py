@@ -27,10 +27,11 @@ class IidConfig(Section):
 
 
 class DirichletConfig(Section):
-    """Class shares drawn from a Dirichlet distribution; smaller ``alpha`` is more uneven."""
+    """Class shares drawn from a Dirichlet distribution."""
 
     kind: Literal["dirichlet"]
     alpha: Positive = 0.5
+    """Concentration; 0.1 is very uneven, 100 nearly i.i.d."""
 
     def build(self) -> Partition:
         """The partition."""
@@ -44,7 +45,10 @@ class DualDirichletConfig(Section):
 
     kind: Literal["dual-dirichlet"]
     size_alpha: Positive = 2.0
+    """Concentration of the sizes; large makes silos of one size."""
+
     class_alpha: Positive = 0.5
+    """Concentration of the classes; small leaves each silo few."""
 
     def build(self) -> Partition:
         """The partition."""
@@ -58,6 +62,7 @@ class PathologicalConfig(Section):
 
     kind: Literal["pathological"]
     classes_per_silo: Annotated[int, Field(ge=1)] = 2
+    """Classes that each silo holds."""
 
     def build(self) -> Partition:
         """The partition."""
@@ -71,6 +76,7 @@ class ShardsConfig(Section):
 
     kind: Literal["shards"]
     shards_per_silo: Annotated[int, Field(ge=1)] = 2
+    """Shards that each silo gets."""
 
     def build(self) -> Partition:
         """The partition."""
