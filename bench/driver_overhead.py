@@ -51,7 +51,8 @@ def _train(message: Message, context: Context) -> Message:
     if "fedsync" in message.content:
         order = messages.read_order(message)
         report = WorkReport(order.base_version, order.max_steps, order.planned_samples, compute_s=0.01, loss=1.0)
-        return messages.answer_update(message, report, message.content["model"])
+        small = message.content.config_records["fedsync"].get("model")
+        return messages.answer_update(message, report, small or message.content.array_records["model"])
     content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 100, "loss": 1.0})}
     return Message(RecordDict(content), reply_to=message)
 

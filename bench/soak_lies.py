@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsync.runtime import messages
@@ -33,18 +33,17 @@ def _lying(lie: Lie) -> ClientApp:
     @app.train()
     def _train(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        records = reply.content.array_records
-        update = records.get("update")
-        if update is not None and int(context.node_config.get("partition-id", -1)) == LIAR:
-            made.append(update["flat"].data)
-            data = lie(made)
-            records["update"] = ArrayRecord({"flat": Array("uint8", (len(data),), "raw", data)})
+        record = reply.content.config_records["fedsync"]
+        update = record.get("update")  # of a small model
+        if isinstance(update, bytes) and int(context.node_config.get("partition-id", -1)) == LIAR:
+            made.append(update)
+            record["update"] = lie(made)
         return reply
 
     return app
 
 
-garbage = _lying(lambda made: np.random.default_rng().integers(0, 256, len(made[-1]), dtype=np.uint8).tobytes())
+garbage = _lying(lambda made: np.random.default_rng().bytes(len(made[-1])))
 twice = _lying(lambda made: made[0])
 other_round = _lying(lambda made: made[-2] if len(made) > 1 else made[-1])
 flood = _lying(lambda made: made[-1] * 50)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsync.core.actions import (
@@ -46,7 +46,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.observe.recorder import Recorder
-from fedsync.runtime import messages
+from fedsync.runtime import messages, payloads
 from fedsync.runtime.checkpoints import Checkpoints, Moment
 from fedsync.runtime.mail import Mail, Sent
 from fedsync.runtime.nodes import Admission, Nodes
@@ -111,7 +111,7 @@ class FlowerDriver:
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._halts: set[str] = set()
-        self._packed: tuple[Payload, ArrayRecord] | None = None
+        self._packed: tuple[Payload, payloads.Packed] | None = None
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
         self._answered = ""
         self._members_at_s = -_MEMBERSHIP_S
@@ -186,11 +186,11 @@ class FlowerDriver:
         position = self._recorder.position()
         self._checkpoints.save(self._coordinator, self._store.state(), self._now_s(), position, tuple(self._timers))
 
-    def _outgoing(self, silo: str) -> ArrayRecord:
+    def _outgoing(self, silo: str) -> payloads.Packed:
         """What a silo needs to have the current model, for the wire; made once where it is the same for all."""
         payload = self._store.outgoing(silo)
         if self._packed is None or self._packed[0] is not payload:
-            self._packed = payload, messages.pack(payload)
+            self._packed = payload, payloads.pack(payload)
         return self._packed[1]
 
     def _check_alive(self) -> None:
@@ -400,7 +400,7 @@ class FlowerDriver:
                 return
             timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
             sent = Sent(node, self._now_s() + timeout_s, question=True)
-            self._mail.post(sent, messages.ask(node, self._spec, messages.pack(question), timeout_s))
+            self._mail.post(sent, messages.ask(node, self._spec, payloads.pack(question), timeout_s))
 
     def _go_on_if_open(self) -> None:
         """Ask on, or carry out what waited for the last commit to count."""

@@ -5,24 +5,22 @@ and the model, COLLECT asks for an order in work, EVALUATE brings a model alone.
 JSON in a ConfigRecord and, where an order is done, its update. Everything a silo sends is checked
 before anything is made of it.
 
-Models and updates travel as one flat array each: Flower makes every array two objects and every object
-two requests, so ten small arrays cost a round trip of seconds.
+How models and updates travel is in `fedsync.runtime.payloads`.
 """
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.exchange import Payload
-from fedsync.core.layout import Layout, Vector
+from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.runtime.payloads import Packed, unpack, unpack_sealed
 
 MAX_JSON_BYTES = 65536
 """Largest JSON text accepted from a peer; a report with 64 windows takes a tenth of it."""
@@ -48,9 +46,7 @@ QUESTION = "question"
 SNAPSHOT = "snapshot"
 """Name of the query that asks a silo for its model, sealed for other silos."""
 
-_MODEL, _UPDATE, _TEXT, _FLAT = "model", "update", "fedsync", "flat"
-_RAW = "raw"
-_NPY_HEADER = 10_000
+_MODEL, _UPDATE, _TEXT = "model", "update", "fedsync"
 
 T = TypeVar("T")
 
@@ -90,90 +86,6 @@ _EVALUATION: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 _SECONDS: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False)])
 
 
-# Models and updates on the wire.
-
-
-def pack(payload: Payload) -> ArrayRecord:
-    """A flat array for the wire."""
-    if payload.dtype == np.uint8:
-        return ArrayRecord({_FLAT: Array("uint8", (len(payload),), _RAW, payload.tobytes())})
-    return ArrayRecord({_FLAT: Array(payload)})
-
-
-def unpack(record: ArrayRecord, layout: Layout, sender: str) -> Vector:
-    """A peer's flat vector, float32 [layout.size].
-
-    Raises:
-        ProtocolError: it is not the one array that it should be, or not of the model's size.
-    """
-    if set(record) != {_FLAT}:
-        raise ProtocolError(sender, "arrays", f"{sorted(record)[:3]} instead of one array {_FLAT!r}")
-    return _values(record[_FLAT], (layout.size,), layout.size, "it", sender)
-
-
-def unpack_sealed(record: ArrayRecord, most: int, sender: str) -> Payload:
-    """A peer's sealed bytes, uint8 [n <= most].
-
-    Raises:
-        ProtocolError: it is not the one array that it should be, or too large.
-    """
-    array = record.get(_FLAT)
-    if array is None or len(record) != 1 or array.stype != _RAW:
-        raise ProtocolError(sender, "arrays", f"{sorted(record)[:3]} instead of one sealed array {_FLAT!r}")
-    if len(array.data) > most:
-        raise ProtocolError(sender, "length", f"{len(array.data)} sealed bytes, at most {most}")
-    return np.frombuffer(array.data, dtype=np.uint8)
-
-
-# Models as users see them.
-
-
-def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
-    """A flat vector as Flower's named arrays."""
-    return ArrayRecord({name: Array(part) for name, part in layout.split(vector).items()})
-
-
-def from_arrays(record: ArrayRecord, layout: Layout, sender: str) -> Vector:
-    """Named arrays of a peer as a flat vector, float32 [layout.size].
-
-    The bytes are not given to NumPy's loader, which would allocate what a header claims: the header
-    has to say what the layout says, and the data to be exactly as long.
-
-    Raises:
-        ProtocolError: names, types, shapes or lengths are not those of the model.
-    """
-    if set(record) != set(layout.names):
-        missing, extra = set(layout.names) - set(record), set(record) - set(layout.names)
-        raise ProtocolError(sender, "arrays", f"missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
-    flat = np.empty(layout.size, dtype=np.float32)
-    start = 0
-    for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
-        flat[start : start + size] = _values(record[name], shape, size, name, sender)
-        start += size
-    return flat
-
-
-def layout_of(record: ArrayRecord) -> Layout:
-    """Layout of arrays that this process made itself."""
-    return Layout(tuple(record), tuple(tuple(array.shape) for array in record.values()))
-
-
-def _values(array: Array, shape: tuple[int, ...], size: int, name: str, sender: str) -> Vector:
-    stream = io.BytesIO(array.data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version != (1, 0):
-            raise ValueError(f"npy version {version}")
-        found_shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=_NPY_HEADER)
-    except (ValueError, SyntaxError, TypeError, KeyError) as error:
-        raise ProtocolError(sender, "array header", f"{name}: {error}") from error
-    if dtype != np.float32 or found_shape != shape or (fortran and len(shape) > 1):
-        raise ProtocolError(sender, "shape", f"{name} is {dtype} {found_shape}, not float32 {shape}")
-    if len(array.data) - stream.tell() != 4 * size:
-        raise ProtocolError(sender, "length", f"{name} has {len(array.data) - stream.tell()} bytes, not {4 * size}")
-    return np.frombuffer(array.data, dtype=np.float32, count=size, offset=stream.tell())
-
-
 # Server to silo.
 
 
@@ -188,7 +100,7 @@ def query_model(node: int, spec: str, ttl_s: float) -> Message:
 
 
 def train(
-    node: int, spec: str, order: WorkOrder, model: ArrayRecord, ttl_s: float, report_s: float | None = None
+    node: int, spec: str, order: WorkOrder, model: Packed, ttl_s: float, report_s: float | None = None
 ) -> Message:
     """Send an order and the model it starts from; with ``report_s``, hear of it after that many seconds."""
     texts = {"spec": spec, "order": _ORDER.dump_json(order).decode()}
@@ -203,12 +115,12 @@ def collect(node: int, spec: str, request: Collect, ttl_s: float) -> Message:
     return _message(f"{MessageType.QUERY}.{COLLECT}", node, texts, None, ttl_s)
 
 
-def evaluate(node: int, spec: str, version: int, model: ArrayRecord, ttl_s: float) -> Message:
+def evaluate(node: int, spec: str, version: int, model: Packed, ttl_s: float) -> Message:
     """Ask for an evaluation of the model ``version``."""
     return _message(MessageType.EVALUATE, node, {"spec": spec, "version": str(version)}, model, ttl_s)
 
 
-def ask(node: int, spec: str, question: ArrayRecord, ttl_s: float) -> Message:
+def ask(node: int, spec: str, question: Packed, ttl_s: float) -> Message:
     """Ask a silo what the server needs to know of all of them; see `Store.questions`."""
     return _message(f"{MessageType.QUERY}.{QUESTION}", node, {"spec": spec}, question, ttl_s)
 
@@ -218,12 +130,18 @@ def query_snapshot(node: int, spec: str, ttl_s: float) -> Message:
     return _message(f"{MessageType.QUERY}.{SNAPSHOT}", node, {"spec": spec}, None, ttl_s)
 
 
-def _message(kind: str, node: int, texts: dict[str, str], model: ArrayRecord | None, ttl_s: float) -> Message:
-    # One record dict a message: a shared one would be changed under the feet of the others.
-    records: dict[str, ArrayRecord | ConfigRecord] = {_TEXT: ConfigRecord(dict(texts))}
-    if model is not None:
-        records[_MODEL] = model
-    return Message(RecordDict(records), message_type=kind, dst_node_id=node, ttl=ttl_s)  # type: ignore[arg-type]
+def _message(kind: str, node: int, texts: dict[str, str], model: Packed | None, ttl_s: float) -> Message:
+    return Message(_content(texts, _MODEL, model), message_type=kind, dst_node_id=node, ttl=ttl_s)
+
+
+def _content(texts: dict[str, str], key: str, packed: Packed | None) -> RecordDict:
+    """Texts and a payload; one a message, for a shared one would be changed under the feet of the others."""
+    if isinstance(packed, bytes):
+        return RecordDict({_TEXT: ConfigRecord({**texts, key: packed})})
+    records: dict[str, Any] = {_TEXT: ConfigRecord({**texts})}
+    if packed is not None:
+        records[key] = packed
+    return RecordDict(records)
 
 
 # At the silo.
@@ -253,8 +171,8 @@ def read_collect(message: Message) -> Collect:
 
 def read_brought(message: Message, layout: Layout | None) -> Payload:
     """What a TRAIN or EVALUATE message brings: a model with this layout, or sealed bytes where there is none."""
-    record = _arrays(message, _MODEL, "server")
-    return unpack_sealed(record, MAX_SEALED_BYTES, "server") if layout is None else unpack(record, layout, "server")
+    packed = _payload(message, _MODEL, "server")
+    return unpack_sealed(packed, MAX_SEALED_BYTES, "server") if layout is None else unpack(packed, layout, "server")
 
 
 def read_version(message: Message) -> int:
@@ -265,7 +183,7 @@ def read_version(message: Message) -> int:
     return int(text)
 
 
-def answer_hello(message: Message, hello: Hello, greeting: ArrayRecord | None = None) -> Message:
+def answer_hello(message: Message, hello: Hello, greeting: Packed | None = None) -> Message:
     """Say who this silo is; a greeting is what the server needs before the silo's first order."""
     return _reply(message, "hello", _HELLO.dump_json(hello), greeting)
 
@@ -275,7 +193,7 @@ def answer_model(message: Message, model: ArrayRecord) -> Message:
     return Message(RecordDict({_MODEL: model}), reply_to=message)
 
 
-def answer_update(message: Message, report: WorkReport, update: ArrayRecord) -> Message:
+def answer_update(message: Message, report: WorkReport, update: Packed) -> Message:
     """Send an update and the report."""
     return _reply(message, "report", _REPORT.dump_json(report), update)
 
@@ -290,14 +208,14 @@ def answer_lacking(message: Message, holds: int) -> Message:
     return _reply(message, "holds", str(holds).encode(), None)
 
 
-def answer_snapshot(message: Message, version: int, snapshot: ArrayRecord) -> Message:
+def answer_snapshot(message: Message, version: int, snapshot: Packed) -> Message:
     """Send the model that is kept here, sealed, and say which version it is."""
     return _reply(message, "holds", str(version).encode(), snapshot)
 
 
-def answer_question(message: Message, answer: ArrayRecord) -> Message:
+def answer_question(message: Message, answer: Packed) -> Message:
     """Answer what the server's store asked."""
-    return Message(RecordDict({_UPDATE: answer}), reply_to=message)
+    return Message(_content({}, _UPDATE, answer), reply_to=message)
 
 
 def answer_evaluation(message: Message, evaluation: Evaluation) -> Message:
@@ -305,11 +223,8 @@ def answer_evaluation(message: Message, evaluation: Evaluation) -> Message:
     return _reply(message, "evaluation", _EVALUATION.dump_json(evaluation), None)
 
 
-def _reply(message: Message, key: str, text: bytes, update: ArrayRecord | None) -> Message:
-    records: dict[str, Any] = {_TEXT: ConfigRecord({key: text.decode()})}
-    if update is not None:
-        records[_UPDATE] = update
-    return Message(RecordDict(records), reply_to=message)
+def _reply(message: Message, key: str, text: bytes, update: Packed | None) -> Message:
+    return Message(_content({key: text.decode()}, _UPDATE, update), reply_to=message)
 
 
 # At the server.
@@ -317,7 +232,9 @@ def _reply(message: Message, key: str, text: bytes, update: ArrayRecord | None) 
 
 def read_initial_model(reply: Message, sender: str) -> ArrayRecord:
     """Answer to the query for the model; its layout is the sender's say, its size is bounded."""
-    record = _arrays(reply, _MODEL, sender)
+    record = reply.content.array_records.get(_MODEL)
+    if record is None:
+        raise ProtocolError(sender, "message", "it brings no model")
     nbytes = sum(len(array.data) for array in record.values())
     if nbytes > MAX_SEALED_BYTES or len(record) > MAX_TENSORS:
         raise ProtocolError(sender, "length", f"a model of {len(record)} tensors and {nbytes} bytes")
@@ -331,8 +248,8 @@ def read_hello(reply: Message, sender: str) -> Hello:
 
 def read_greeting(reply: Message, sender: str) -> Payload | None:
     """What came with a silo's name, uint8, or None."""
-    record = reply.content.array_records.get(_UPDATE)
-    return None if record is None else unpack_sealed(record, MAX_GREETING_BYTES, sender)
+    packed = _found(reply, _UPDATE)
+    return None if packed is None else unpack_sealed(packed, MAX_GREETING_BYTES, sender)
 
 
 def read_progress(reply: Message, sender: str) -> Progress | None:
@@ -361,8 +278,8 @@ def read_report(reply: Message, sender: str) -> WorkReport:
 
 def read_update(reply: Message, layout: Layout | None, most: int, sender: str) -> Payload:
     """Update, float32 [layout.size], its values unchecked; without a layout at most ``most`` sealed bytes."""
-    record = _arrays(reply, _UPDATE, sender)
-    return unpack_sealed(record, most, sender) if layout is None else unpack(record, layout, sender)
+    packed = _payload(reply, _UPDATE, sender)
+    return unpack_sealed(packed, most, sender) if layout is None else unpack(packed, layout, sender)
 
 
 def read_evaluation(reply: Message, sender: str) -> Evaluation:
@@ -386,11 +303,17 @@ def _text(message: Message, key: str, sender: str) -> str:
     return text
 
 
-def _arrays(message: Message, key: str, sender: str) -> ArrayRecord:
-    record = message.content.array_records.get(key)
-    if record is None:
-        raise ProtocolError(sender, "message", f"it brings no arrays {key!r}")
-    return record
+def _payload(message: Message, key: str, sender: str) -> Packed:
+    packed = _found(message, key)
+    if packed is None:
+        raise ProtocolError(sender, "message", f"it brings no {key!r}")
+    return packed
+
+
+def _found(message: Message, key: str) -> Packed | None:
+    beside = message.content.config_records.get(_TEXT)
+    data = beside.get(key) if beside is not None else None
+    return data if isinstance(data, bytes) else message.content.array_records.get(key)
 
 
 def _parse(adapter: TypeAdapter[T], text: str, sender: str) -> T:

@@ -22,7 +22,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.private import write_atomically
-from fedsync.runtime import messages
+from fedsync.runtime import payloads
 from fedsync.runtime.checkpoints import clear
 from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.control import DONE_FILE, PID_FILE, RUN_LOCK, write_error
@@ -63,8 +63,8 @@ def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None
 
     Where the task needs data to build its model and the server has none, integer buffers stay float32.
     """
-    layout = messages.layout_of(arrays)
-    model = messages.from_arrays(arrays, layout, "server")
+    layout = payloads.layout_of(arrays)
+    model = payloads.from_arrays(arrays, layout, "server")
     try:
         save_model(path, config.task.build(), model)
     except ConfigError:

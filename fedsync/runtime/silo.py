@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsync.core.errors import ConfigError
-from fedsync.runtime import messages
+from fedsync.runtime import messages, payloads
 from fedsync.runtime.answers import RESOURCES, Answer, Finished, Identity, Lacking, TrainerLink, Working
 from fedsync.runtime.link import ResidentLink
 
@@ -37,14 +37,14 @@ def connect(identity: Identity) -> TrainerLink:
 def _query(message: Message, context: Context) -> Message:
     link = _link(message, context)
     greeting = link.greeting() if link.sealed else None
-    packed = None if greeting is None else messages.pack(greeting)
+    packed = None if greeting is None else payloads.pack(greeting)
     return messages.answer_hello(message, messages.Hello(link.name, link.facts, link.holds), packed)
 
 
 @app.query(messages.MODEL_QUERY)
 def _model(message: Message, context: Context) -> Message:
     link = _link(message, context)
-    return messages.answer_model(message, messages.to_arrays(link.initial_model(), link.layout))
+    return messages.answer_model(message, payloads.to_arrays(link.initial_model(), link.layout))
 
 
 @app.train()
@@ -73,19 +73,19 @@ def _evaluate(message: Message, context: Context) -> Message:
 @app.query(messages.QUESTION)
 def _question(message: Message, context: Context) -> Message:
     answer = _link(message, context).answer(messages.read_brought(message, None))
-    return messages.answer_question(message, messages.pack(answer))
+    return messages.answer_question(message, payloads.pack(answer))
 
 
 @app.query(messages.SNAPSHOT)
 def _snapshot(message: Message, context: Context) -> Message:
     version, snapshot = _link(message, context).snapshot()
-    return messages.answer_snapshot(message, version, messages.pack(snapshot))
+    return messages.answer_snapshot(message, version, payloads.pack(snapshot))
 
 
 def _answer(message: Message, answer: Answer) -> Message:
     match answer:
         case Finished(report, update):
-            return messages.answer_update(message, report, messages.pack(update))
+            return messages.answer_update(message, report, payloads.pack(update))
         case Lacking(holds):
             return messages.answer_lacking(message, holds)
         case Working(steps, samples):

@@ -24,7 +24,7 @@ from fedsync.core.layout import Layout, Vector
 from fedsync.observe.export import open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener, Recorder
-from fedsync.runtime import messages
+from fedsync.runtime import payloads
 from fedsync.runtime.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.runtime.driver import FlowerDriver
 from fedsync.runtime.first_model import ask_for_model
@@ -161,7 +161,7 @@ class FedSync(Strategy):
         result = Result()
 
         def after_commit(version: int) -> None:
-            metrics = evaluate_fn(version, messages.to_arrays(plain.model, layout)) if evaluate_fn else None
+            metrics = evaluate_fn(version, payloads.to_arrays(plain.model, layout)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[version] = metrics
 
@@ -189,7 +189,7 @@ class FedSync(Strategy):
         try:
             driver.run()
             if plan is None:
-                result.arrays = messages.to_arrays(plain.model, layout)
+                result.arrays = payloads.to_arrays(plain.model, layout)
             else:
                 logger.info("the final model is at the silos; the server never had it")
         finally:
@@ -250,8 +250,8 @@ class FedSync(Strategy):
             except ConfigError as error:
                 logger.info("asking a silo for the model, for the server cannot build it: %s", error)
                 sender, given = ask_for_model(grid, spec.dump(), timing, self._admission)
-        layout = messages.layout_of(given)
-        return messages.from_arrays(given, layout, sender), layout
+        layout = payloads.layout_of(given)
+        return payloads.from_arrays(given, layout, sender), layout
 
     def _sealed_store(self, plan: SealPlan, initial: Vector | None) -> LastingStore:
         """Adds what silos seal; ``initial`` is version 0 where silos cannot build it."""

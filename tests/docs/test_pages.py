@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 import fedsync
-from fedsync.runtime import messages
+from fedsync.runtime import payloads
 from fedsync.runtime.timing import Timing
 from tests.runtime.grid import DirectGrid, silos_in_this_process
 from tests.test_deploy import takes
@@ -152,8 +152,8 @@ def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert max(result.train_metrics_clientapp) == 1
     # Half of the labels are right by chance.
     assert result.evaluate_metrics_clientapp[1]["accuracy"] > 0.8
-    layout = messages.layout_of(result.arrays)
-    assert np.isfinite(messages.from_arrays(result.arrays, layout, "server")).all()
+    layout = payloads.layout_of(result.arrays)
+    assert np.isfinite(payloads.from_arrays(result.arrays, layout, "server")).all()
 
 
 def test_the_client_is_fedsyncs(app: Path) -> None:

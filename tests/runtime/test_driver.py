@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -56,17 +56,32 @@ def _spoil_train(change: Any) -> Answer:
     return answer
 
 
+def _large(reply: Message) -> ArrayRecord:
+    """The update of an answer in the form of large ones."""
+    data = cast(bytes, reply.content.config_records["fedsync"]["update"])
+    return ArrayRecord({"flat": Array(np.frombuffer(data, dtype=np.float32))})
+
+
+def _bytes(change: Callable[[bytes], Any]) -> Any:
+    def spoil(message: Message, reply: Message) -> Message:
+        texts = reply.content.config_records["fedsync"]
+        texts["update"] = change(cast(bytes, texts["update"]))
+        return reply
+
+    return spoil
+
+
 def _report(**changes: Any) -> Any:
     def change(message: Message, reply: Message) -> Message:
         report = replace(messages.read_report(reply, "a"), **changes)
-        return messages.answer_update(message, report, reply.content["update"])
+        return messages.answer_update(message, report, _large(reply))
 
     return change
 
 
 def _arrays(change: Any) -> Any:
     def spoil(message: Message, reply: Message) -> Message:
-        update = {name: array.numpy() for name, array in reply.content["update"].items()}
+        update = {name: array.numpy() for name, array in _large(reply).items()}
         report = messages.read_report(reply, "a")
         return messages.answer_update(message, report, ArrayRecord({k: Array(v) for k, v in change(update).items()}))
 
@@ -80,7 +95,7 @@ def _nan(update: dict[str, Any]) -> dict[str, Any]:
 
 def _lying_header(message: Message, reply: Message) -> Message:
     """An array whose NumPy header claims a petabyte."""
-    update = dict(reply.content["update"].items())
+    update = dict(_large(reply).items())
     first = next(iter(update))
     header = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
     header += b"{'descr': '<f4', 'fortran_order': False, 'shape': (250000000000000,), }".ljust(117) + b"\n"
@@ -90,7 +105,7 @@ def _lying_header(message: Message, reply: Message) -> Message:
 
 def _pickle(message: Message, reply: Message) -> Message:
     """An array of Python objects, which a careless loader would unpickle."""
-    update = dict(reply.content["update"].items())
+    update = dict(_large(reply).items())
     first = next(iter(update))
     shape = update[first].shape
     header = f"{{'descr': '|O', 'fortran_order': False, 'shape': {tuple(shape)}, }}".encode().ljust(117) + b"\n"
@@ -108,6 +123,10 @@ BAD_REPLIES = {
     "other names": (_arrays(lambda u: {f"x{k}": v for k, v in u.items()}), "arrays"),
     "lying header": (_lying_header, "shape"),
     "pickle": (_pickle, "shape"),
+    "too few bytes": (_bytes(lambda data: data[:-4]), "length"),
+    "too many bytes": (_bytes(lambda data: data + data), "length"),
+    "text for bytes": (_bytes(lambda data: "x" * len(data)), "brings no 'update'"),
+    "no bytes are numbers": (_bytes(lambda data: b"\xff" * len(data)), "finite"),
     "no speed": (_report(compute_s=0.0), "compute time"),
     "absurd speed": (_report(compute_s=8e-12), "speed"),
     "nan loss": (_report(loss=1e400 - 1e400), "message"),

@@ -89,8 +89,9 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
 
     def listening(message: Message, context: Context) -> Message | None:
         reply = honest(message, context)
-        for record in reply.content.array_records.values():
-            sent.extend(array.data for array in record.values())
+        update = reply.content.config_records["fedsync"].get("update")
+        if isinstance(update, bytes):
+            sent.append(update)
         return reply
 
     grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
