@@ -2,9 +2,9 @@
 
 Usage: ``python -m fedsync.runtime.child superlink|supernode|superexec [--poll SECONDS] [--gate] [its options]``
 
-``--poll`` makes a SuperNode look for messages more often than every 3 seconds. That pause is a constant
-in an internal module of flwr. ``--gate`` puts `fedsync.runtime.gate` before a SuperLink, which reaches into another.
-Give either with the versions in `fedsync.runtime.executor.TESTED` only.
+``--poll`` makes a SuperNode look for messages more often than every 3 seconds, by `fedsync.runtime.pauses`. ``--gate``
+puts `fedsync.runtime.gate` before a SuperLink. Both reach into internal modules of flwr: give either with the versions
+in `fedsync.runtime.executor.TESTED` only.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 from fedsync.runtime.answers import OWNER
 from fedsync.runtime.gate import put_gate_before_superlink
+from fedsync.runtime.pauses import poll_often, pull_soon
 from fedsync.runtime.processes import alive
 
 
@@ -48,22 +48,13 @@ def exit_with_owner() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def shorten_pauses(poll_s: float) -> None:
-    """Cut the pauses of the SuperNode in this process to ``poll_s`` seconds."""
-    import flwr.supernode.start_client_internal as internal
-
-    # A stand-in for the module's `time`: the pauses are literals in the middle of its loop.
-    vars(internal)["time"] = SimpleNamespace(
-        sleep=lambda seconds: time.sleep(min(seconds, poll_s)), time=time.time, monotonic=time.monotonic
-    )
-
-
 def main(arguments: list[str]) -> None:
     """Become the program that the first argument names."""
     exit_with_parent(os.getppid())
     program, *options = arguments
     if options[:1] == ["--poll"]:
-        shorten_pauses(float(options[1]))
+        poll_often(float(options[1]))
+        pull_soon()
         options = options[2:]
     if options[:1] == ["--gate"]:
         put_gate_before_superlink()

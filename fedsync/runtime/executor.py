@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from fedsync.runtime.child import exit_with_parent
+from fedsync.runtime.pauses import pull_soon
 
 TESTED = frozenset({"1.41.0"})
 """Versions of flwr with which the resident executor and the faster poll were tested."""
@@ -52,6 +53,7 @@ def serve(address: str, poll_s: float) -> None:
     # The trainer's imports are the slow part of a first task: have them done before it comes.
     import fedsync.runtime.silo  # noqa: F401
 
+    pull_soon()
     load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
     apps: dict[str, Any] = {}
     request = AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP})

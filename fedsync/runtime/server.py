@@ -22,11 +22,12 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.private import write_atomically
-from fedsync.runtime import payloads
+from fedsync.runtime import executor, payloads
 from fedsync.runtime.checkpoints import clear
 from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.control import DONE_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.runtime.locks import taken
+from fedsync.runtime.pauses import pull_soon
 from fedsync.runtime.strategy import FedSync
 from fedsync.train.weights import save_model, save_tensors
 
@@ -39,6 +40,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run configuration names."""
     exit_with_owner()
+    if executor.supported():
+        pull_soon()
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")
     if control is None:
