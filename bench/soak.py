@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="of each fault")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--silos", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200, help="local steps an order")
+    parser.add_argument("--steps", type=int, default=60, help="local steps an order")
     every = [NONE, *FAULTS, *LIES]
     parser.add_argument("--faults", nargs="*", default=every, help="parts of their names; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in the strategy")
