@@ -9,9 +9,10 @@ from pydantic import Field
 from fedsync.aggregate.fednova import FedNova
 from fedsync.aggregate.staleness import Constant, Discount, Hinge, Polynomial
 from fedsync.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
-from fedsync.config.local import LocalConfig, NonNegative
+from fedsync.config.local import NonNegative
 from fedsync.config.section import Section
 from fedsync.core.protocols import Weigher
+from fedsync.core.terms import Solver
 
 Rate = Annotated[float, Field(gt=0)]
 Part = Annotated[float, Field(gt=0, le=1)]
@@ -74,7 +75,7 @@ class FedAvgConfig(Section):
     """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
     processed."""
 
-    def build(self, local: LocalConfig) -> Weigher:
+    def build(self, solver: Solver) -> Weigher:
         """The policy."""
         return WeightedMean(self.weight)
 
@@ -82,7 +83,7 @@ class FedAvgConfig(Section):
 class FedNovaConfig(Section):
     """Weighted mean of the updates, each divided by its silo's own progress: for unequal numbers of steps.
 
-    Momentum, learning rate and proximal term are those of ``local``.
+    Progress follows from the steps, from momentum, learning rate and proximal term of ``local``, and from the task.
     """
 
     kind: Literal["fednova"]
@@ -96,9 +97,9 @@ class FedNovaConfig(Section):
     staleness: StalenessConfig = Field(default_factory=_constant)
     """How much less an update counts that began with an older version."""
 
-    def build(self, local: LocalConfig) -> Weigher:
+    def build(self, solver: Solver) -> Weigher:
         """The policy."""
-        mean = FedNova(WeightedMean(self.weight), local.momentum, local.learning_rate * local.proximal)
+        mean = FedNova(WeightedMean(self.weight), solver.momentum, solver.pull)
         return _scaled(_stale(mean, self.staleness), self.server_rate)
 
 
@@ -112,7 +113,7 @@ class FedBuffConfig(Section):
     staleness: StalenessConfig = Field(default_factory=_polynomial)
     """How much less an update counts that began with an older version."""
 
-    def build(self, local: LocalConfig) -> Weigher:
+    def build(self, solver: Solver) -> Weigher:
         """The policy."""
         return _scaled(_stale(WeightedMean("silo"), self.staleness), self.server_rate)
 
@@ -127,7 +128,7 @@ class FedAsyncConfig(Section):
     staleness: StalenessConfig = Field(default_factory=_polynomial)
     """How much less an update counts that began with an older version."""
 
-    def build(self, local: LocalConfig) -> Weigher:
+    def build(self, solver: Solver) -> Weigher:
         """The policy."""
         return Toward(_scaled(_stale(WeightedMean("silo"), self.staleness), self.mixing))
 

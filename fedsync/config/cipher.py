@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedsync.config.aggregation import AggregationConfig
-from fedsync.config.local import LocalConfig
 from fedsync.config.section import Section
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import SealPlan
     from fedsync.core.layout import Layout
-    from fedsync.core.terms import Terms
+    from fedsync.core.terms import Solver, Terms
 
 Bits = Literal[8, 12, 16]
 
@@ -90,14 +89,14 @@ CipherConfig = Annotated[PlainConfig | BfvConfig | CkksConfig | PadConfig | Mask
 
 
 def seal_plan(
-    cipher: CipherConfig, aggregation: AggregationConfig, local: LocalConfig, layout: Layout, quorum: int
+    cipher: CipherConfig, aggregation: AggregationConfig, solver: Solver, layout: Layout, quorum: int
 ) -> SealPlan | None:
     """How updates of a model with this layout are sealed; None in the clear.
 
     Args:
         cipher: how.
         aggregation: how a commit weighs updates, of which silos do their part before they seal.
-        local: how silos train.
+        solver: how silos train.
         layout: of the model.
         quorum: updates after which silos agree on how to round the next ones.
 
@@ -106,7 +105,7 @@ def seal_plan(
     """
     if isinstance(cipher, PlainConfig):
         return None
-    terms = aggregation.build(local).terms
+    terms = aggregation.build(solver).terms
     if terms is None:
         raise ConfigError(
             "aggregation.kind",

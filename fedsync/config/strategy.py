@@ -34,6 +34,7 @@ from fedsync.core.stopping import StopRules
 if TYPE_CHECKING:
     from fedsync.cipher.plan import SealPlan
     from fedsync.core.layout import Layout
+    from fedsync.core.terms import Solver
 
 UNEQUAL_STEPS = ("fsp", "a-bsp", "elastic", "fedcompass")
 """Barriers under which silos do unequal numbers of local steps, so that a plain mean would follow the fast."""
@@ -169,8 +170,8 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _normalises(self) -> Self:
-        pull = self.local.learning_rate * self.local.proximal
-        if isinstance(self.aggregation, FedNovaConfig) and pull >= 1:
+        swings = self.local.learning_rate * self.local.proximal >= 1 or self._solver.pull > 1
+        if isinstance(self.aggregation, FedNovaConfig) and swings:
             raise ValueError(
                 f"local.proximal {self.local.proximal:g} times local.learning_rate {self.local.learning_rate:g} is not "
                 "below 1: silos would swing around the model they start from"
@@ -198,7 +199,7 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_added(self) -> Self:
-        if not isinstance(self.cipher, PlainConfig) and self.aggregation.build(self.local).terms is None:
+        if not isinstance(self.cipher, PlainConfig) and self.aggregation.build(self._solver).terms is None:
             remedy = "write staleness: {kind: constant}" if self.aggregation.kind != "fedasync" else "choose fedbuff"
             raise ValueError(
                 f"aggregation.kind {self.aggregation.kind!r} as configured needs a server that sees the updates, and "
@@ -287,7 +288,11 @@ class StrategyConfig(Section):
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
         """
-        return seal_plan(self.cipher, self.aggregation, self.local, layout, self.quorum(silos))
+        return seal_plan(self.cipher, self.aggregation, self._solver, layout, self.quorum(silos))
+
+    @property
+    def _solver(self) -> Solver:
+        return self.task.solver(self.local)
 
     def policies(self, silos: int | None = None) -> Policies:
         """Everything that decides.
@@ -301,7 +306,7 @@ class StrategyConfig(Section):
             predictor=self.predictor.build(),
             sizing=self.balancer.build(LocalWork(local.steps, local.batch_size, local.learning_rate)),
             barrier=MinimumSilos(Resting(self.barrier.build()), self.quorum(silos)),
-            weigher=self.aggregation.build(local),
+            weigher=self.aggregation.build(self._solver),
             stop=self.stop.build(),
             declared_speeds=self.balancer.declared,
         )

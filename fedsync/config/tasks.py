@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedsync.config.section import Scores, Section
+from fedsync.config.section import Scores
 from fedsync.config.tasks_kinds import (
     FactorisationConfig,
     FuzzyConfig,
@@ -18,6 +18,7 @@ from fedsync.config.tasks_kinds import (
     MixtureConfig,
     MlpConfig,
     SequencesConfig,
+    TaskSection,
     TestShare,
 )
 from fedsync.config.tasks_partition import PartitionConfig, iid
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # Tasks import torch, so they are imported where they are built: a file validates without it.
 
 
-class DigitsConfig(Section):
+class DigitsConfig(TaskSection):
     """Scikit-learn's 1,797 handwritten digits and a small CNN."""
 
     kind: Literal["digits"]
@@ -54,7 +55,7 @@ class DigitsConfig(Section):
         return self
 
 
-class CsvConfig(Section):
+class CsvConfig(TaskSection):
     """One CSV file a silo; classification of one column.
 
     Columns are numbers or text as their cells say.
@@ -114,7 +115,7 @@ class CsvConfig(Section):
         return self.model_copy(update={"files": [locate(file) for file in self.files]})
 
 
-class CustomConfig(Section):
+class CustomConfig(TaskSection):
     """A Python file of the user's that defines one `fedsync.tasks.Task`; see docs/your-task.md."""
 
     kind: Literal["custom"]

@@ -25,6 +25,7 @@ from fedsync.config.tasks_data import (
     SparseConfig,
 )
 from fedsync.config.tasks_partition import OwnConfig, SourcePartitionConfig, iid
+from fedsync.core.terms import Solver
 
 if TYPE_CHECKING:
     from fedsync.tasks.partition import Partition
@@ -37,7 +38,15 @@ Spread = Annotated[float, Field(gt=0)]
 _GENERATED = (Digits28Config, KeywordsConfig, BlobsConfig, SparseConfig, RatingsConfig)
 
 
-class SourceSection(Section):
+class TaskSection(Section):
+    """What all tasks share."""
+
+    def solver(self, local: LocalConfig) -> Solver:
+        """How local steps go, for aggregation that normalises them."""
+        return Solver(local.momentum, local.learning_rate * local.proximal)
+
+
+class SourceSection(TaskSection):
     """What tasks on samples from a source share."""
 
     kind: str
@@ -170,6 +179,10 @@ class StatisticsSection(SourceSection):
     def scores(self) -> Scores:
         """Minus the test loss."""
         return "error"
+
+    def solver(self, local: LocalConfig) -> Solver:
+        """A step goes a share of the way to the batch's statistics, and as much of the way back to any others."""
+        return Solver(pull=local.learning_rate * (1 + local.proximal))
 
     def check(self, local: LocalConfig) -> None:
         """Raise ValueError if local steps would make something else of statistics than their running mean."""

@@ -11,6 +11,20 @@ Share = Literal["silo", "examples", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
+class Solver:
+    """What becomes of a constant gradient over a silo's local steps, for `progress`.
+
+    Args:
+        momentum: rho of its SGD.
+        pull: share of the way back to where it started that each step goes: eta mu of a proximal term; for a task whose
+            model is a running mean, its rate.
+    """
+
+    momentum: float = 0.0
+    pull: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """How a commit weighs its updates, split into what silos know and what is common to the commit.
 
@@ -54,13 +68,15 @@ def progress(steps: int, momentum: float, pull: float) -> float:
     Args:
         steps: tau, at least 1.
         momentum: rho, 0 <= rho < 1.
-        pull: alpha = eta mu, 0 <= alpha < 1, so that no a_k is negative without momentum.
+        pull: alpha = eta mu, 0 <= alpha <= 1, so that no a_k is negative without momentum.
 
     Source: arXiv:2007.07481, the vectors a_i of the local solvers.
     """
     if pull == 0:
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
     if momentum == 0:
+        if pull == 1:
+            return 1.0  # each step begins anew
         return -math.expm1(steps * math.log1p(-pull)) / pull  # as above, and exact for a weak pull
     way = speed = 0.0
     for _ in range(steps):

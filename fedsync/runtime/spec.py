@@ -67,7 +67,7 @@ class RunSpec(Section):
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
         """
-        return seal_plan(self.cipher, self.aggregation, self.local, layout, self.quorum)
+        return seal_plan(self.cipher, self.aggregation, self.task.solver(self.local), layout, self.quorum)
 
     @property
     def fastest(self) -> float:

@@ -46,6 +46,25 @@ def test_momentum_by_hand() -> None:
     assert [progress(tau, 0.5, 0.0) for tau in (1, 2, 3)] == pytest.approx([1.0, 2.5, 4.25])
 
 
+def test_with_the_whole_way_back_each_step_begins_anew() -> None:
+    assert progress(1, 0.0, 1.0) == progress(7, 0.0, 1.0) == sum(vector(7, 0.0, 1.0)) == 1.0
+
+
+def test_a_running_mean_by_hand() -> None:
+    """Two silos whose statistics go half of the way to 8 a step, one of them once, the other three times."""
+    start, target, rate = 0.0, 8.0, 0.5
+    updates = []
+    for steps in (1, 3):
+        here = start
+        for _ in range(steps):
+            here += rate * (target - here)
+        updates.append(here - start)
+    assert updates == [4.0, 7.0]
+    weights = FedNova(WeightedMean(), pull=rate).coefficients(metas(1, 3), 0)
+    assert sum(w * u for w, u in zip(weights, updates, strict=True)) == pytest.approx(5.5), "as far as their mean"
+    assert weights[0] * updates[0] == pytest.approx(weights[1] * updates[1]), "both count the same"
+
+
 def test_the_proximal_term_by_hand() -> None:
     """alpha = 1/4: each step keeps 3/4 of the way made: 1; 3/4 + 1; 9/16 + 3/4 + 1."""
     assert [progress(tau, 0.0, 0.25) for tau in (1, 2, 3)] == pytest.approx([1.0, 1.75, 2.3125])

@@ -116,6 +116,14 @@ def test_fednova_knows_how_the_silos_train(tmp_path: Path) -> None:
     assert config.policies().weigher == FedNova(WeightedMean("examples"), momentum=0.5, pull=pytest.approx(0.06))
 
 
+@pytest.mark.parametrize(("proximal", "pull"), [(0.0, 0.2), (1.0, 0.4)])
+def test_a_running_mean_comes_less_far_with_each_step(tmp_path: Path, proximal: float, pull: float) -> None:
+    """s <- s - 0.2 (s - t) - 0.2 mu (s - s_0): of the way to t, a step leaves 1 - 0.2 (1 + mu)."""
+    task = "task={kind: k-means, clusters: 3, data: {kind: blobs}}"
+    rest = ["local.momentum=0.0", f"local.proximal={proximal}", "aggregation={kind: fednova}"]
+    assert load(tmp_path, task, *rest).policies().weigher == FedNova(WeightedMean(), pull=pytest.approx(pull))
+
+
 def test_aggregations_are_built_from_parts(tmp_path: Path) -> None:
     buff = load(tmp_path, "aggregation={kind: fedbuff, server_rate: 0.5}").policies().weigher
     assert buff == Scaled(Stale(WeightedMean("silo"), Polynomial(0.5)), 0.5)
