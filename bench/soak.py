@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 import signal
 import tempfile
@@ -314,6 +315,8 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=0, help="watch memory over so many orders instead")
     parser.add_argument("--out", type=Path, default=Path("bench/results/soak.json"))
     options = parser.parse_args()
+    # Flower's processes, and its command line, load the lies from here.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     options.set = ["cipher={kind: bfv}", *options.set]

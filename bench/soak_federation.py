@@ -6,7 +6,6 @@ The first silo reaches the server through a proxy, which can be told to swallow 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.nodes import make_node_key
 from fedsync.runtime.processes import end_processes, free_ports
 
-HERE = Path(__file__).resolve().parent
 START_S = 120.0
 
 
@@ -146,7 +144,6 @@ class Federation:
         return (self.folder / "server.out").read_text().count("resumed at version")
 
     def _fedsync(self, *arguments: str, log: str = "server") -> None:
-        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # where the lies are
         with (self.folder / f"{log}.out").open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fedsync", *arguments],
@@ -155,7 +152,6 @@ class Federation:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path},
             )
         self._supervisors.append(process)
 
