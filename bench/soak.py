@@ -237,13 +237,13 @@ def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome
         federation = Federation(Path(folder), options.silos)
         federation.start()
         try:
-            for seed in range(options.runs):
+            for seed in range(options.seed, options.seed + options.runs):
                 for fault in faults:
                     outcome = one(fault, federation, options, seed)
                     outcomes.append(outcome)
                     said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
                     said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
-                    console.print(f"{fault}, run {seed + 1}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
+                    console.print(f"{fault}, seed {seed}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
         except KeyboardInterrupt:
             console.print("stopped early")
         finally:
@@ -306,6 +306,7 @@ def main() -> None:
     """Run the campaign, or what ``--orders`` says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--runs", type=int, default=10, help="of each fault")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run of each fault")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--silos", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60, help="local steps an order")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 FIRST_S = 1.0
@@ -23,6 +24,9 @@ REJOIN_S = 75.0
 """The server keeps the place of an authenticated node that vanished for 60 s, and turns it away until then."""
 
 REJOIN_PAUSE_S = 5.0
+
+ALONG_S = 5.0
+"""How long a process that another one takes along goes on [s]: a SuperNode may be sending what was answered before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class _State:
     started_s: float = 0.0
     due_s: float = 0.0
     lost_s: float = 0.0
+    end_at_s: float = inf
     failures: int = 0
     restarts: int = 0
 
@@ -130,6 +135,12 @@ class Supervisor:
             if code is not None:
                 self._ended(role, code, now_s)
         for role, state in self._states.items():
+            if state.process is not None and state.end_at_s <= now_s:
+                # Asked to end, a SuperNode says good-bye, and may come back at once.
+                state.process.end()
+                state.process = None
+                state.due_s = now_s
+                state.restarts += 1
             if state.process is None and state.due_s <= now_s:
                 self._start(role, now_s)
 
@@ -156,6 +167,7 @@ class Supervisor:
             self._wait(role, now_s, now_s)
         else:
             state.started_s = now_s
+            state.end_at_s = inf
 
     def _ended(self, role: str, code: int, now_s: float) -> None:
         state, program = self._states[role], self._programs[role]
@@ -166,12 +178,8 @@ class Supervisor:
         why = " (the server may keep its place for a minute after a crash)" if turned_away else ""
         self.last_error = f"{role} ended with code {code}{why}" + (f": {words}" if words else "")
         along = self._states.get(program.takes_along or "")
-        if along is not None and along.process is not None:
-            # Asked to end, a SuperNode says good-bye, and may come back at once.
-            along.process.end()
-            along.process = None
-            along.due_s = now_s
-            along.restarts += 1
+        if along is not None:
+            along.end_at_s = min(along.end_at_s, now_s + ALONG_S)
 
     def _wait(self, role: str, started_s: float, now_s: float) -> bool:
         """Set when a process is due again; returns whether it may just have been turned away."""
