@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from fedsync.core.exchange import Payload
@@ -43,6 +45,16 @@ class Identity:
     declared_speed: float | None = None
     device: str | None = None
     resources: bool = True
+
+    @classmethod
+    def load(cls, folder: Path) -> Identity:
+        """What is written in a trainer's folder.
+
+        Raises:
+            OSError: nothing is.
+            ValueError: it was torn.
+        """
+        return cls(**json.loads((folder / IDENTITY).read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,8 @@ def _tell(socket: Path, request: str) -> None:
 def _silo(folder: Path) -> tuple[int, str] | None:
     """Whose trainer has this folder; None where that cannot be read."""
     try:
-        identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-        return identity["index"], identity["name"]
+        identity = Identity.load(folder)
+        return identity.index, identity.name
     except (OSError, ValueError):
         return None
 

@@ -25,7 +25,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.exchange import Payload
 from fedsync.core.journal import decode, encode
 from fedsync.core.orders import WorkOrder
-from fedsync.runtime.answers import ERROR, IDENTITY, SOCKET, Answer, Finished, Identity, Lacking, Working
+from fedsync.runtime.answers import ERROR, SOCKET, Answer, Finished, Identity, Lacking, Working
 from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.desk import Desk
 
@@ -129,7 +129,7 @@ def _described(error: Exception) -> dict[str, str]:
 def main(folder: Path) -> None:
     """Build the trainer and serve; what prevents it is left in ``error.json``."""
     exit_with_owner()
-    identity = Identity(**json.loads((folder / IDENTITY).read_text(encoding="utf-8")))
+    identity = Identity.load(folder)
     try:
         desk = Desk(identity, folder)
     except Exception as error:

@@ -50,10 +50,10 @@ MOST_TRIES = 5
 START_S = 300.0
 """Time in which Flower starts the server process of a run [s]; after it the process is taken to have died at once."""
 
-_APP, _STRATEGY = "app", "strategy.yaml"
 LONGEST_S = 600.0
 """Longest pause before a run is resumed that dies again and again [s]."""
 
+_APP, _STRATEGY = "app", "strategy.yaml"
 _LOOK_S, _REFUSED_S, _FIRST_S = 2.0, 5.0, 2.0
 
 
@@ -81,8 +81,12 @@ def phase(folder: Path) -> Phase:
 
 def connect(config: ServerStartConfig) -> None:
     """Tell Flower's command line how to reach the server, with its state folder as ``FLWR_HOME``."""
-    authority = None if config.certificates is None else Authority.at(Path(config.certificates)).certificate
-    write_connection(Path(config.state), CONNECTION, config.loopback, authority)
+    write_connection(Path(config.state), CONNECTION, config.loopback, authority_of(config))
+
+
+def authority_of(config: ServerStartConfig) -> Path | None:
+    """Certificate of the federation's authority; None without TLS."""
+    return None if config.certificates is None else Authority.at(Path(config.certificates)).certificate
 
 
 def submit_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -51,4 +50,4 @@ def _newest(trainers: Path) -> Identity:
     if not found:
         remedy = "A run has to reach it once; its first message starts the trainer"
         raise ConfigError(str(trainers), "no run has reached this silo yet", remedy)
-    return Identity(**json.loads(found[-1].read_text(encoding="utf-8")))
+    return Identity.load(found[-1].parent)

@@ -12,19 +12,16 @@ from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
-from fedsync.runtime.environment import flower_environment
+from fedsync.runtime.environment import STATE_FOLDER, flower_environment
 from fedsync.runtime.link import stop_trainers
 from fedsync.runtime.processes import free_ports
 from fedsync.runtime.quota import tidy
 from fedsync.runtime.registration import register_keys, revoke_keys
-from fedsync.runtime.runs import Keeper, connect, resume_run
+from fedsync.runtime.runs import Keeper, authority_of, connect, resume_run
 from fedsync.runtime.supervisor_plans import CONNECTION, server_programs, silo_programs, way
 from fedsync.runtime.supervisor_run import alone_in, stop_on_signals, supervise
 
 logger = logging.getLogger(__name__)
-
-TRAINERS = "state"
-"""Folder of the silo's resident trainers, in its state folder."""
 
 _START_TIMEOUT_S = 120.0
 
@@ -36,7 +33,7 @@ def start_silo(config: SiloStartConfig) -> None:
         ConfigError: the state folder will not do, or is at work already.
     """
     state = Path(config.state)
-    trainers = state / TRAINERS
+    trainers = state / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
         try:
             supervise(
@@ -105,14 +102,10 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
 
 
 def _required_authority(config: ServerStartConfig) -> Path:
-    authority = _authority(config)
+    authority = authority_of(config)
     if authority is None:
         raise ConfigError("insecure", "nodes are not authenticated", "Give certificates instead")
     return authority
-
-
-def _authority(config: ServerStartConfig) -> Path | None:
-    return None if config.certificates is None else Authority.at(Path(config.certificates)).certificate
 
 
 def _register_when_up(config: ServerStartConfig, stop: threading.Event) -> None:
