@@ -47,6 +47,7 @@ from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.observe.recorder import Recorder
 from fedsync.runtime import messages, payloads
+from fedsync.runtime.arrivals import Arrival
 from fedsync.runtime.checkpoints import Checkpoints, Moment
 from fedsync.runtime.mail import Mail, Sent
 from fedsync.runtime.nodes import Admission, Nodes
@@ -206,16 +207,14 @@ class FlowerDriver:
     # What happened.
 
     def _replies(self) -> list[Event]:
-        events = [self._event(sent, reply) for sent, reply in self._mail.replies()]
+        events = [self._event(sent, arrival) for sent, arrival in self._mail.replies()]
         return [event for event in events if event is not None]
 
-    def _event(self, sent: Sent, reply: Message) -> Event | None:
-        now_s, name = self._now_s(), self._nodes.sender(sent.node)
+    def _event(self, sent: Sent, arrival: Arrival) -> Event | None:
+        now_s, name, reply = self._now_s(), self._nodes.sender(sent.node), arrival.content
         try:
-            if reply.has_error():
-                raise ProtocolError(
-                    name, "answer", f"error {reply.error.code}: {messages.shortened(reply.error.reason)}"
-                )
+            if reply is None:
+                raise ProtocolError(name, "answer", arrival.problem)
             holds = messages.read_holds(reply, name)
             if sent.snapshot:
                 self._keep_snapshot(reply, name, holds)

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from fedsync.core.errors import RunError
 from fedsync.runtime import messages
+from fedsync.runtime.arrivals import Arrivals
 from fedsync.runtime.nodes import Admission, Nodes
 from fedsync.runtime.timing import Timing
 
@@ -21,16 +22,16 @@ def ask_for_model(grid: Grid, spec: str, timing: Timing, admission: Admission | 
     """
     end_s = time.monotonic() + timing.join_timeout_s
     sent: dict[str, int] = {}
-    nodes = Nodes(grid, admission)
+    nodes, arrivals = Nodes(grid, admission), Arrivals(grid)
     last = "nobody answered"
     while time.monotonic() < end_s:
         for node in nodes.look()[1]:
             for message in grid.push_messages([messages.query_model(node, spec, timing.join_timeout_s)]):
                 sent[message] = node
-        for reply in grid.pull_messages(list(sent)) if sent else []:
-            sender = f"node {sent.pop(reply.metadata.reply_to_message_id)}"
-            if not reply.has_error():
-                return sender, messages.read_initial_model(reply, sender)
-            last = f"{sender}: {messages.shortened(reply.error.reason)}"
+        for arrival in arrivals.pull(sent):
+            sender = f"node {sent.pop(arrival.answers)}"
+            if arrival.content is not None:
+                return sender, messages.read_initial_model(arrival.content, sender)
+            last = f"{sender}: {arrival.problem}"
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

@@ -9,6 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsync.core.orders import WorkOrder
+from fedsync.runtime.arrivals import Arrival, Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Mail:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._arrivals = Arrivals(grid)
         self._outbox: list[tuple[Sent, Message]] = []
         self._sent: dict[str, Sent] = {}
 
@@ -66,13 +68,10 @@ class Mail:
                 lost.append(sent)
         return lost
 
-    def replies(self) -> list[tuple[Sent, Message]]:
-        """Answers that have come, each with what it answers."""
-        if not self._sent:
-            return []
-        pulled = list(self._grid.pull_messages(list(self._sent)))
-        answered = [(self._sent.pop(reply.metadata.reply_to_message_id, None), reply) for reply in pulled]
-        return [(sent, reply) for sent, reply in answered if sent is not None]
+    def replies(self) -> list[tuple[Sent, Arrival]]:
+        """Answers that have come, each with what it answers; those to what is forgotten are left out."""
+        answered = [(self._sent.pop(arrival.answers, None), arrival) for arrival in self._arrivals.pull(self._sent)]
+        return [(sent, arrival) for sent, arrival in answered if sent is not None]
 
     def overdue(self, now_s: float) -> list[Sent]:
         """Those that nobody has answered in time; an answer that still comes is not looked at."""
