@@ -24,6 +24,7 @@ from fedsync.config.predictors import EmaConfig, PredictorConfig, Share
 from fedsync.config.section import Section, near_miss
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
+from fedsync.config.waiting import WaitingConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.coordinator import Policies
 from fedsync.core.errors import ConfigError
@@ -131,6 +132,9 @@ class StrategyConfig(Section):
 
     task: TaskConfig
     """What is trained, and on which data."""
+
+    waiting: WaitingConfig = Field(default_factory=WaitingConfig)
+    """How long silos are waited for."""
 
     export: ExportConfig | None = None
     """Where else the run's figures go while it goes on."""

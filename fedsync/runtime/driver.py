@@ -52,7 +52,7 @@ from fedsync.runtime.checkpoints import Checkpoints, Moment
 from fedsync.runtime.mail import Mail, Sent
 from fedsync.runtime.nodes import Admission, Nodes
 from fedsync.runtime.spare import SpareTime
-from fedsync.runtime.timing import Timing
+from fedsync.runtime.timing import Timing, Vigil
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class FlowerDriver:
         recorder: writes the run's files.
         timing: how long to wait.
         report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
-            reach a silo; None hears of their end only.
+            reach a silo; None leaves it to ``timing``.
         after_commit: called with each new version.
         sealed: silos send sealed bytes instead of updates.
         admission: who may take part.
@@ -102,7 +102,7 @@ class FlowerDriver:
         self._spec = spec
         self._recorder = recorder
         self._timing = timing
-        self._report_s = report_s
+        self._report_s = timing.report_s if report_s is None else report_s
         self._after_commit = after_commit
         self._sealed = sealed
         self._nodes = Nodes(grid, admission)
@@ -117,7 +117,7 @@ class FlowerDriver:
         self._answered = ""
         self._members_at_s = -_MEMBERSHIP_S
         self._spare = SpareTime(timing.spare_s)
-        self._active_at_s = self._now_s()
+        self._vigil = Vigil(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
         """Run until the coordinator stops; the store then has all that there is of the final model.
@@ -140,7 +140,8 @@ class FlowerDriver:
                 pause_s = min(1.5 * pause_s, self._timing.longest_poll_s)
                 continue
             pause_s = self._timing.poll_s
-            now_s = self._active_at_s = self._now_s()
+            now_s = self._now_s()
+            self._vigil.wake(now_s)
             while events:
                 began_s = time.monotonic()
                 entry = self._coordinator.handle(events, now_s)
@@ -195,14 +196,10 @@ class FlowerDriver:
         return self._packed[1]
 
     def _check_alive(self) -> None:
-        if any(sent.works for sent in self._mail.waiting):
-            self._active_at_s = self._now_s()
-        elif self._now_s() - self._active_at_s > self._timing.join_timeout_s:
-            here = ", ".join(sorted(self._nodes.by_name)) or "none"
-            raise RunError(
-                f"nothing to do for {self._timing.join_timeout_s:g} s; silos here: {here}. "
-                "Start the missing silos, or lower min_silos"
-            )
+        if self._timers or any(sent.works for sent in self._mail.waiting):
+            self._vigil.wake(self._now_s())
+        else:
+            self._vigil.check(self._now_s(), self._nodes.by_name)
 
     # What happened.
 
@@ -270,8 +267,7 @@ class FlowerDriver:
     def _update(self, sent: Sent, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event | None:
         progress = messages.read_progress(reply, name)
         if progress is not None:
-            self._go_on(sent, order, now_s)
-            return Progressed(now_s, name, order.update_id, progress.steps, progress.samples)
+            return self._go_on(sent, order, progress, now_s)
         self._halts.discard(order.update_id)
         self._answered = name
         report = messages.read_report(reply, name)
@@ -291,11 +287,16 @@ class FlowerDriver:
         )
         return UpdateArrived(now_s, meta, report)
 
-    def _go_on(self, sent: Sent, order: WorkOrder, now_s: float) -> None:
+    def _go_on(self, sent: Sent, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:
         """Ask again for an order in work, which is also the way for the word to stop."""
-        request = messages.Collect(order.update_id, self._report_s or 0.0, order.update_id in self._halts)
-        left_s = max(sent.due_s - now_s, 1.0)
-        self._mail.post(sent, messages.collect(sent.node, self._spec, request, left_s))
+        if progress.steps > sent.steps:
+            due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
+            sent = replace(sent, due_s=due_s, steps=progress.steps)
+        if sent.due_s <= now_s:
+            return self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
+        request = messages.Collect(order.update_id, self._report_s, order.update_id in self._halts)
+        self._mail.post(sent, messages.collect(sent.node, self._spec, request, max(sent.due_s - now_s, 1.0)))
+        return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
 
     def _hello(self, node: int, hello: messages.Hello, greeting: Payload | None, now_s: float) -> Event:
         name = self._nodes.check(node, hello)
@@ -330,7 +331,7 @@ class FlowerDriver:
         while self._timers and self._timers[0] <= now_s:
             events.append(TimerFired(heapq.heappop(self._timers)))
         for sent in self._mail.overdue(now_s):
-            event = self._failed(sent, f"no answer in {self._timing.order_timeout_s:g} s")
+            event = self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
             if event is not None:
                 events.append(event)
         return events
@@ -344,8 +345,7 @@ class FlowerDriver:
         match action:
             case Dispatch(silo, order):
                 self._store.begin(order.update_id)
-                due_s = self._now_s() + self._timing.order_timeout_s
-                self._send_order(Sent(self._nodes.by_name[silo], due_s, order=order), silo, order)
+                self._send_order(self._sent(silo, order), silo, order)
             case Commit(version, _):
                 self._store.commit(action)
                 if self._after_commit is not None:
@@ -369,6 +369,10 @@ class FlowerDriver:
     def _ask_evaluation(self, silo: str, version: int) -> None:
         due_s = self._now_s() + self._timing.order_timeout_s
         self._send_evaluation(Sent(self._nodes.by_name[silo], due_s, version=version), silo, version)
+
+    def _sent(self, silo: str, order: WorkOrder) -> Sent:
+        due_s, end_s = self._timing.order_until(self._now_s())
+        return Sent(self._nodes.by_name[silo], due_s, end_s, order=order)
 
     def _send_order(self, sent: Sent, silo: str, order: WorkOrder) -> None:
         left_s = max(sent.due_s - self._now_s(), 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -17,11 +18,14 @@ class Sent:
     """A message that waits for its answer. ``order`` for TRAIN, ``version`` for EVALUATE, neither for a QUERY.
 
     ``again`` says that it was sent before, with what did not fit the version of the model that the silo keeps. A
-    ``question`` is what a `Store` wants to know of silos.
+    ``question`` is what a `Store` wants to know of silos. Of an order in work ``steps`` are known to be done, and
+    it has failed at ``end_s``, however far it is.
     """
 
     node: int
     due_s: float
+    end_s: float = inf
+    steps: int = 0
     order: WorkOrder | None = None
     version: int | None = None
     snapshot: bool = False

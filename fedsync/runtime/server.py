@@ -96,6 +96,7 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
         runtime="local" if cluster is not None else "deployment",
         target_accuracy=target_of(settings),
         keys=_folder(settings, "keys"),
+        supervised=cluster is None and bool(settings.get("control")),
         registered=bool(settings.get("registered")),
         resume=bool(settings.get("resume")),
     )

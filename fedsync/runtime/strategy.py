@@ -65,9 +65,10 @@ class FedSync(Strategy):
         out: folder for the run's files; a new temporary one by default.
         runtime: what the summary calls this runtime.
         target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
-        timing: how long to wait for what.
+        timing: how long to wait for what; by default as the strategy's ``waiting`` says.
         listeners: called after every entry of the journal.
         keys: the server's key file, for an encrypted run.
+        supervised: somebody watches over server and silos: by default the run waits without end for silos to come.
         registered: accept only nodes that are registered by name, as the SuperLink of `fedsync server` demands.
         resume: go on with the run in ``out``, from its newest checkpoint.
         checkpoints: how many of the newest to keep in ``out``; 0 writes none.
@@ -84,6 +85,7 @@ class FedSync(Strategy):
         timing: Timing | None = None,
         listeners: Sequence[Listener] = (),
         keys: Path | None = None,
+        supervised: bool = False,
         registered: bool = False,
         resume: bool = False,
         checkpoints: int = KEPT,
@@ -94,7 +96,7 @@ class FedSync(Strategy):
         self.run_summary: dict[str, Any] | None = None
         self._runtime = runtime
         self._target_accuracy = config.stop.target_accuracy if target_accuracy is None else target_accuracy
-        self._timing = timing or Timing()
+        self._timing = timing or Timing.of(config.waiting, supervised=supervised)
         self._listeners = listeners
         self._keys = keys
         self._admission = Admission(config.silos, registered)
@@ -132,7 +134,7 @@ class FedSync(Strategy):
             grid: of the ServerApp.
             initial_arrays: model to start from; by default the task's own, from the seed.
             num_rounds: overrides ``stop.rounds``.
-            timeout: seconds after which an order without an answer has failed; default one hour.
+            timeout: seconds after which an order without an update has failed; by default as ``waiting`` says.
             train_config: not used: orders carry what silos need.
             evaluate_config: not used.
             evaluate_fn: called at the server with every version and its arrays, from version 0 on.
@@ -223,7 +225,7 @@ class FedSync(Strategy):
         if num_rounds is not None:
             config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
         if timeout is not None:
-            timing = replace(timing, order_timeout_s=timeout)
+            timing = replace(timing, order_timeout_s=timeout, order_limit_s=timeout)
         return config, timing
 
     def _resumed(self, config: StrategyConfig) -> _Begin:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
+
+from fedsync.config.waiting import WaitingConfig
+from fedsync.core.errors import RunError
+
+logger = logging.getLogger(__name__)
+
+_JOIN_S, _WARN_S = 180.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +22,10 @@ class Timing:
     Args:
         poll_s: pause between two looks at an empty grid, at first.
         longest_poll_s: to which the pause grows while nothing happens; a look costs a real SuperLink 10 ms.
-        order_timeout_s: an order without an answer after this time has failed.
+        report_s: after which a silo says how far an order is that is still in work, where the barrier does not want to
+            know sooner.
+        order_timeout_s: an order of which nothing new was heard for this time has failed.
+        order_limit_s: an order has failed after this time, however far it is.
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
         return_timeout_s: for which a resumed run waits for the silos that it had, so that they begin together.
         spare_s: that predictors may train between two looks while silos are at work; 0 for never.
@@ -20,7 +33,70 @@ class Timing:
 
     poll_s: float = 0.02
     longest_poll_s: float = 0.15
+    report_s: float = 10.0
     order_timeout_s: float = 3600.0
-    join_timeout_s: float = 180.0
+    order_limit_s: float = inf
+    join_timeout_s: float = _JOIN_S
     return_timeout_s: float = 60.0
     spare_s: float = 0.05
+
+    @classmethod
+    def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timing:
+        """As a strategy has it.
+
+        Args:
+            waiting: of the strategy.
+            supervised: somebody watches over server and silos, who need not all be there at once.
+        """
+        idle_s = waiting.idle_s or (inf if supervised else _JOIN_S)
+        return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=idle_s)
+
+    @property
+    def answer_s(self) -> float:
+        """For which an answer to a mere question is waited for."""
+        return min(self.join_timeout_s, self.order_timeout_s)
+
+    def order_until(self, now_s: float) -> tuple[float, float]:
+        """When an order that goes out has failed: if nothing is heard of it, and at the latest."""
+        end_s = now_s + self.order_limit_s
+        return min(now_s + self.order_timeout_s, end_s), end_s
+
+    def why_late(self, at_limit: bool) -> str:
+        """What is said of an order that has failed because its time is over; ``at_limit`` if that is the limit."""
+        if at_limit:
+            return f"no update in {self.order_limit_s:g} s, which waiting.order_s allows"
+        return f"no answer in {self.order_timeout_s:g} s; raise waiting.silence_s if a step takes so long"
+
+
+class Vigil:
+    """Notices that there has been nothing to do for too long.
+
+    Args:
+        limit_s: how long that is [s]; without end a warning is all that comes of it.
+        now_s: when it begins, by the clock that it is told.
+    """
+
+    def __init__(self, limit_s: float, now_s: float) -> None:
+        self._limit_s = limit_s
+        self._since_s = now_s
+        self._warn_s = now_s + _WARN_S
+
+    def wake(self, now_s: float) -> None:
+        """There is something to do."""
+        self._since_s, self._warn_s = now_s, now_s + _WARN_S
+
+    def check(self, now_s: float, here: Iterable[str]) -> None:
+        """There is nothing to do, with these silos.
+
+        Raises:
+            RunError: for too long.
+        """
+        silos = ", ".join(sorted(here)) or "none"
+        if now_s - self._since_s > self._limit_s:
+            raise RunError(
+                f"nothing to do for {self._limit_s:g} s; silos here: {silos}. "
+                "Start the missing silos, lower min_silos, or raise waiting.idle_s"
+            )
+        if now_s >= self._warn_s:
+            self._warn_s = now_s + _WARN_S
+            logger.warning("nothing to do for %.0f s; silos here: %s", now_s - self._since_s, silos)
