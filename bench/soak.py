@@ -6,6 +6,8 @@ hand, as its operator would. A run has survived if it comes to its last round wi
 without a gap, no update in two of them, none that arrived lost without a word, a journal that replays to the same
 decisions, and the last version at the silos. The table of docs/reliability.md comes from here.
 
+A campaign takes hours: each run is written down when it is over, and ``--resume`` goes on with what is missing.
+
 With ``--orders N`` it sends N orders through one silo instead and watches the memory of its processes.
 """
 
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -174,9 +178,11 @@ def lying(lie: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run; ``problem`` is empty if it survived."""
+    """Of one run of FedSync at a commit; ``problem`` is empty if it survived."""
 
+    code: str
     fault: str
+    seed: int
     at_commit: int
     resumed: int
     by_hand: int
@@ -226,24 +232,35 @@ def one(fault: str, federation: Federation, options: argparse.Namespace, seed: i
             time.sleep(delay_s)
             FAULTS[fault](run, rng)
         problem = problem or run.see_through(end_s) or account(run, rounds)
-    seconds = time.monotonic() - begin_s
-    return Outcome(fault, at_commit, federation.resumed - resumed, run.by_hand, run.longest_s, seconds, problem)
+    seconds, resumed = time.monotonic() - begin_s, federation.resumed - resumed
+    return Outcome(code(), fault, seed, at_commit, resumed, run.by_hand, run.longest_s, seconds, problem)
+
+
+def code() -> str:
+    """The commit that is measured."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome]:
     """Every fault, so many times each; Ctrl-C ends it with what there is."""
-    console, outcomes = Console(stderr=True), []
+    console = Console(stderr=True)
+    outcomes = [Outcome(**each) for each in json.loads(options.out.read_text())] if options.resume else []
+    seeds = range(options.seed, options.seed + options.runs)
+    over = {(outcome.seed, outcome.fault) for outcome in outcomes}
+    missing = [(seed, fault) for seed in seeds for fault in faults if (seed, fault) not in over]
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         federation = Federation(Path(folder), options.silos)
         federation.start()
         try:
-            for seed in range(options.seed, options.seed + options.runs):
-                for fault in faults:
-                    outcome = one(fault, federation, options, seed)
-                    outcomes.append(outcome)
-                    said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
-                    said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
-                    console.print(f"{fault}, seed {seed}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
+            for seed, fault in missing:
+                outcome = one(fault, federation, options, seed)
+                outcomes.append(outcome)
+                write_json(options.out, [asdict(each) for each in outcomes])
+                said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
+                said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
+                console.print(f"{fault}, seed {seed}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
         except KeyboardInterrupt:
             console.print("stopped early")
         finally:
@@ -314,6 +331,7 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*", default=every, help="parts of their names; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in the strategy")
     parser.add_argument("--orders", type=int, default=0, help="watch memory over so many orders instead")
+    parser.add_argument("--resume", action="store_true", help="go on with the campaign in --out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/soak.json"))
     options = parser.parse_args()
     # Flower's processes, and its command line, load the lies from here.
@@ -334,9 +352,9 @@ def main() -> None:
         return
     faults = [fault for fault in every if any(part in fault for part in options.faults)]
     outcomes = campaign(faults, options)
-    print_table(f"{options.silos} silos, {options.rounds} rounds, {options.set}", COLUMNS, rows(outcomes))
+    codes = ", ".join(dict.fromkeys(outcome.code for outcome in outcomes))
+    print_table(f"{options.silos} silos, {options.rounds} rounds, {options.set}, at {codes}", COLUMNS, rows(outcomes))
     print(markdown_table(COLUMNS, rows(outcomes)))
-    write_json(options.out, [asdict(outcome) for outcome in outcomes])
     if any(outcome.problem for outcome in outcomes):
         raise SystemExit(1)
 
