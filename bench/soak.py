@@ -34,7 +34,6 @@ from rich.console import Console
 from soak_federation import Federation
 
 from fedsync import replay
-from fedsync.cipher.state import State
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
 from fedsync.core.errors import FedSyncError
@@ -210,7 +209,7 @@ def account(run: Run, rounds: int) -> str:
         return "an update was counted that never came"
     if not arrived <= set(used) | dropped:
         return f"lost without a word: {sorted(arrived - set(used) - dropped)}"
-    versions = [State.from_bytes(path.read_bytes()).version for path in run.federation.copies()]
+    versions = run.federation.versions()
     return "" if rounds in versions else f"the silos have versions {versions}"
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -19,18 +19,29 @@ import yaml
 
 from fedsync.cipher.emulated import emulated_keys
 from fedsync.config.server import ServerStartConfig
+from fedsync.config.silo import SiloStartConfig
+from fedsync.core.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
+from fedsync.runtime.export import export_kept
 from fedsync.runtime.processes import end_processes, free_ports
 
 START_S = 120.0
 
 
 class Proxy:
-    """Forwards connections, until it is told to swallow everything for a while."""
+    """Forwards connections, until it is told to swallow everything for a while.
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    Args:
+        target: where to.
+        bytes_s: what it carries there, over all connections [bytes/s]; the way back is as fast as it can be.
+    """
+
+    def __init__(self, target: tuple[str, int], bytes_s: float = inf) -> None:
         self._target = target
+        self._bytes_s = bytes_s
+        self._line = threading.Lock()
+        self._free_s = 0.0
         self._until_s = 0.0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -52,17 +63,24 @@ class Proxy:
         except OSError:
             inside.close()
             return
-        for one, other in ((inside, outside), (outside, inside)):
-            threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+        for one, other, bytes_s in ((inside, outside, self._bytes_s), (outside, inside, inf)):
+            threading.Thread(target=self._pump, args=(one, other, bytes_s), daemon=True).start()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _pump(self, one: socket.socket, other: socket.socket, bytes_s: float) -> None:
         with contextlib.suppress(OSError):
             while (data := one.recv(65536)) and not self._wait():
+                self._carry(len(data) / bytes_s)
                 other.sendall(data)
         for each in (one, other):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         one.close()
+
+    def _carry(self, seconds: float) -> None:
+        """Take the line for so long, after whoever has it."""
+        with self._line:
+            end_s = self._free_s = max(self._free_s, time.monotonic()) + seconds
+        time.sleep(max(end_s - time.monotonic(), 0.0))
 
     def _wait(self) -> bool:
         """Whether something was swallowed."""
@@ -79,13 +97,14 @@ class Federation:
     Args:
         folder: for all of their files; of a short name, for trainers' sockets are below it.
         silos: how many.
+        line_bytes_s: what the first silo's line carries to the server [bytes/s].
     """
 
-    def __init__(self, folder: Path, silos: int) -> None:
+    def __init__(self, folder: Path, silos: int, line_bytes_s: float = inf) -> None:
         self.folder = folder
         self.names = [f"silo-{index}" for index in range(silos)]
         (port,) = free_ports(1)
-        self.proxy = Proxy(("127.0.0.1", port))
+        self.proxy = Proxy(("127.0.0.1", port), line_bytes_s)
         certificates = folder / "certs"
         make_server_certificate(make_authority(certificates), ["localhost"], certificates)
         keys = emulated_keys(self.names, folder / "keys")
@@ -97,6 +116,8 @@ class Federation:
             place = self.proxy.port if index == 0 else port
             silo = {"name": name, "server": f"localhost:{place}", "state": f"s{index}", "index": index}
             silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private), "keys": str(keys.silos[name])}
+            # For the lies, which come with their runs; honest runs are answered by what is installed all the same.
+            silo |= {"code": "shipped"}
             self._write(f"{name}.yaml", silo)
         self.config = ServerStartConfig.load(folder / "server.yaml")
         self._supervisors: list[subprocess.Popen[bytes]] = []
@@ -132,11 +153,14 @@ class Federation:
         home = str(self.folder)
         return [each for each in psutil.process_iter() if each.create_time() >= since_s and _is(each, word, home)]
 
-    def copies(self) -> Iterator[Path]:
-        """What silos keep of the model, in their latest run."""
-        for index in range(len(self.names)):
-            found = sorted(self.folder.glob(f"s{index}/state/*/copy.bin"), key=lambda path: path.stat().st_mtime)
-            yield from found[-1:]
+    def versions(self) -> list[int]:
+        """Of the models that silos keep of their latest run."""
+        found = []
+        for name in self.names:
+            with contextlib.suppress(FedSyncError):
+                config = SiloStartConfig.load(self.folder / f"{name}.yaml")
+                found.append(export_kept(config, self.folder / "models").version)
+        return found
 
     @property
     def resumed(self) -> int:

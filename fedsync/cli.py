@@ -157,14 +157,15 @@ def compare(
             summaries[-1].append(done)
     comparisons = _compare(summaries, out, target_accuracy)
     if timing_only:
-        target = "none, nothing is trained"
+        target = "no training"
     elif target_accuracy is not None:
-        target = f"{target_accuracy:g}"
+        target = f"target accuracy: {target_accuracy:g}"
     else:
-        target = f"what {comparisons[0].strategy} ends with"
+        target = f"target accuracy: what {comparisons[0].strategy} ends with"
     for comparison in comparisons:
         console.print(silo_table(comparison.summaries[0]))
-    console.print(comparison_table(comparisons, f"{runtime} runtime, {seeds} seed(s), target accuracy: {target}"))
+    title = f"{runtime} runtime, {seeds} seed(s), {target}"
+    console.print(comparison_table(comparisons, title, trained=not timing_only))
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     (out / "compare.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     console.print(f"Files: {out}", highlight=False)
@@ -172,8 +173,11 @@ def compare(
 
 @app.command()
 def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a path, or a shipped name.")]) -> None:
-    """Check a file and say what is wrong with it."""
+    """Check a strategy, or a silo file for simulations; `fedsync doctor` checks server.yaml and silo.yaml."""
     path = Path(file)
+    if path.is_file() and (option := _option_of_start_file(path)):
+        problem = "this starts a real " + ("silo" if option == "--silo" else "server")
+        raise ConfigError(file, problem, f"Check it with `fedsync doctor {option} {file}`, on its machine")
     shipped = shipped_folder() / "silos" / f"{file}.yaml"
     if _lists_machines(path) if path.is_file() else shipped.is_file():
         cluster = ClusterConfig.load(file)
@@ -188,6 +192,14 @@ def _lists_machines(path: Path) -> bool:
     """Whether a file is a silo file; a strategy may name ``silos`` too, but says what to do with them."""
     data = YamlFile.read(path).data
     return "silos" in data and not {"barrier", "balancer", "task"} & data.keys()
+
+
+def _option_of_start_file(path: Path) -> str | None:
+    """How `fedsync doctor` is told of a file that starts a real silo or server; None of any other."""
+    keys = YamlFile.read(path).data.keys()
+    if keys & {"state", "certificates", "node_key"} and not keys & {"barrier", "balancer", "task"}:
+        return "--silo" if keys & {"server", "node_key"} else "--server"
+    return None
 
 
 @app.command()

@@ -20,8 +20,9 @@ from fedsync.cipher.header import Contribution, Tally
 from fedsync.cipher.keyring import Ring
 from fedsync.cipher.keys import Purpose, open_blob, seal_blob
 from fedsync.cipher.lanes import Slots
-from fedsync.cipher.masks import Masked, MaskRound, Unmasker
-from fedsync.cipher.opening import Question, decode_reveals, encode_reveal
+from fedsync.cipher.masking import Masking
+from fedsync.cipher.masks import Masked, Unmasker
+from fedsync.cipher.opening import decode_reveals
 from fedsync.cipher.package import Package, Start
 from fedsync.cipher.plan import SealPlan
 from fedsync.cipher.sealing import Pipeline, Serial, open_portions, seal_message
@@ -32,7 +33,6 @@ from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.exchange import OtherVersion, Payload
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
-from fedsync.core.private import OWNER_FILE, write_atomically
 from fedsync.core.rng import Stream, generator
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,6 @@ _CLIPPED = 0.01
 
 _SERVER = SERVER
 _CALIBRATION = "/0"
-_MASK_ROUNDS = 4
-"""Rounds whose masks are remembered; a sum is opened as soon as it is committed."""
 
 
 class SealedCopy:
@@ -82,9 +80,10 @@ class SealedCopy:
         self._initial = initial
         self._measure = measure
         self._file = file
-        self._state = self._load() or State(-1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {})
-        self._run = run
-        self._masks: dict[int, MaskRound] = {}
+        kept = None if file is None else State.load(file, plan.layout.size, len(plan.sealed.names))
+        self._state = kept or State(-1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {})
+        self._masking = Masking(ring, run)
+        self._attempt = 0
         self._pooled = Evaluation(0.0, 0.0, 0)
 
     @property
@@ -115,7 +114,8 @@ class SealedCopy:
         """An update, float32 [layout.size], sealed; values that are not to be sealed follow in the clear.
 
         Raises:
-            ConfigError: the silo weighs more than the plan allows.
+            ConfigError: the silo weighs more than the plan allows, or it cannot be put on disk which masks it used.
+            ProtocolError: an update was sealed under the masks of this attempt before.
         """
         plan, terms = self._plan, self._plan.terms
         weight, progress = terms.weight(self._examples, report.samples), terms.progress(report.steps)
@@ -128,7 +128,7 @@ class SealedCopy:
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline, blind = self._pipeline, None
         if plan.masked:
-            masks = self._mask_round(order.base_version)
+            masks = self._masking.begin(order.base_version, self._attempt)
             pipeline, blind = Serial(Masked(self._sealer, masks)), masks.mask_tag
         clipped = 0
 
@@ -139,7 +139,7 @@ class SealedCopy:
                 clipped += beyond
                 yield slots
 
-        head = self._head(member, grid, plan.chunks)
+        head = self._head(member, grid, plan.chunks, self._attempt)
         message = seal_message(head, portions(), pipeline, self._tagger(grid), self._ring.own.signing, blind)
         if clipped > _CLIPPED * len(sealed):
             logger.warning(
@@ -160,25 +160,9 @@ class SealedCopy:
         """Sign who is in a sum, or reveal what takes the masks off it.
 
         Raises:
-            ProtocolError: the masks are not known here, or what is asked would tell too much; see `MaskRound`.
+            ProtocolError: the masks are not known here, or what is asked would tell too much; see `Masking.answer`.
         """
-        asked = Question.decode(question)
-        masks = self._masks.get(asked.base)
-        if masks is None:
-            raise ProtocolError(_SERVER, "question", f"no masks of version {asked.base} are known here")
-        if asked.signatures is None:
-            return _bytes(masks.sign(asked.survivors))
-        return encode_reveal(masks.reveal(asked.signatures))
-
-    def _mask_round(self, base: int) -> MaskRound:
-        """The masks of updates from this version. They are not kept on disk: who is restarted cannot reveal them."""
-        if base not in self._masks:
-            group = self._ring.group
-            context = f"{group.epoch}/{self._run}/{base}".encode()
-            self._masks[base] = MaskRound(self._ring.own, group.members, context)
-            for old in sorted(self._masks)[:-_MASK_ROUNDS]:
-                del self._masks[old]
-        return self._masks[base]
+        return self._masking.answer(question)
 
     def snapshot(self) -> Payload:
         """The model that is here, sealed for other silos: AES-GCM under a key of the group."""
@@ -202,25 +186,27 @@ class SealedCopy:
     def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
         return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
 
-    def _head(self, member: Member, grid: Grid, chunks: int) -> wire.Head:
+    def _head(self, member: Member, grid: Grid, chunks: int, attempt: int = 0) -> wire.Head:
         plan, group = self._plan, self._ring.group
         return wire.Head(
-            wire.Kind.UPDATE, plan.form, plan.lanes, self._ring.own.name, member.round, 0, group.epoch,
+            wire.Kind.UPDATE, plan.form, plan.lanes, self._ring.own.name, member.round, attempt, group.epoch,
             group.fingerprint, grid.digest, chunks, (member,),
         )  # fmt: skip
 
     # What is received.
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """Add what came to the model that is here; nothing changes unless all of it is in order.
+        """Add what came to the model that is here; nothing changes unless all of it is in order and on disk.
 
         Raises:
+            ConfigError: the disk does not take it.
             OtherVersion: it continues another version.
             ProtocolError: it is not what silos sealed, or not all of it.
         """
         brought = package.decode(payload)
-        if brought.version != version:
+        if brought.version != version or version < 0:
             raise ProtocolError(_SERVER, "version", f"the package brings version {brought.version}, not {version}")
+        self._attempt = brought.attempt
         if self._state.version == version:
             return self._state.model  # a repeated order: what it brings is here already
         state = self._begin(brought)
@@ -228,19 +214,27 @@ class SealedCopy:
         for group in brought.groups:
             state, tally = self._add(state, group, version)
             pooled = tally.evaluation if group.sign > 0 else None
-        self._state = replace(state, version=version)
-        self._pooled = pooled or self._pooled
-        self._save()
+        state = replace(state, version=version)
+        if self._file is not None:
+            state.save(self._file)
+        self._state, self._pooled = state, pooled or self._pooled
         return self._state.model
 
     def _begin(self, brought: Package) -> State:
-        """The state that the package continues."""
-        if brought.start is Start.SNAPSHOT:
-            return self._open_snapshot(brought)
-        if self._state.version != brought.base:
-            raise OtherVersion(self._state.version, brought.base)
-        if brought.base >= 0:
-            return self._state
+        """The state that the package continues.
+
+        A snapshot or the beginning replaces whatever is here: the server may have nothing that leads on from it.
+        """
+        held = self._state.version
+        if brought.start is Start.SNAPSHOT or brought.base < 0:
+            if held >= 0:
+                logger.warning("the server has nothing that continues version %d: the model is made anew", held)
+            return self._open_snapshot(brought) if brought.start is Start.SNAPSHOT else self._open_beginning(brought)
+        if held != brought.base:
+            raise OtherVersion(held, brought.base)
+        return self._state
+
+    def _open_beginning(self, brought: Package) -> State:
         model = self._initial() if brought.start is Start.HELD else self._clear(brought.model, self._plan.layout.size)
         tally = self._open_calibration(brought)
         first = header.next_exponents(tally, self._plan.first_exponents, headroom=self._plan.headroom)
@@ -262,12 +256,11 @@ class SealedCopy:
     def _open_snapshot(self, brought: Package) -> State:
         data = open_blob(self._ring.group, Purpose.SNAPSHOT, self._about, bytes(brought.model), _SERVER)
         try:
-            state = State.from_bytes(data)
+            state = State.from_bytes(data, self._plan.layout.size, len(self._plan.sealed.names))
         except ValueError as error:
             raise ProtocolError(_SERVER, "snapshot", str(error)) from error
-        if state.version != brought.base or state.model.shape != (self._plan.layout.size,):
-            detail = f"{state.model.shape} of version {state.version}, announced as {brought.base}"
-            raise ProtocolError(_SERVER, "snapshot", detail)
+        if state.version != brought.base:
+            raise ProtocolError(_SERVER, "snapshot", f"of version {state.version}, announced as {brought.base}")
         return state
 
     def _add(self, state: State, group: package.Group, version: int) -> tuple[State, Tally]:
@@ -364,17 +357,6 @@ class SealedCopy:
         if not np.isfinite(values).all():
             raise ProtocolError(_SERVER, "finite", "values in the clear are not finite")
         return values
-
-    # What survives.
-
-    def _load(self) -> State | None:
-        if self._file is None or not self._file.exists():
-            return None
-        return State.from_bytes(self._file.read_bytes())
-
-    def _save(self) -> None:
-        if self._file is not None:
-            write_atomically(self._file, self._state.to_bytes(), OWNER_FILE)
 
 
 def _bytes(data: bytes) -> Payload:

@@ -218,8 +218,9 @@ class _Round:
         self._form = form_of(kind)
         self._sealer = open_suite(kind, self._group)
         self._adder = Adder(self._form)
-        cohort = {keys.name: keys.public for keys in self._keys}
-        self._masks = [MaskRound(keys, cohort, b"round 0") for keys in self._keys] if kind == "masked" else []
+        self._cohort = {keys.name: keys.public for keys in self._keys}
+        self._masked = kind == "masked"
+        self._masks: dict[str, MaskRound] = {}
 
     def seal(self, silo: int, update: Vector) -> bytearray:
         """An update's message."""
@@ -231,9 +232,9 @@ class _Round:
         rng = np.random.Generator(np.random.SFC64(silo))
         portions: Iterator[Slots] = (slots for slots, _ in grid.encode(own, update, factor, rng))
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
-        if not self._masks:
+        if not self._masked:
             return seal_message(head, portions, Serial(self._sealer), self._tagger(), keys.signing)
-        mask = self._masks[silo]
+        mask = self._masks[keys.name] = MaskRound(keys, self._cohort, b"round 0")
         pipeline = Serial(Masked(self._sealer, mask))
         return seal_message(head, portions, pipeline, self._tagger(), keys.signing, mask.mask_tag)
 
@@ -256,10 +257,10 @@ class _Round:
         """The mean at a silo; with masks, what the survivors reveal included."""
         envelope = wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"), self._adder)
         members, tag, sealer = envelope.head.members, envelope.tag, self._sealer
-        if self._masks:
+        if self._masked:
             names = [keys.name for keys in self._keys]
-            signatures = {name: mask.sign(names) for name, mask in zip(names, self._masks, strict=True)}
-            unmasker = Unmasker(names, [mask.reveal(signatures) for mask in self._masks])
+            signatures = {name: self._masks[name].sign(names) for name in names}
+            unmasker = Unmasker(names, [self._masks[name].reveal(signatures) for name in names])
             sealer, tag = Masked(sealer, unmasker=unmasker), unmasker.unmask_tag(tag)
         pipeline = Serial(sealer)
         (first,) = open_portions(envelope.words[:1], members, pipeline, "server")

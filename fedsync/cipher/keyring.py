@@ -30,10 +30,12 @@ class Ring:
     Args:
         own: its own pairs.
         group: the epoch's group key, whose members it is one of.
+        folder: where they are kept, or None for keys in memory.
     """
 
     own: SiloKeys
     group: GroupKey
+    folder: Path | None = None
 
 
 class _SiloRecord(Record):
@@ -108,7 +110,7 @@ def open_ring(folder: Path) -> Ring:
     if group.members.get(own.name) != own.public:
         problem = f"the group key was not issued to these keys of {own.name!r}"
         raise ConfigError(str(folder / GROUP_FILE), problem, "Have the administrator issue a bundle for them")
-    return Ring(own, group)
+    return Ring(own, group, folder)
 
 
 def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> GroupKey:

@@ -58,7 +58,10 @@ class Reveal:
 
 
 class MaskRound:
-    """One silo's part in one attempt of one round. Its seeds are drawn here and used once.
+    """One silo's part in one attempt of one round. Its masks blind one update, once, and none after it signed.
+
+    The self mask is drawn here. The pair masks follow from the keys and the context, so nobody may make a second round
+    with both the same: see `fedsync.cipher.masking`.
 
     Args:
         own: the silo's keys.
@@ -80,6 +83,8 @@ class MaskRound:
             name: own.agree(keys, b"mask pair 1\0" + context) for name, keys in cohort.items() if name != own.name
         }
         self._survivors: tuple[str, ...] | None = None
+        self._masked = 0
+        self._tagged = False
 
     @property
     def _masks(self) -> list[tuple[bytes, bool]]:
@@ -92,12 +97,25 @@ class MaskRound:
 
         Args:
             slots: int64 [chunks, 4096].
-            first: number of the first of the chunks.
+            first: number of the first of the chunks; they come in order, each once.
+
+        Raises:
+            PolicyError: a mask would be put on twice.
         """
+        if first != self._masked or self._tagged or self._survivors is not None:
+            raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
+        self._masked += len(slots)
         return _masked(slots, self._masks, first)
 
     def mask_tag(self, tag: Tag) -> Tag:
-        """The masked tag."""
+        """The masked tag; the update ends with it.
+
+        Raises:
+            PolicyError: a mask would be put on twice.
+        """
+        if self._tagged or self._survivors is not None:
+            raise PolicyError("a second tag is to be masked: masks are for one update, once")
+        self._tagged = True
         return _masked_tag(tag, self._masks)
 
     def sign(self, survivors: Sequence[str]) -> bytes:

@@ -29,11 +29,13 @@ class Question:
 
     Args:
         base: version that the updates in the sum started from.
+        attempt: of the round from this version, see `fedsync.cipher.attempts`.
         survivors: names of the silos whose updates are in it; to be signed if there are no signatures.
         signatures: of all of them, by name; then seeds are to be revealed.
     """
 
     base: int
+    attempt: int
     survivors: tuple[str, ...]
     signatures: Mapping[str, bytes] | None = None
 
@@ -42,7 +44,8 @@ class Question:
         signatures = None
         if self.signatures is not None:
             signatures = {name: signature.hex() for name, signature in self.signatures.items()}
-        return _packed({"base": self.base, "survivors": self.survivors, "signatures": signatures})
+        value = {"base": self.base, "attempt": self.attempt, "survivors": self.survivors, "signatures": signatures}
+        return _packed(value)
 
     @classmethod
     def decode(cls, payload: Payload) -> Question:
@@ -55,8 +58,9 @@ class Question:
             value = _unpacked(payload, "server")
             given = value["signatures"]
             signatures = None if given is None else {str(k): bytes.fromhex(v) for k, v in given.items()}
-            return cls(int(value["base"]), tuple(str(name) for name in value["survivors"]), signatures)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            survivors = tuple(str(name) for name in value["survivors"])
+            return cls(int(value["base"]), int(value["attempt"]), survivors, signatures)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError("server", "question", f"not a question about masks: {error!r}") from error
 
 
@@ -65,11 +69,13 @@ class Opening:
 
     Args:
         base: version that its updates started from.
+        attempt: of the round from this version.
         survivors: names of the silos whose updates are in it.
     """
 
-    def __init__(self, base: int, survivors: tuple[str, ...]) -> None:
+    def __init__(self, base: int, attempt: int, survivors: tuple[str, ...]) -> None:
         self.base = base
+        self.attempt = attempt
         self.survivors = survivors
         self._signatures: dict[str, bytes] = {}
         self._reveals: dict[str, Reveal] = {}
@@ -78,7 +84,7 @@ class Opening:
     def questions(self) -> dict[str, Payload]:
         """What is to be asked now, by silo; each question comes up once."""
         signed = len(self._signatures) == len(self.survivors)
-        question = Question(self.base, self.survivors, self._signatures if signed else None).encode()
+        question = Question(self.base, self.attempt, self.survivors, self._signatures if signed else None).encode()
         due = [name for name in self.survivors if (name, signed) not in self._asked]
         self._asked.update((name, signed) for name in due)
         return dict.fromkeys(due, question)

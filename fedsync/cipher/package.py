@@ -1,8 +1,8 @@
 """What the server sends a silo under encryption: all that it has not seen since the version that it holds.
 
-    magic [4] | version [2] | kind of start [2] | from [8] | to [8] | start bytes [8] | calibration bytes [8]
-    | groups [8] | start: nothing, a sealed snapshot of version ``from``, or that version in the clear; zeros to 8
-    | calibration: an aggregate of headers, or nothing; zeros to 8
+    magic [4] | version [2] | kind of start [2] | from [8] | to [8] | attempt [8] | start bytes [8]
+    | calibration bytes [8] | groups [8] | start: nothing, a sealed snapshot of version ``from``, or that version in
+    the clear; zeros to 8 | calibration: an aggregate of headers, or nothing; zeros to 8
     each group: sign [8] | versions [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8],
     an aggregate | values in the clear; zeros to 8 | reveals; zeros to 8
 
@@ -24,8 +24,10 @@ from fedsync.core.exchange import Payload
 MAX_GROUPS = 4096
 MAX_SUMS = 64
 
-_MAGIC, _VERSION, _ALIGN = b"FSPK", 1, 8
-_HEAD = struct.Struct("<4sHHqqQQQ")
+MAX_ATTEMPT = 2**32 - 1
+
+_MAGIC, _VERSION, _ALIGN = b"FSPK", 2, 8
+_HEAD = struct.Struct("<4sHHqqQQQQ")
 _GROUP = struct.Struct("<qQQQQ")
 _LENGTH = struct.Struct("<Q")
 
@@ -73,6 +75,7 @@ class Package:
         groups: in order.
         model: of ``base``, sealed or in the clear, unless the silo holds it.
         calibration: what silos said at the start of how large updates are.
+        attempt: of the round from ``version`` in which the silo is to seal; see `fedsync.cipher.attempts`.
     """
 
     start: Start
@@ -81,12 +84,13 @@ class Package:
     groups: tuple[Group, ...] = ()
     model: Piece = b""
     calibration: Piece = b""
+    attempt: int = 0
 
     def encode(self) -> Payload:
         """The message, uint8 [bytes]."""
         pieces: list[Piece] = [
             _HEAD.pack(
-                *(_MAGIC, _VERSION, self.start, self.base, self.version),
+                *(_MAGIC, _VERSION, self.start, self.base, self.version, self.attempt),
                 *(len(self.model), len(self.calibration), len(self.groups)),
             )
         ]
@@ -109,11 +113,11 @@ def decode(payload: Payload, sender: str = "server") -> Package:
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "package", f"{payload.dtype} {payload.shape} instead of bytes")
     reader = _Reader(memoryview(payload.tobytes()), sender)
-    magic, version, start, base, to, model_bytes, calibration_bytes, count = reader.fields(_HEAD)
+    magic, version, start, base, to, attempt, model_bytes, calibration_bytes, count = reader.fields(_HEAD)
     if magic != _MAGIC or version != _VERSION or start not in set(Start):
         reader.fail(f"it begins with {magic!r}, version {version}, start {start}")
-    if count > MAX_GROUPS or not -1 <= base <= to:
-        reader.fail(f"{count} groups from version {base} to {to}")
+    if count > MAX_GROUPS or not -1 <= base <= to or attempt > MAX_ATTEMPT:
+        reader.fail(f"{count} groups from version {base} to {to}, attempt {attempt}")
     model, calibration = reader.piece(model_bytes), reader.piece(calibration_bytes)
     groups: list[Group] = []
     for _ in range(count):
@@ -123,7 +127,7 @@ def decode(payload: Payload, sender: str = "server") -> Package:
         pieces = tuple(reader.piece(reader.fields(_LENGTH)[0]) for _ in range(sums))
         groups.append(Group(sign, versions, pieces, reader.piece(clear_bytes), reader.piece(reveal_bytes)))
     reader.end()
-    return Package(Start(start), base, to, tuple(groups), model, calibration)
+    return Package(Start(start), base, to, tuple(groups), model, calibration, attempt)
 
 
 class _Reader:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsync.cipher.header import Tally, next_exponents, together
+from fedsync.core.digested import digested, undigested
 from fedsync.core.layout import Vector
+from fedsync.core.private import OWNER_FILE, write_atomically
+
+logger = logging.getLogger(__name__)
 
 MAX_GRIDS = 64
 """Agreements remembered: an update sealed on an older grid cannot be opened any more."""
@@ -73,11 +79,16 @@ class State:
         return len(text).to_bytes(8, "little") + text + self.model.astype("<f4", copy=False).tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> State:
+    def from_bytes(cls, data: bytes, values: int, tensors: int) -> State:
         """The inverse of `to_bytes`, for bytes that a holder of the group key wrote.
 
+        Args:
+            data: the bytes.
+            values: of the model.
+            tensors: of it that are sealed, each of which has an exponent.
+
         Raises:
-            ValueError: these are not such bytes.
+            ValueError: these are not such bytes, or not of such a model.
         """
         length = int.from_bytes(data[:8], "little")
         try:
@@ -86,10 +97,45 @@ class State:
             votes = None if about["votes"] is None else _tally(*about["votes"])
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             version, count = int(about["version"]), int(about["count"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a silo's state: {error!r}") from error
         model = np.frombuffer(data[8 + length :], dtype="<f4").astype(np.float32)
+        if model.size != values or not exponents or any(len(one) != tensors for one in exponents):
+            raise ValueError(f"a model of {model.size} values, not {values}, or of other tensors")
         return cls(version, model, Scales(exponents, count, votes), added)
+
+    def save(self, file: Path) -> None:
+        """Write the file; it is on disk when this returns.
+
+        Raises:
+            ConfigError: the disk does not take it.
+        """
+        write_atomically(file, digested(self.to_bytes()), OWNER_FILE)
+
+    @classmethod
+    def load(cls, file: Path, values: int, tensors: int) -> State | None:
+        """What `save` wrote; None where there is no file, and, with a warning, where it is not whole.
+
+        Args:
+            file: where.
+            values: as for `from_bytes`.
+            tensors: as for `from_bytes`.
+        """
+        if not file.exists():
+            return None
+        try:
+            body = undigested(file.read_bytes())
+            if body is None:
+                raise ValueError("its checksum does not fit")
+            return cls.from_bytes(body, values, tensors)
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "%s is damaged: %s. This silo begins without a model, and the server sends it what it needs; if it "
+                "happens again, check the disk",
+                file,
+                error,
+            )
+            return None
 
 
 def _tally(count: int, tensors: int, votes: list[list[int]]) -> Tally:

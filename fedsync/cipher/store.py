@@ -20,6 +20,7 @@ import numpy as np
 
 from fedsync.cipher import package, wire
 from fedsync.cipher.chain import Adding, Group, Link, Sum
+from fedsync.cipher.intake import Intake
 from fedsync.cipher.keywrap import ServerKeys
 from fedsync.cipher.masks import MIN_SURVIVORS
 from fedsync.cipher.opening import Opening
@@ -36,19 +37,11 @@ logger = logging.getLogger(__name__)
 MAX_LINKS = 48
 """Links kept before a silo is asked for a snapshot, which replaces those before it."""
 
-_GIVEN = ("_plan", "_keys", "_adder", "_adding", "_made")
+_GIVEN = ("_plan", "_keys", "_adding", "_made", "_intake")
 """Attributes of a store that do not come from silos."""
 
 MAX_SNAPSHOT_EXTRA = 2**20
 """Bytes that a sealed snapshot may have beside the model's."""
-
-
-@dataclass(slots=True)
-class _Update:
-    """A sealed update that waits for its commit."""
-
-    envelope: wire.Envelope
-    clear: Vector
 
 
 @dataclass(slots=True)
@@ -71,22 +64,20 @@ class SealedStore:
     def __init__(self, plan: SealPlan, keys: ServerKeys, initial: Vector | None = None) -> None:
         self._plan = plan
         self._keys = keys
-        self._adder = Adder(plan.form)
-        self._adding = Adding(plan, self._adder)
+        adder = Adder(plan.form)
+        self._adding = Adding(plan, adder)
+        self._intake = Intake(plan, keys, adder)
         self._version = 0
         self._links: list[Link] = []
         self._where: dict[str, _Where] = {}
-        self._pending: dict[str, _Update] = {}
-        self._bases: dict[str, tuple[int, int]] = {}
         self._snapshot: tuple[int, Payload] | None = None
         self._initial = initial
         self._calibrations: dict[str, wire.Envelope] = {}
         self._calibration: bytes | None = None
         self._scale = 0
         self._since_scale = 0
-        self._grids: dict[int, bytes] = {}
         self._remembered: int | None = None
-        self._made: dict[int, Payload] = {}
+        self._made: dict[tuple[int, int], Payload] = {}
         self._opening: tuple[Opening, Group] | None = None
 
     # Silos come, and are sent what they lack.
@@ -100,17 +91,39 @@ class SealedStore:
         """A silo is here. What it says of the size of its updates counts if no order has gone out yet.
 
         Raises:
-            ProtocolError: the greeting is not one, or the silo has no key.
+            ProtocolError: the greeting is not one, or is missing while it counts; the silo has no key; or it cannot
+                hold that version.
         """
+        if self._calibration is not None:
+            self.holds(silo, version)
+            return
+        if greeting is None:
+            raise ProtocolError(silo, "greeting", "it does not say how large its updates are")
+        envelope = self._intake.greeting(silo, greeting)
         self.holds(silo, version)
-        if greeting is not None and self._calibration is None:
-            self._calibrations[silo] = self._read(silo, f"{silo}/0", 0, greeting, chunks=1)
+        self._calibrations[silo] = envelope
 
     def holds(self, silo: str, version: int) -> None:
-        """The silo holds this version, or a later one of those that were sent to it."""
+        """The silo holds this version, or a later one of those that were sent to it.
+
+        A version that nothing leads on from, as after its disk was set back, is as good as none: it is sent the model
+        from the beginning, or a snapshot.
+
+        Raises:
+            ProtocolError: there is no such version yet, or never, or no such silo.
+        """
+        self._intake.key_of(silo)
+        if not -1 <= version <= self._version:
+            raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._version}")
+        known = version if version in self._bases else -1
         where = self._where.get(silo)
-        sent = {one for one in where.sent if one > version} if where is not None else set()
-        self._where[silo] = _Where(version, sent)
+        sent = {one for one in where.sent if one > known} if where is not None else set()
+        self._where[silo] = _Where(known, sent)
+
+    @property
+    def _bases(self) -> set[int]:
+        """Versions from which links lead to the current one, which is one of them."""
+        return {link.base for link in self._links} | {self._version}
 
     def outgoing(self, silo: str) -> Payload:
         """A package, uint8 [bytes], from the version that the silo holds to the current one."""
@@ -120,9 +133,10 @@ class SealedStore:
             self._calibrate()
         where = self._where.setdefault(silo, _Where(-1))
         where.sent.add(self._version)
-        if where.known not in self._made:
-            self._made[where.known] = self._package(where.known).encode()
-        return self._made[where.known]
+        key = where.known, self._intake.attempt(silo, self._version)
+        if key not in self._made:
+            self._made[key] = replace(self._package(where.known), attempt=key[1]).encode()
+        return self._made[key]
 
     def _calibrate(self) -> None:
         if not self._calibrations:
@@ -134,11 +148,10 @@ class SealedStore:
 
     def _package(self, known: int) -> Package:
         """From ``known``, or from a version that can be sent whole where no link begins there."""
-        bases = {link.base for link in self._links} | {self._version}
         calibration = self._calibration or b""
-        if known in bases:
+        if known in self._bases:
             return Package(Start.HELD, known, self._version, self._groups_from(known))
-        if known == -1 and 0 in bases:
+        if known == -1 and 0 in self._bases:
             whole = b"" if self._initial is None else self._initial.astype("<f4", copy=False).tobytes()
             start = Start.HELD if self._initial is None else Start.CLEAR
             return Package(start, -1, self._version, self._groups_from(0), whole, calibration)
@@ -173,7 +186,7 @@ class SealedStore:
 
     def begin(self, update_id: str) -> None:
         """An order starts from the current model, on the grid that silos with this version have."""
-        self._bases[update_id] = self._version, self._scale
+        self._intake.begin(update_id, self._version, self._scale)
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         """Keep a sealed update, after every check that needs no key.
@@ -181,36 +194,7 @@ class SealedStore:
         Raises:
             ProtocolError: it is not what was ordered, or not the silo's.
         """
-        if update_id in self._pending:
-            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
-        if update_id not in self._bases:
-            raise ProtocolError(silo, "update id", f"{update_id!r} was not ordered")
-        base, scale = self._bases[update_id]
-        clear_bytes = 4 * self._plan.clear_values
-        cut = len(update) - clear_bytes
-        if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
-            raise ProtocolError(silo, "update", f"{update.dtype} {update.shape} instead of bytes")
-        envelope = self._read(silo, update_id, base, update[:cut], self._plan.chunks, self._grids.get(scale))
-        clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
-        if not np.isfinite(clear).all():
-            raise ProtocolError(silo, "finite", "values in the clear are not finite")
-        self._grids.setdefault(scale, envelope.head.grid)
-        self._pending[update_id] = _Update(envelope, clear)
-
-    def _read(
-        self, silo: str, update_id: str, base: int, message: Payload, chunks: int, grid: bytes | None = None
-    ) -> wire.Envelope:
-        if message.dtype != np.uint8 or message.ndim != 1:
-            raise ProtocolError(silo, "sealed message", f"{message.dtype} {message.shape} instead of bytes")
-        public = self._keys.senders.get(silo)
-        if public is None:
-            raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
-        plan, keys = self._plan, self._keys
-        expected = wire.Expected(
-            wire.Kind.UPDATE, plan.form, plan.lanes, silo, base, 0, keys.epoch, keys.fingerprint, grid, chunks,
-            update_id, public,
-        )  # fmt: skip
-        return wire.decode(memoryview(message.tobytes()), expected, self._adder)
+        self._intake.put(silo, update_id, update)
 
     def commit(self, commit: Commit) -> None:
         """Add the updates of a commit; their weights are inside already.
@@ -222,17 +206,18 @@ class SealedStore:
         """
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
-        updates = {update_id: self._pending.pop(update_id) for update_id in commit.weights}
+        updates = self._intake.take(commit.weights)
+        # Of what does not count the others make up the weight.
+        share = sum(commit.weights[update_id] for update_id in updates) / sum(commit.weights.values())
         clear = np.zeros(self._plan.clear_values, dtype=np.float32)
         by_grid: dict[bytes, list[wire.Envelope]] = {}
         for update_id, update in updates.items():
-            self._bases.pop(update_id, None)
             by_grid.setdefault(update.envelope.head.grid, []).append(update.envelope)
-            clear += np.float32(commit.weights[update_id]) * update.clear
+            clear += np.float32(commit.weights[update_id] / share) * update.clear
         sums = tuple(self._adding.total(envelopes) for _, envelopes in sorted(by_grid.items()))
         group = Group(1, 1, len(updates), sums, clear)
         if self._plan.masked:
-            self._begin_opening(group)
+            self._begin_opening(group, next(iter(updates.values())).attempt)
         else:
             self._add_group(group)
 
@@ -246,7 +231,7 @@ class SealedStore:
 
     # Masks have to come off before a sum can be opened.
 
-    def _begin_opening(self, group: Group) -> None:
+    def _begin_opening(self, group: Group, attempt: int) -> None:
         members = [member for one in group.sums for member in one.members]
         bases = {member.round for member in members}
         silos = tuple(sorted(member.update_id.rpartition("/")[0] for member in members))
@@ -258,7 +243,7 @@ class SealedStore:
             )
             self._extend((), last=False)
             return
-        self._opening = Opening(bases.pop(), silos), group
+        self._opening = Opening(bases.pop(), attempt, silos), group
 
     @property
     def blocked(self) -> bool:
@@ -312,8 +297,7 @@ class SealedStore:
 
     def discard(self, update_id: str) -> None:
         """Forget an update, if it is there."""
-        self._pending.pop(update_id, None)
-        self._bases.pop(update_id, None)
+        self._intake.discard(update_id)
 
     # The chain stays short.
 
@@ -331,7 +315,7 @@ class SealedStore:
         most = self._plan.layout.nbytes + MAX_SNAPSHOT_EXTRA
         if snapshot.dtype != np.uint8 or len(snapshot) > most:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {most}")
-        if version != self._version and all(link.base != version for link in self._links):
+        if version not in self._bases:
             raise ProtocolError(silo, "snapshot", f"of version {version}, which is not among those kept")
         self._snapshot = version, snapshot
         # What the remembered version needs must stay, or there would be no way back.
@@ -344,18 +328,22 @@ class SealedStore:
         between = {version for where in self._where.values() for version in (where.known, *where.sent)}
         if self._remembered is not None:
             between.add(self._remembered)
+        if self._snapshot is not None:
+            between.add(self._snapshot[0])
         self._links = self._adding.shortened(self._links, between)
 
     def state(self) -> Mapping[str, Any]:
         """Sums and pending updates, for `restore` in another process; nothing in it needs a key to be made."""
-        return {name: value for name, value in vars(self).items() if name not in _GIVEN}
+        own = {name: value for name, value in vars(self).items() if name not in _GIVEN}
+        return {**own, "intake": self._intake.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from another store's `state`. A sum whose masks were to come off stays closed."""
-        vars(self).update(state)
+        vars(self).update({name: value for name, value in state.items() if name != "intake"})
         if self._opening is not None:
             self._opening = None
             self._extend((), last=False)
+        self._intake.restore(state["intake"], self._version)
 
     def links(self) -> Iterator[tuple[int, int]]:
         """Versions that each link leads from and to, for people and tests."""

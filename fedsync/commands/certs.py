@@ -61,9 +61,9 @@ def silo(
 
     key = make_node_key(name, folder)
     typer.echo(f"{name} {key.fingerprint}")
-    typer.echo(f"{key.private}: secret; the SuperNode's --auth-supernode-private-key")
-    typer.echo(f"{key.public}: to the server's operator, who runs")
-    typer.echo(f"  flwr supernode register {key.public.name} CONNECTION --name {name}")
+    typer.echo(f"{key.private}: secret; it stays here, as node_key in silo.yaml")
+    typer.echo(f"{key.public}: to the server's operator, who names it in server.yaml:")
+    typer.echo(f"  silos: {{{name}: nodes/{key.public.name}}}")
 
 
 @app.command()

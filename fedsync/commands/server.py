@@ -31,14 +31,20 @@ def start(file: File) -> None:
 
 @app.command()
 def register(file: File) -> None:
-    """Register the silos of the file at the server that runs here, for example after one was added."""
+    """Register the silos of the file at the server that runs here, after one was added or got another key.
+
+    The key that a silo had before is turned away from then on.
+    """
     from fedsync.config.server import ServerStartConfig
 
     config = ServerStartConfig.load(file)
+    from fedsync.runtime.registrar import tell_what_else
     from fedsync.runtime.supervise import register_silos
 
-    register_silos(config)
-    typer.echo(f"registered: {', '.join(config.silos)}")
+    found = register_silos(config)
+    typer.echo(f"registered: {', '.join(name for name in config.silos if name not in found.problems) or 'none'}")
+    tell_what_else(found)
+    found.check()
 
 
 @app.command()
@@ -97,7 +103,7 @@ def run(
 
 @app.command()
 def stop(folder: Annotated[Path, typer.Argument(help="Folder of the run's files.")]) -> None:
-    """End a run before its time; `fedsync server run --resume` goes on with it."""
+    """End a run before its time, whatever it does; `fedsync server run --resume` goes on with it."""
     from fedsync.runtime.runs import stop_run
 
     stop_run(folder)

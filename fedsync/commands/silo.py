@@ -1,4 +1,4 @@
-"""``fedsync silo``: run this machine's silo."""
+"""``fedsync silo``: run this machine's silo, and get its model."""
 
 from __future__ import annotations
 
@@ -37,3 +37,23 @@ def serve(file: File) -> None:
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
     serve_silo(config)
+
+
+@app.command()
+def export(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for model.pt, which is replaced.")],
+    run: Annotated[
+        str | None, typer.Option("--run", help="Which run's; left out, the one whose model came last.")
+    ] = None,
+) -> None:
+    """Write the model of an encrypted run, of which the server has none, as this silo keeps it."""
+    from fedsync.config.silo import SiloStartConfig
+
+    config = SiloStartConfig.load(file)
+    from fedsync.runtime.export import export_kept
+
+    done = export_kept(config, out, run)
+    typer.echo(f"{done.file}: version {done.version} of run {done.run}")
+    for other in done.others:
+        typer.echo(f"not written: run {other}; for its model add --run {other.name}")

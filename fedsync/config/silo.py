@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,20 @@ class LogsConfig(Section):
     """Older logs that are kept, of each process."""
 
 
+class SealConfig(Section):
+    """What a run must at least seal, at a silo that has keys; one that seals less is refused."""
+
+    masks: bool = False
+    """Whether updates must carry masks (``cipher: {kind: masked}``), without which the server and one silo together can
+    read every update."""
+
+    clear: list[str] = Field(default_factory=list)
+    """Patterns of names of tensors that may travel in the clear where a run seals only some. Empty: none may."""
+
+    metrics: Literal["plain", "sealed"] = "plain"
+    """Whether how the model did on the silo's test data must be ``sealed`` with the updates."""
+
+
 class SiloStartConfig(Section):
     """What ``fedsync silo start`` is told. Paths are relative to the file."""
 
@@ -54,7 +68,19 @@ class SiloStartConfig(Section):
     """Folder of the silo, which only its owner can enter: trainers, logs, health."""
 
     keys: str | None = None
-    """Folder of the silo's keys for encrypted runs; with it, nothing is sent in the clear."""
+    """Folder of the silo's keys for encrypted runs; with it, no update is sent in the clear."""
+
+    seal: SealConfig | None = None
+    """What runs must at least seal; left out, all of every update, with any suite."""
+
+    code: Literal["installed", "shipped"] = "installed"
+    """Whose code answers messages. ``installed``: FedSync's own as it is installed here; a bundle that brings another
+    client is refused. ``shipped``: also the client of any Flower app that the server sends, with all rights of the
+    silo's user, so that the server can read the keys and whatever else that user can."""
+
+    data: list[str] | None = None
+    """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, the
+    server chooses among all files that the silo's user can read; ``[]`` is no file."""
 
     index: Annotated[int, Field(ge=0)] = 0
     """Which share of the data it has, from 0 on, where the task splits data."""
@@ -84,6 +110,8 @@ class SiloStartConfig(Section):
             )
         if self.insecure and (self.authority or self.node_key):
             raise ValueError("insecure: true leaves out TLS, but authority or node_key is given; remove one of the two")
+        if self.seal is not None and self.keys is None:
+            raise ValueError("seal is given, but no keys; name the folder of `fedsync keys` as keys, or remove seal")
         return self
 
     @classmethod
@@ -99,10 +127,20 @@ class SiloStartConfig(Section):
         must_exist(
             file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
         )
+        config = config._with_folders_beside(file, path)
         if len(config.state) > LONGEST_STATE:
             problem = f"{config.state} has {len(config.state)} characters, at most {LONGEST_STATE}"
             raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
         return config
+
+    def _with_folders_beside(self, file: YamlFile, path: Path) -> Self:
+        folders = [(path.resolve().parent / name).resolve() for name in self.data or ()]
+        for index, folder in enumerate(folders):
+            if not folder.is_dir():
+                raise ConfigError(
+                    file.place(("data", str(index))), f"{folder} is no folder", "Make it, or remove it here"
+                )
+        return self if self.data is None else self.model_copy(update={"data": [str(folder) for folder in folders]})
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from math import inf
 
 from fedsync.core.errors import ProtocolError
@@ -11,14 +10,34 @@ from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, Wo
 MAX_SPEED = 1e9
 """Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
 
+MIN_SPEED = 1e-9
+"""Samples per second of a machine that takes 30 years for one; slower ones do not differ from one that stands still."""
+
+MAX_EXAMPLES = 10**9
+"""More training samples than any silo holds."""
+
+MAX_COUNT = 10**15
+"""Largest whole number of a silo, of samples or bytes, that only limits what the silo itself is given."""
+
 MAX_WINDOWS = 64
+
+MAX_OVERHEADS = 64
+"""Kinds of overhead that a report may name."""
+
+MAX_NAME = 128
+"""Characters of a name that a silo gives: its own, its device's, a kind of overhead's."""
+
+MAX_SECONDS = 1e9
+"""Seconds of overhead that no order takes: 30 years."""
 
 MAX_TEST_SAMPLES = 10**9
 """Larger than any test split; a silo that claims more would drown all others in a pooled score."""
 
-
 MAX_SCORE = 1e6
-"""Score of a sample that no task gives; sums of larger ones might overflow."""
+"""Score of a sample that no task gives."""
+
+MAX_LOSS = 1e30
+"""Loss of a sample, and how bad a score may be: squared errors have no range, but sums of these are finite."""
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
@@ -38,7 +57,7 @@ def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkRepo
         # A mean of shares may exceed 1 by rounding.
         if not all(share is None or 0 <= share <= 1.001 for share in (window.cpu, window.memory)):
             raise ProtocolError(silo, "resources", f"{window}")
-    if report.batch_cap is not None and report.batch_cap < 1:
+    if report.batch_cap is not None and not 1 <= report.batch_cap <= MAX_COUNT:
         raise ProtocolError(silo, "batch cap", f"{report.batch_cap}")
     if report.evaluation is not None:
         check_evaluation(silo, report.evaluation)
@@ -55,16 +74,20 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
         return "samples", f"{report.samples} samples in steps that hold {most}"
     if meta.steps != report.steps or meta.samples != report.samples:
         return "meta", "report and update disagree"
-    if not (meta.examples >= 1 and meta.nbytes >= 0):
+    if not (1 <= meta.examples <= MAX_EXAMPLES and meta.nbytes >= 0):
         return "meta", f"{meta.examples} examples, {meta.nbytes} bytes"
     # A comparison with NaN is false; `math.isfinite` costs twice as much.
-    if not -inf < report.loss < inf:
+    if not -MAX_LOSS <= report.loss <= MAX_LOSS:
         return "loss", f"training loss {report.loss}"
     if not 0 < report.compute_s < inf:
         return "compute time", f"{report.compute_s} s of training"
-    for seconds in report.overhead_s.values():
-        if not 0 <= seconds < inf:
-            return "overhead", f"{dict(report.overhead_s)}"
+    if not 0 <= report.peak_memory <= MAX_COUNT:
+        return "memory", f"{report.peak_memory} bytes"
+    if len(report.overhead_s) > MAX_OVERHEADS:
+        return "overhead", f"{len(report.overhead_s)} kinds, at most {MAX_OVERHEADS}"
+    for kind, seconds in report.overhead_s.items():
+        if not (0 <= seconds <= MAX_SECONDS and len(kind) <= MAX_NAME):
+            return "overhead", f"{seconds} s of {kind[:MAX_NAME]!r}"
     if len(report.windows) > MAX_WINDOWS:
         return "windows", f"{len(report.windows)} windows, at most {MAX_WINDOWS}"
     return None
@@ -85,28 +108,35 @@ def check_facts(silo: str, facts: SiloFacts) -> None:
     Raises:
         ProtocolError: names the silo and the first check that fails.
     """
-    if facts.examples < 1:
-        raise ProtocolError(silo, "examples", f"{facts.examples} training samples")
-    if facts.memory_samples is not None and facts.memory_samples < 1:
+    if not 1 <= facts.examples <= MAX_EXAMPLES:
+        raise ProtocolError(silo, "examples", f"{facts.examples} training samples, at most {MAX_EXAMPLES}")
+    if facts.memory_samples is not None and not 1 <= facts.memory_samples <= MAX_COUNT:
         raise ProtocolError(silo, "memory", f"room for {facts.memory_samples} samples")
     if facts.declared_speed is not None:
         check_speed(silo, facts.declared_speed)
+    if len(facts.device) > MAX_NAME:
+        raise ProtocolError(silo, "device", f"a name of {len(facts.device)} characters, at most {MAX_NAME}")
 
 
 def check_speed(silo: str, speed: float) -> None:
     """Check that a speed [samples/s] is one that a machine can have."""
-    if not 0 < speed <= MAX_SPEED:
-        raise ProtocolError(silo, "speed", f"{speed:g} samples/s lies outside (0, {MAX_SPEED:g}]")
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise ProtocolError(silo, "speed", f"{speed:g} samples/s lies outside [{MIN_SPEED:g}, {MAX_SPEED:g}]")
 
 
 def check_evaluation(silo: str, evaluation: Evaluation) -> None:
-    """Check the sums of an evaluation: finite, of a believable number of samples.
+    """Check the sums of an evaluation: of a believable number of samples, none of which is beyond every range.
 
-    What a task scores need not be a share: a log-likelihood has no range. Who wants to lie says that all is right, so a
-    limit of 1 a sample would keep nobody from it.
+    What a task scores need not be a share: a log-likelihood has no range, and that of a model before any training may
+    be far below what any model ends with. Who wants to lie says that all is right, so a limit of 1 a sample would keep
+    nobody from it.
     """
-    fine = math.isfinite(evaluation.loss) and -inf < evaluation.correct <= MAX_SCORE * evaluation.samples
-    if not (fine and 0 <= evaluation.samples <= MAX_TEST_SAMPLES):
+    samples = evaluation.samples
+    if not (
+        0 <= samples <= MAX_TEST_SAMPLES
+        and -MAX_LOSS * samples <= evaluation.loss <= MAX_LOSS * samples
+        and -MAX_LOSS * samples <= evaluation.correct <= MAX_SCORE * samples
+    ):
         raise ProtocolError(silo, "evaluation", f"{evaluation}")
 
 

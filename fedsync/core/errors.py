@@ -31,6 +31,12 @@ class ConfigError(FedSyncError):
         return f"{self.place}: {self.problem}. {self.remedy}"
 
 
+def not_installed(place: str, library: str, extra: str) -> ConfigError:
+    """The error where a library is missing that an extra of FedSync's brings, for example ``sim``."""
+    remedy = f'In a clone of FedSync: pip install -c constraints.txt ".[{extra}]"'
+    return ConfigError(place, f"{library} is not installed", remedy)
+
+
 class ProtocolError(FedSyncError):
     """A peer sent nonsense: names the sender and the check that it failed.
 

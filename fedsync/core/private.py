@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from fedsync.core.errors import ConfigError
@@ -67,6 +68,21 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from None
+
+
+def remove_unfinished(path: Path, writes: Callable[[int], bool] = lambda pid: False) -> None:
+    """Remove what killed processes have left in the middle of `write_atomically`, each as large as the file itself.
+
+    Args:
+        path: the file that they were to write.
+        writes: whether the process of this number may be writing it at the moment; nobody is, where only the caller
+            does.
+    """
+    beginning = f".{path.name}."
+    for unfinished in path.parent.glob(".*"):
+        pid = unfinished.name.removeprefix(beginning)
+        if unfinished.name.startswith(beginning) and pid.isdecimal() and not writes(int(pid)):
+            unfinished.unlink(missing_ok=True)
 
 
 def read_private(path: Path, limit: int) -> bytes:

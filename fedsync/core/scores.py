@@ -22,20 +22,45 @@ class Score:
     loss: float
 
 
+_UNIT_BITS = 1074
+"""Every finite float is a multiple of two to the power of minus this."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A sum of floats without any rounding, so that what is taken out of it leaves no trace.
+
+    A running sum of floats would not do: a number far larger than the others swallows them, and takes them along when
+    it goes. A whole number of the smallest unit that floats have is exact, and takes no longer for more silos.
+    """
+
+    units: int = 0
+
+    def add(self, value: float, times: int) -> None:
+        """Put a finite value in, or take it out again with ``times=-1``."""
+        numerator, denominator = value.as_integer_ratio()
+        self.units += times * (numerator << (_UNIT_BITS + 1 - denominator.bit_length()))
+
+    @property
+    def value(self) -> float:
+        """The float nearest to the sum: what `math.fsum` makes of the same values."""
+        return self.units / (1 << _UNIT_BITS)
+
+
 @dataclass(slots=True)
 class _Pool:
     """Sums over the silos in it, and how many evaluations are still to come."""
 
     under_way: int = 0
     silos: set[str] = field(default_factory=set)
-    loss: float = 0.0
-    correct: float = 0.0
+    loss: _Sum = field(default_factory=_Sum)
+    correct: _Sum = field(default_factory=_Sum)
     samples: int = 0
 
     def add(self, evaluation: Evaluation, times: int = 1) -> None:
         """Put an evaluation in, or take it out again with ``times=-1``."""
-        self.loss += times * evaluation.loss
-        self.correct += times * evaluation.correct
+        self.loss.add(evaluation.loss, times)
+        self.correct.add(evaluation.correct, times)
         self.samples += times * evaluation.samples
 
 
@@ -110,7 +135,7 @@ class Scores:
                 continue
             if len(pool.silos) < len(self._newest):
                 pool = self._rolling
-            score = Score(version, pool.correct / pool.samples, pool.loss / pool.samples)
+            score = Score(version, pool.correct.value / pool.samples, pool.loss.value / pool.samples)
             self.settled = max(self.settled, version)
             self.since_best = 0 if score.accuracy > self.best else self.since_best + 1
             self.best = max(self.best, score.accuracy)

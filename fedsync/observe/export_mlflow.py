@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, not_installed
 from fedsync.observe.export import RoundFeed
 from fedsync.observe.ledger import Ledger, Round
 
@@ -34,7 +34,7 @@ class MlflowExporter:
             from mlflow import MlflowClient
             from mlflow.entities import Metric, Param
         except ImportError as error:
-            raise ConfigError("export.mlflow", "MLflow is not installed", 'pip install "fedsync[mlflow]"') from error
+            raise not_installed("export.mlflow", "MLflow", "mlflow") from error
         self._metric = Metric
         self._feed = RoundFeed()
         self._ended = False

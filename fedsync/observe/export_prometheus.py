@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsync.config.export import PrometheusConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, not_installed
 from fedsync.observe.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ class PrometheusExporter:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
-            problem, remedy = "prometheus_client is not installed", 'pip install "fedsync[prometheus]"'
-            raise ConfigError("export.prometheus", problem, remedy) from error
+            raise not_installed("export.prometheus", "prometheus_client", "prometheus") from error
         self._ledger: Ledger | None = None
         registry = CollectorRegistry()
         registry.register(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import not_installed
 from fedsync.observe.export import RoundFeed
 from fedsync.observe.ledger import Ledger
 
@@ -23,8 +23,7 @@ class TensorBoardExporter:
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
-            problem, remedy = "tensorboardX is not installed", 'pip install "fedsync[tensorboard]"'
-            raise ConfigError("export.tensorboard", problem, remedy) from error
+            raise not_installed("export.tensorboard", "tensorboardX", "tensorboard") from error
         self._writer = SummaryWriter(str(folder))
         self._feed = RoundFeed()
 

@@ -85,21 +85,28 @@ class Comparison:
         }
 
 
-def comparison_table(comparisons: Sequence[Comparison], title: str) -> Table:
-    """Strategies side by side; ratios are to the first."""
-    table = _table(title, "strategy", "to target s", "ratio", "reached", "total s", "accuracy", "utilised", "waiting")
-    for comparison in comparisons:
-        row = comparison.row(comparisons[0])
-        table.add_row(
-            row["strategy"],
-            _number(row["seconds_to_target"], "{:.1f}", "missed"),
-            _number(row["ratio"], "{:.3f}"),
-            f"{row['reached']}/{len(row['seeds'])}",
-            _number(row["seconds"], "{:.1f}"),
-            _number(row["accuracy"], "{:.4f}"),
-            _number(row["utilisation"], "{:.1%}"),
-            _number(row["wait_fraction"], "{:.1%}"),
-        )
+def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: bool = True) -> Table:
+    """Strategies side by side; ratios are to the first.
+
+    Args:
+        comparisons: a row each.
+        title: above the table.
+        trained: False leaves out accuracy and target, of which runs without training have none.
+    """
+    rows = [comparison.row(comparisons[0]) for comparison in comparisons]
+    columns = {"strategy": [str(row["strategy"]) for row in rows]}
+    if trained:
+        columns["to target s"] = [_number(row["seconds_to_target"], "{:.1f}", "missed") for row in rows]
+        columns["ratio"] = [_number(row["ratio"], "{:.3f}") for row in rows]
+        columns["reached"] = [f"{row['reached']}/{len(row['seeds'])}" for row in rows]
+    columns["total s"] = [_number(row["seconds"], "{:.1f}") for row in rows]
+    if trained:
+        columns["accuracy"] = [_number(row["accuracy"], "{:.4f}") for row in rows]
+    columns["utilised"] = [_number(row["utilisation"], "{:.1%}") for row in rows]
+    columns["waiting"] = [_number(row["wait_fraction"], "{:.1%}") for row in rows]
+    table = _table(title, *columns)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 

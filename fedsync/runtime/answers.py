@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fedsync.core.errors import RunError
 from fedsync.core.exchange import Payload
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.private import OWNER_FILE, write_atomically
 
-SOCKET, IDENTITY, ERROR, LOG = "trainer.sock", "identity.json", "error.json", "trainer.log"
+SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
 ANSWER, COPY = "answer.bin", "copy.bin"
 """Files in a resident trainer's folder."""
 
@@ -23,6 +25,10 @@ RESOURCES = "FEDSYNC_RESOURCES"
 
 STATE = "FEDSYNC_STATE"
 """Environment variable: folder in which resident trainers keep their folders."""
+
+
+class StillLoading(RunError):
+    """The trainer is not ready yet. It goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +58,30 @@ class Identity:
 
         Raises:
             OSError: nothing is.
-            ValueError: it was torn.
+            ValueError: it was torn, or is another FedSync's.
         """
-        return cls(**json.loads((folder / IDENTITY).read_text(encoding="utf-8")))
+        try:
+            return cls(**json.loads((folder / IDENTITY).read_text(encoding="utf-8")))
+        except TypeError as error:
+            raise ValueError(f"{folder / IDENTITY}: {error}") from None
+
+    def dump(self) -> str:
+        """As text, the same for the same silo of the same run."""
+        return json.dumps(asdict(self))
+
+    def save(self, folder: Path) -> None:
+        """Write it into a trainer's folder, unless it is there: a full disk takes nothing, not even the same again.
+
+        Raises:
+            ConfigError: the disk does not take it.
+        """
+        path, data = folder / IDENTITY, self.dump().encode()
+        try:
+            there = path.read_bytes()
+        except FileNotFoundError:
+            there = b""
+        if there != data:
+            write_atomically(path, data, OWNER_FILE)
 
 
 @dataclass(frozen=True, slots=True)

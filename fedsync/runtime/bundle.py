@@ -46,7 +46,7 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
     """Hand the app to the SuperLink that ``connection`` names; returns Flower's number of the run, if it says one.
 
     Raises:
-        RunError: Flower refuses it, or there is no SuperLink.
+        RunError: Flower refuses it, does not answer in time, or there is no SuperLink.
     """
     done = _flwr("run", str(bundle), connection, environment=environment)
     if done.returncode != 0:
@@ -56,20 +56,28 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
 
 
 def withdraw(number: str, connection: str, environment: Mapping[str, str]) -> None:
-    """Have a SuperLink count a run as ended whose ServerApp died; where it does already, nothing happens.
+    """Have a SuperLink count a run as ended, whose ServerApp died or is not to begin; if it does so, nothing happens.
 
     By itself it does so after a minute, in which a SuperNode may wait for the rest of a message that nobody sends.
+
+    Raises:
+        RunError: Flower's command line does not answer in time, or cannot be started.
     """
     _flwr("stop", number, connection, environment=environment)
 
 
 def _flwr(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [flwr_command(), *arguments],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        return subprocess.run(
+            [flwr_command(), *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"flwr {arguments[0]} did not come back in {_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise RunError(f"flwr {arguments[0]} could not be started: {error}") from error

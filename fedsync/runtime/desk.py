@@ -18,9 +18,10 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.exchange import OtherVersion, Payload, PlainPort, Port
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
+from fedsync.runtime.allowed import Allowed
 from fedsync.runtime.answers import ANSWER, COPY, Answer, Finished, Identity, Lacking, Working
 from fedsync.runtime.done import Done
-from fedsync.runtime.rings import KEYS, has_keys, own_ring
+from fedsync.runtime.rings import own_ring
 from fedsync.runtime.spec import RunSpec
 from fedsync.tasks.protocol import SiloSlot
 from fedsync.train.device import resolve
@@ -79,7 +80,7 @@ class Desk:
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
-        spec = RunSpec.parse(identity.spec)
+        spec = Allowed.here().checked(RunSpec.parse(identity.spec))
         if not 0 <= identity.index < spec.silos:
             raise ConfigError(
                 "node configuration, partition-id",
@@ -110,13 +111,8 @@ class Desk:
 
     def _make_port(self, spec: RunSpec, folder: Path | None) -> Port:
         plan = spec.seal_plan(self._trainer.layout)
+        Allowed.here().check_seal(plan)
         if plan is None:
-            if has_keys():
-                raise ConfigError(
-                    "cipher.kind",
-                    "the server asks for updates in the clear, and this silo has keys",
-                    f"Ask for an encrypted run, or leave {KEYS} empty",
-                )
             return PlainPort()
         from fedsync.cipher.copy import SealedCopy
         from fedsync.cipher.suites import open_suite

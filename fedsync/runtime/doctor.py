@@ -12,6 +12,7 @@ from fedsync.config.silo import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.identity.certificates import Authority, ServerCertificate
 from fedsync.runtime import doctor_checks as here
+from fedsync.runtime import doctor_health as health
 from fedsync.runtime import doctor_network as network
 from fedsync.runtime.doctor_checks import Check
 
@@ -20,7 +21,7 @@ def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
     """The checks that need no file; ``strategy`` as for `check_silo`."""
     yield here.check_versions()
     yield here.check_disk(Path.cwd())
-    yield here.check_memory(None if strategy is None else here.model_bytes(strategy))
+    yield here.check_memory_for(strategy)
     yield here.check_device("auto")
 
 
@@ -41,7 +42,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
         yield here.check_ring(Path(config.keys), config.name)
     yield here.check_state(Path(config.state))
     yield here.check_disk(Path(config.state))
-    yield here.check_memory(None if strategy is None else here.model_bytes(strategy))
+    yield here.check_memory_for(strategy)
     yield here.check_device(config.device or "auto")
     host, port = network.split(config.server)
     reached = network.check_reachable(host, port)
@@ -49,7 +50,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     if reached.ok and config.authority is not None:
         yield network.check_tls(host, port, Path(config.authority))
         yield network.check_clock(host, port, Path(config.authority), time.time)
-    yield here.check_health(Path(config.state), now)
+    yield health.check_health(Path(config.state), now)
 
 
 def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
@@ -66,9 +67,11 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
         yield here.check_server_keys(Path(config.keys))
     yield here.check_state(Path(config.state))
     yield here.check_disk(Path(config.state))
-    yield here.check_memory(None if strategy is None else here.model_bytes(strategy))
-    yield network.check_port(config.host, config.port, running=here.is_running(Path(config.state), now))
-    yield here.check_health(Path(config.state), now)
+    yield here.check_memory_for(strategy)
+    yield network.check_port(config.host, config.port, running=health.is_running(Path(config.state), now))
+    yield health.check_health(Path(config.state), now)
+    yield health.check_registration(Path(config.state), now)
+    yield health.check_runs(Path(config.state), now)
 
 
 def utc_now() -> datetime:

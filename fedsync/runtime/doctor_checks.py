@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -20,7 +20,10 @@ from fedsync.core.private import OWNER_FOLDER
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.nodes import read_node_keys
 from fedsync.runtime import executor
-from fedsync.runtime.supervisor_run import FRESH_S, HEALTH_FILE
+from fedsync.runtime.registration import node_public_key
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 LEAST_DISK_BYTES = 1_000_000_000
 LEAST_MEMORY_BYTES = 500_000_000
@@ -78,7 +81,7 @@ def check_certificate(path: Path, name: str, now: datetime) -> Check:
             return Check(name, False, f"{detail}: expired", remedy)
         return Check(name, True, detail if left >= WARN_DAYS else f"{detail}: {left:.0f} days left", "")
 
-    return _guarded(name, found)
+    return guarded(name, found)
 
 
 def check_fit(folder: Path) -> Check:
@@ -88,7 +91,7 @@ def check_fit(folder: Path) -> Check:
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
         return Check("key", True, "fits the certificate, which the authority signed")
 
-    return _guarded("key", found)
+    return guarded("key", found)
 
 
 def check_authority_key(folder: Path) -> Check:
@@ -108,7 +111,7 @@ def check_node_key(path: Path) -> Check:
             return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
         return Check("node key", True, f"{keys[0].name} {keys[0].fingerprint}")
 
-    return _guarded("node key", found)
+    return guarded("node key", found)
 
 
 def check_ring(folder: Path, name: str) -> Check:
@@ -125,7 +128,7 @@ def check_ring(folder: Path, name: str) -> Check:
             "keys", True, f"epoch {ring.group.epoch}, group {ring.group.fingerprint.hex()[:16]}, for {members}"
         )
 
-    return _guarded("keys", found)
+    return guarded("keys", found)
 
 
 def check_server_keys(path: Path) -> Check:
@@ -139,43 +142,64 @@ def check_server_keys(path: Path) -> Check:
             "keys", True, f"epoch {file.epoch}, group {file.fingerprint.hex()[:16]}, {', '.join(file.senders)}"
         )
 
-    return _guarded("keys", found)
+    return guarded("keys", found)
 
 
 def check_silos(config: ServerStartConfig) -> Check:
-    """That the public node keys of the silos are keys."""
+    """That the public node keys of the silos are keys that the server takes, and no two of them the same."""
+    problems: list[ConfigError] = []
+    owners: dict[bytes, str] = {}
+    for name, path in config.silos.items():
+        try:
+            point = _point(node_public_key(name, Path(path)))
+        except ConfigError as error:
+            problems.append(error)
+            continue
+        owner = owners.setdefault(point, name)
+        if owner != name:
+            remedy = f"Have {name} make a key of its own with `fedsync certs silo {name}`"
+            problems.append(ConfigError(f"silos, {name}", f"its key is that of {owner}", remedy))
+    if problems:
+        found = "; ".join(f"{problem.place}: {problem.problem}" for problem in problems)
+        return Check("silos", False, found, ". ".join(problem.remedy for problem in problems))
+    return Check("silos", True, ", ".join(config.silos) or "none is listed; register their keys otherwise")
 
-    def found() -> Check:
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-        for name, path in config.silos.items():
-            try:
-                load_ssh_public_key(Path(path).read_bytes())
-            except ValueError:
-                return Check("silos", False, f"{path} is no public key", f"Have {name} send its {name}.node.pub again")
-        named = ", ".join(config.silos) or "none is listed; register their keys otherwise"
-        return Check("silos", True, named)
+def _point(key: EllipticCurvePublicKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    return _guarded("silos", found)
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_state(folder: Path) -> Check:
     """That the state folder is, or can be, the owner's alone."""
-    nearest = _nearest(folder)
-    if nearest != folder:
-        return Check("state", True, f"{folder} will be made")
-    mode = folder.stat().st_mode & 0o777
-    if mode & 0o077:
-        return Check("state", False, f"{folder} has mode {mode:04o}", f"Run `chmod {OWNER_FOLDER:o} {folder}`")
-    return Check("state", True, f"{folder}, mode {mode:04o}")
+
+    def found() -> Check:
+        if _nearest(folder) != folder:
+            return Check("state", True, f"{folder} will be made")
+        mode = folder.stat().st_mode & 0o777
+        if mode & 0o077:
+            return Check("state", False, f"{folder} has mode {mode:04o}", f"Run `chmod {OWNER_FOLDER:o} {folder}`")
+        return Check("state", True, f"{folder}, mode {mode:04o}")
+
+    return guarded("state", found)
 
 
 def check_disk(folder: Path) -> Check:
     """That there is room where the state folder is."""
-    free = shutil.disk_usage(_nearest(folder)).free
-    detail = f"{_size(free)} free"
-    remedy = f"Free {_size(LEAST_DISK_BYTES)} at least, or choose another state folder"
-    return Check("disk", True, detail) if free >= LEAST_DISK_BYTES else Check("disk", False, detail, remedy)
+
+    def found() -> Check:
+        free = shutil.disk_usage(_nearest(folder)).free
+        detail = f"{_size(free)} free"
+        remedy = f"Free {_size(LEAST_DISK_BYTES)} at least, or choose another state folder"
+        return Check("disk", True, detail) if free >= LEAST_DISK_BYTES else Check("disk", False, detail, remedy)
+
+    return guarded("disk", found)
+
+
+def check_memory_for(strategy: StrategyConfig | None) -> Check:
+    """`check_memory` with the model that a strategy trains, if there is one; it may be one that cannot be built."""
+    return guarded("memory", lambda: check_memory(None if strategy is None else model_bytes(strategy)))
 
 
 def check_memory(model: int | None) -> Check:
@@ -200,39 +224,7 @@ def check_device(device: str) -> Check:
 
         return Check("device", True, str(resolve(device, "device")))
 
-    return _guarded("device", found)
-
-
-def check_health(state: Path, now: datetime) -> Check:
-    """What the supervisor that works in the state folder says, if there is one."""
-    health = _health(state)
-    if health is None or not _is_fresh(health, now):
-        return Check("health", True, "not running")
-    detail = f"{health.get('state')} since {health.get('since')}, {health.get('restarts')} restarts"
-    if health.get("state") == "restarting":
-        return Check("health", False, f"{detail}; {health.get('last_error')}", f"See {state / 'logs'}")
-    return Check("health", True, detail)
-
-
-def _health(state: Path) -> dict[str, object] | None:
-    try:
-        found = json.loads((state / HEALTH_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _is_fresh(health: dict[str, object], now: datetime) -> bool:
-    try:
-        return (now - datetime.fromisoformat(str(health.get("at")))).total_seconds() < FRESH_S
-    except (ValueError, TypeError):
-        return False
-
-
-def is_running(state: Path, now: datetime) -> bool:
-    """Whether a supervisor is at work in a state folder."""
-    health = _health(state)
-    return health is not None and _is_fresh(health, now) and health.get("state") != "stopped"
+    return guarded("device", found)
 
 
 def _nearest(folder: Path) -> Path:
@@ -247,11 +239,13 @@ def _size(count: int) -> str:
     return f"{count / unit:.1f} {name}"
 
 
-def _guarded(name: str, found: Callable[[], Check]) -> Check:
-    """A check whose own errors name problem and remedy."""
+def guarded(name: str, found: Callable[[], Check]) -> Check:
+    """A check whose errors are what it found: the next ones are to be made all the same."""
     try:
         return found()
     except ConfigError as error:
         return Check(name, False, f"{error.place}: {error.problem}", error.remedy)
     except (FedSyncError, OSError) as error:
         return Check(name, False, str(error), "See the message")
+    except Exception as error:  # a task may be the user's own code, and a key anybody's
+        return Check(name, False, f"{type(error).__name__}: {error}", "See the message; if it says nothing, report it")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from fedsync.runtime.doctor_checks import Check
+from fedsync.core.errors import ConfigError
+from fedsync.runtime.doctor_checks import Check, guarded
 
 TIMEOUT_S = 5.0
 MOST_SKEW_S = 60.0
@@ -39,17 +40,22 @@ def check_reachable(host: str, port: int) -> Check:
 
 def check_tls(host: str, port: int, authority: Path) -> Check:
     """That the server proves to be the one that the authority signed for, under the name it is called by."""
-    try:
-        with (
-            socket.create_connection((host, port), timeout=TIMEOUT_S) as raw,
-            _trusting(authority).wrap_socket(raw, server_hostname=host) as secured,
-        ):
-            return Check("TLS", True, f"{secured.version()}, the certificate covers {host}")
-    except ssl.SSLCertVerificationError as error:
-        remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
-        return Check("TLS", False, error.verify_message, remedy)
-    except (OSError, ssl.SSLError) as error:
-        return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
+
+    def found() -> Check:
+        context = _trusting(authority)
+        try:
+            with (
+                socket.create_connection((host, port), timeout=TIMEOUT_S) as raw,
+                context.wrap_socket(raw, server_hostname=host) as secured,
+            ):
+                return Check("TLS", True, f"{secured.version()}, the certificate covers {host}")
+        except ssl.SSLCertVerificationError as error:
+            remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
+            return Check("TLS", False, error.verify_message, remedy)
+        except OSError as error:
+            return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
+
+    return guarded("TLS", found)
 
 
 def check_clock(host: str, port: int, authority: Path, clock: Callable[[], float]) -> Check:
@@ -61,20 +67,24 @@ def check_clock(host: str, port: int, authority: Path, clock: Callable[[], float
         authority: certificate to trust.
         clock: seconds since the epoch.
     """
-    connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_trusting(authority))
-    try:
-        before_s = clock()
-        connection.request("GET", "/health")
-        date = connection.getresponse().getheader("Date")
-        after_s = clock()
-        if date is None:
-            return Check("clock", True, "the server does not say what time it is")
-        there_s = parsedate_to_datetime(date).timestamp()
-    except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
-        return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
-    finally:
-        connection.close()
-    return judge_skew(there_s, before_s, after_s)
+
+    def found() -> Check:
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_trusting(authority))
+        try:
+            before_s = clock()
+            connection.request("GET", "/health")
+            date = connection.getresponse().getheader("Date")
+            after_s = clock()
+            if date is None:
+                return Check("clock", True, "the server does not say what time it is")
+            there_s = parsedate_to_datetime(date).timestamp()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
+        finally:
+            connection.close()
+        return judge_skew(there_s, before_s, after_s)
+
+    return guarded("clock", found)
 
 
 def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
@@ -103,4 +113,8 @@ def check_port(host: str, port: int, *, running: bool) -> Check:
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(authority))
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # an SSLError is one
+        problem = f"no certificate can be read from it: {error.strerror or error}"
+        raise ConfigError(str(authority), problem, "Fetch ca.crt anew from the server's operator") from None

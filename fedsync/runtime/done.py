@@ -6,7 +6,6 @@ second training, or it never happened. The optimiser has no part in it: every or
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsync.core.digested import digested, undigested
 from fedsync.core.journal import decode, encode
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.private import OWNER_FILE, write_atomically
@@ -21,8 +21,6 @@ from fedsync.runtime.answers import Finished
 from fedsync.train.sampler import Cursor
 
 logger = logging.getLogger(__name__)
-
-_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +45,15 @@ class Done:
             "dtype": update.dtype.name,
         }
         body = json.dumps(about, separators=(",", ":")).encode() + b"\n" + update.tobytes()
-        write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE)
+        write_atomically(path, digested(body), OWNER_FILE)
 
     @classmethod
     def load(cls, path: Path) -> Done | None:
         """What the file has; None where there is none, or none that is whole."""
         if not path.exists():
             return None
-        data = path.read_bytes()
-        body = data[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
+        body = undigested(path.read_bytes())
+        if body is None:
             logger.warning("%s is corrupt: this silo begins anew in its data", path)
             return None
         text, _, update = body.partition(b"\n")

@@ -108,7 +108,7 @@ class FlowerDriver:
         self._nodes = Nodes(grid, admission)
         self._checkpoints = checkpoints
         self._resumed = resumed
-        self._mail = Mail(grid)
+        self._mail = Mail(grid, store.upload_bytes, layout.nbytes)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._halts: set[str] = set()
@@ -250,9 +250,9 @@ class FlowerDriver:
 
     def _send_again(self, sent: Sent, name: str, holds: int) -> None:
         """The silo keeps another version than was thought: send what continues that one."""
-        if sent.again or (sent.order is None and sent.version is None):
-            raise ProtocolError(name, "version", f"it holds {holds}, and what continued that did not fit either")
         self._store.holds(name, holds)
+        if sent.again or self._store.blocked or (sent.order is None and sent.version is None):
+            raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
         again = replace(sent, again=True)
         if sent.order is not None:
             self._send_order(again, name, sent.order)

@@ -5,33 +5,44 @@ SuperNode for the next task instead, in the way that Flower's own ClientApp proc
 internals of flwr, so it serves only the versions in `TESTED`; `fedsync.runtime.local` uses the stock
 way with any other.
 
-Usage: ``python -m fedsync.runtime.executor HOST:PORT [POLL_S]``
+It outlives the SuperNode: one that is started again has another port, written in a file, and knows nothing of tasks
+from before.
+
+Usage: ``python -m fedsync.runtime.executor --port-file FILE --secret-file FILE [--poll SECONDS] [--shipped]``
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
+import logging
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from fedsync.runtime.apps import Apps
 from fedsync.runtime.child import exit_with_parent
+from fedsync.runtime.door import Door, Task, client_of
 from fedsync.runtime.pauses import pull_soon
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.supercore.runtime import RuntimeHttpClient
 
 TESTED = frozenset({"1.41.0"})
 """Versions of flwr with which the resident executor and the faster poll were tested."""
 
 _WANTED_S = 1.0
 
-Pulled = TypeVar("Pulled")
+Done = TypeVar("Done")
 
 
 def supported() -> bool:
@@ -39,97 +50,64 @@ def supported() -> bool:
     return version("flwr") in TESTED
 
 
-def serve(address: str, poll_s: float) -> None:
+def serve(door: Door, poll_s: float, apps: Apps) -> None:
     """Run tasks until the process is told to stop.
 
     Args:
-        address: of the SuperNode's runtime interface, ``host:port``.
+        door: where they come from.
         poll_s: pause after a look that found no task [s].
+        apps: what answers them.
     """
-    from flwr.clientapp.utils import get_load_client_app_fn
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-
     # The trainer's imports are the slow part of a first task: have them done before it comes.
     import fedsync.runtime.silo  # noqa: F401
 
     pull_soon()
-    load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
-    apps: dict[str, Any] = {}
-    request = AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP})
-    acquirer = _client(address)
-
-    def acquire() -> str | None:
-        # While the SuperNode starts or restarts there is nobody to ask.
-        with contextlib.suppress(OSError, RuntimeError):
-            answer = acquirer.AcquireTask(request)
-            return answer.token if answer.HasField("task") and answer.token else None
-        return None
-
-    token: str | None = None
+    task: Task | None = None
     while True:
-        token = token or acquire()
-        if token is None:
+        task = task or door.acquire()
+        if task is None:
             time.sleep(poll_s)
         else:
-            token = _run_task(address, token, load, apps, acquire)
+            task = run_task(door, task, apps)
 
 
-def _client(address: str, *interceptors: Any) -> Any:
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    return RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=True,
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), *interceptors],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
-
-
-def _run_task(
-    address: str, token: str, load: Any, apps: dict[str, Any], acquire: Callable[[], str | None]
-) -> str | None:
+def run_task(door: Door, task: Task, apps: Apps) -> Task | None:
     """Pull one message, have the app answer it, push the answer or the error.
 
     Returns:
-        The token of the task that came in its place, if the SuperNode gave the message up.
+        The task that came in its place, if the SuperNode gave the message up.
     """
-    from flwr.app import Message
-    from flwr.app.error import Error
-    from flwr.cli.install import install_from_fab
-    from flwr.common.constant import ErrorCode, SubStatus
+    from flwr.common.constant import SubStatus
     from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+    from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
-    client = _client(address, RuntimeTokenHttpInterceptor(token))
+    client = client_of(task.address, RuntimeTokenHttpInterceptor(task.token), patient=True)
     # Flower's own heartbeat interrupts the process when the task is taken back. This one is to live on.
     heartbeat = HeartbeatSender(lambda: _wanted(client) or True)
     heartbeat.start()
-    message = context = reply = following = None
-    status, details = SubStatus.FAILED, "no task input"
+    answer, following, given_up = _Answer(), None, False
+    status, details = SubStatus.FAILED, ""
     try:
-        message, context, run, fab = _unless_given_up(lambda: pull_task_input(client), lambda: _wanted(client), acquire)
-        if fab.hash_str not in apps:
-            install_from_fab(fab.content, skip_prompt=True)
-            apps[fab.hash_str] = load(run.fab_id, run.fab_version, fab.hash_str)
-        reply = apps[fab.hash_str](message=message, context=context)
+        _unless_given_up(
+            lambda: answer.make(client, apps), lambda: door.address == task.address and _wanted(client), door.acquire
+        )
         status, details = SubStatus.COMPLETED, ""
     except _GivenUp as error:
-        following, details = error.following, str(error)
+        # What is in work goes on in the trainer, for whoever asks again; its answer to this message is nobody's.
+        answer, following, details = _Answer(), error.following, str(error)
+        given_up = True
     except Exception as error:  # whatever an app raises is an answer too
         traceback.print_exc()
         details = f"{type(error).__name__}: {error}"
-        if message is not None:
-            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
+        answer.refuse(details)
     try:
-        if reply is not None and context is not None:
-            push_message(client, reply, context)
-        push_task_output(client=client, context=context, sub_status=status, details=details)
-    except Exception:  # the SuperNode went away meanwhile: it will hand the message out again
+        if answer.reply is not None and answer.context is not None:
+            push_message(client, answer.reply, answer.context)
+        # Without an answer the SuperNode would wait for ever: it makes an error of a message that it stops hearing of.
+        if answer.reply is not None or given_up:
+            push_task_output(client=client, context=answer.context, sub_status=status, details=details)
+    except Exception:  # the SuperNode went away meanwhile: the server sends again
         traceback.print_exc()
     finally:
         heartbeat.stop()
@@ -137,49 +115,71 @@ def _run_task(
     return following
 
 
-class _GivenUp(Exception):
-    """The SuperNode does not want a message answered any more; ``following`` is the token of the next task, if any."""
+@dataclass(slots=True)
+class _Answer:
+    """A message, and what is said to it, as far as that has come."""
 
-    def __init__(self, following: str | None) -> None:
+    message: Message | None = None
+    context: Context | None = None
+    reply: Message | None = None
+
+    def make(self, client: RuntimeHttpClient, apps: Apps) -> None:
+        from flwr.supernode.runtime.run_clientapp import pull_task_input
+
+        self.message, self.context, run, fab = pull_task_input(client)
+        self.reply = apps.of(run, fab)(message=self.message, context=self.context)
+
+    def refuse(self, reason: str) -> None:
+        from flwr.app import Message
+        from flwr.app.error import Error
+        from flwr.common.constant import ErrorCode
+
+        if self.message is not None:
+            error = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
+            self.reply = Message(error, reply_to=self.message)
+
+
+class _GivenUp(Exception):
+    """The SuperNode does not want a message answered any more; ``following`` is the next task, if any."""
+
+    def __init__(self, following: Task | None) -> None:
         super().__init__("the SuperNode gave the message up")
         self.following = following
 
 
-def _unless_given_up(
-    pull: Callable[[], Pulled], wanted: Callable[[], bool], acquire: Callable[[], str | None]
-) -> Pulled:
-    """What ``pull`` returns; by itself it waits up to two hours for the rest of a message.
+def _unless_given_up(work: Callable[[], Done], wanted: Callable[[], bool], acquire: Callable[[], Task | None]) -> Done:
+    """What ``work`` returns; by itself it waits up to two hours for the rest of a message, and for all of the training.
 
-    A SuperNode hands out one message at a time. Where it hands out another, the rest of the first will never come: its
-    run has ended in between.
+    A SuperNode hands out one message at a time. Where it hands out another, nobody waits for the first any more: its
+    run has ended in between, or the SuperNode was started again.
 
     Args:
-        pull: gets the message.
+        work: gets the message and answers it.
         wanted: whether the SuperNode still counts it as in work.
-        acquire: token of another task, if there is one.
+        acquire: another task, if there is one.
 
     Raises:
-        _GivenUp: the rest of the message will never come.
+        _GivenUp: the answer is not wanted any more, or the rest of the message will never come.
     """
-    pulled: Future[Pulled] = Future()
+    done: Future[Done] = Future()
 
-    def work() -> None:
+    def run() -> None:
         try:
-            pulled.set_result(pull())
+            done.set_result(work())
         except BaseException as error:
-            pulled.set_exception(error)
+            done.set_exception(error)
 
-    # Left behind where it goes on: it ends once its client is closed.
-    threading.Thread(target=work, daemon=True).start()
-    while True:
-        with contextlib.suppress(TimeoutError):
-            return pulled.result(timeout=_WANTED_S)
+    # Left behind where it goes on: it ends once its client is closed, or the trainer has answered.
+    threading.Thread(target=run, daemon=True).start()
+    # Not by the timeout of `result`, for what an app raises may be a timeout too.
+    while not wait([done], timeout=_WANTED_S).done:
         following = acquire()
         if following is not None or not wanted():
             raise _GivenUp(following)
+    return done.result()
 
 
-def _wanted(client: Any) -> bool:
+def _wanted(client: RuntimeHttpClient) -> bool:
     """Tell the SuperNode that the task is in work; False if it has taken it back."""
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
@@ -197,7 +197,20 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--port-file", type=Path, required=True, help="has the SuperNode's port")
+    parser.add_argument("--secret-file", type=Path, required=True, help="has what the SuperNode asks for")
+    parser.add_argument("--poll", type=float, default=0.1, metavar="SECONDS")
+    parser.add_argument("--shipped", action="store_true", help="also run clients that come with runs")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fedsync").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, _terminate)
     exit_with_parent(os.getppid())
-    serve(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.1)
+    serve(Door(options.port_file, options.secret_file), options.poll, Apps(shipped=options.shipped))
+
+
+if __name__ == "__main__":
+    main()

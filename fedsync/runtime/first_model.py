@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
-from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from fedsync.core.errors import RunError
-from fedsync.runtime import messages
-from fedsync.runtime.arrivals import Arrivals
+from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.layout import Layout, Vector
+from fedsync.runtime import messages, payloads
+from fedsync.runtime.arrivals import BESIDE, Arrivals
 from fedsync.runtime.nodes import Admission, Nodes
 from fedsync.runtime.timing import Timing
 
+logger = logging.getLogger(__name__)
 
-def ask_for_model(grid: Grid, spec: str, timing: Timing, admission: Admission | None = None) -> tuple[str, ArrayRecord]:
-    """The model before any training, from the first silo that has it, and who that is.
+_AT_ONCE = 2
+"""Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
+
+_AGAIN_S = 60.0
+"""After which silos are asked again whose answer was none."""
+
+
+def ask_for_model(grid: Grid, spec: str, timing: Timing, admission: Admission | None = None) -> tuple[Vector, Layout]:
+    """The model before any training, float32 [layout.size], from the first silo that has it.
+
+    An answer that is no model costs its silo a minute and nothing else.
 
     Raises:
         RunError: no silo sends one in time; says what the last one answered instead.
     """
+    again_s = time.monotonic() + _AGAIN_S
     end_s = time.monotonic() + timing.join_timeout_s
     sent: dict[str, int] = {}
-    nodes, arrivals = Nodes(grid, admission), Arrivals(grid)
+    useless: set[int] = set()
+    nodes, arrivals = Nodes(grid, admission), Arrivals(grid, _AT_ONCE)
     last = "nobody answered"
     while time.monotonic() < end_s:
-        for node in nodes.look()[1]:
-            for message in grid.push_messages([messages.query_model(node, spec, timing.join_timeout_s)]):
+        if time.monotonic() >= again_s:
+            again_s = time.monotonic() + _AGAIN_S
+            for node in useless:
+                nodes.ask_again(node)
+            useless.clear()
+        gone, fresh = nodes.look()
+        for node in gone:
+            nodes.forget(node)
+        for node in fresh:
+            for message in grid.push_messages([messages.query_model(node, spec, timing.answer_s)]):
                 sent[message] = node
-        for arrival in arrivals.pull(sent):
-            sender = f"node {sent.pop(arrival.answers)}"
-            if arrival.content is not None:
-                return sender, messages.read_initial_model(arrival.content, sender)
-            last = f"{sender}: {arrival.problem}"
+        for arrival in arrivals.pull(dict.fromkeys(sent, messages.MAX_SEALED_BYTES + BESIDE)):
+            node = sent.pop(arrival.answers)
+            try:
+                if arrival.content is None:
+                    raise ProtocolError(nodes.sender(node), "answer", arrival.problem)
+                record = messages.read_initial_model(arrival.content, nodes.sender(node))
+                return payloads.read_model(record, nodes.sender(node))
+            except ProtocolError as error:
+                logger.warning("%s", error)
+                last = str(error)
+                useless.add(node)
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import hashlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.exchange import Payload
 from fedsync.core.journal import decode, encode
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
-from fedsync.runtime.answers import ERROR, IDENTITY, LOG, SOCKET, STATE, Answer, Finished, Identity, Lacking, Working
+from fedsync.runtime.answers import (
+    IDENTITY,
+    LOG,
+    SOCKET,
+    STATE,
+    Answer,
+    Finished,
+    Identity,
+    Lacking,
+    StillLoading,
+    Working,
+)
+from fedsync.runtime.calls import call, receive, send
+from fedsync.runtime.processes import tail
+from fedsync.runtime.tenure import tenant
+from fedsync.runtime.watch import Watch, end
 
-_START_TIMEOUT_S = 180.0
+_LOAD_S = 180.0
+"""How long a message waits for a trainer that loads [s]; the trainer goes on."""
+
+_LISTEN_S = 180.0
+"""How long it waits for one to be there at all [s]."""
+
+_TELL_S = 5.0
+_PAUSE_S = 0.05
 
 
 def state_folder() -> Path:
@@ -53,16 +68,14 @@ class ResidentLink:
 
     Raises:
         ConfigError: task, data or device are not usable here.
+        StillLoading: they take long; a later request finds them ready.
         RunError: the trainer cannot be started.
     """
 
     def __init__(self, identity: Identity) -> None:
-        text = json.dumps(dataclasses.asdict(identity))
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._folder = state_folder() / key
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._identity = identity
+        self._folder = state_folder() / hashlib.sha256(identity.dump().encode()).hexdigest()[:16]
         self._socket = self._folder / SOCKET
-        (self._folder / IDENTITY).write_text(text, encoding="utf-8")
         described = self._ask({"do": "describe"})[0]
         self.name = str(described["name"])
         self.facts: SiloFacts = decode(SiloFacts, described["facts"])
@@ -72,11 +85,8 @@ class ResidentLink:
 
     @property
     def alive(self) -> bool:
-        """Whether the trainer listens."""
-        connection = _connect(self._socket)
-        if connection is not None:
-            connection.close()
-        return connection is not None
+        """Whether there is a trainer."""
+        return tenant(self._folder) is not None
 
     def initial_model(self) -> Vector:
         """See `fedsync.runtime.desk.Desk.initial_model`."""
@@ -131,60 +141,68 @@ class ResidentLink:
         return Lacking(answer["holds"]) if "holds" in answer else Working(answer["steps"], answer["samples"])
 
     def _ask(self, request: dict[str, Any], brought: Payload | None = None) -> tuple[dict[str, Any], Payload | None]:
-        with self._connection() as connection:
-            kind = None if brought is None else brought.dtype.name
+        """Ask, and wait for the answer for as long as the trainer lives."""
+        with Watch(self._folder) as watch:
+            connection = watch.on(self._connection())
+            with contextlib.suppress(OSError):
+                os.utime(self._folder / IDENTITY)  # How long ago it was used is told by this.
             try:
-                connection.send_bytes(json.dumps({**request, "payload": kind}).encode())
-                if brought is not None:
-                    connection.send_bytes(brought.tobytes())
-                answer = json.loads(connection.recv_bytes())
-                kind = answer.get("payload")
-                update = np.frombuffer(connection.recv_bytes(), dtype=kind) if kind else None
-            except (EOFError, ConnectionError) as error:
-                raise RunError(f"the resident trainer in {self._folder} died; see its log") from error
+                send(connection, {**request, "load_s": _LOAD_S}, brought)
+                answer, update = receive(connection)
+            except (EOFError, OSError) as error:
+                what = watch.found() or "died. The next message starts another"
+                raise RunError(f"the resident trainer in {self._folder} {what}; see {self._folder / LOG}") from error
         if "error" in answer:
             raise _error(answer["error"])
         return answer, update
 
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        connection = _connect(self._socket)
-        if connection is None:
-            connection = self._start()
-        with connection:
-            yield connection
+    def _connection(self) -> Connection:
+        """A connection to the trainer, which is started if there is none."""
+        process: subprocess.Popen[bytes] | None = None
+        end_s = time.monotonic() + _LISTEN_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                connection = call(self._socket)
+                if connection is not None:
+                    return connection
+            code = None if process is None else process.poll()
+            if code:
+                raise RunError(f"the resident trainer did not start; the end of {self._folder / LOG}:\n{self._tail()}")
+            if tenant(self._folder) is None and (process is None or code == 0):
+                # Ended without an error, it found another trainer there, which has ended since.
+                process = self._start()
+            if time.monotonic() > end_s:
+                raise RunError(
+                    f"nobody answers in {self._folder} after {_LISTEN_S:.0f} s. Whoever is there goes on, and a later "
+                    f"message may find it; if none does, see {self._folder / LOG}"
+                )
+            time.sleep(_PAUSE_S)
 
-    def _start(self) -> Connection:
-        """Start the trainer, unless another process is just doing so."""
-        with (self._folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            connection = _connect(self._socket)
-            if connection is not None:
-                return connection
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start a trainer; if somebody else does so too, the one that comes second ends at once."""
+        try:
+            # The folder may have been removed, for want of room, since this link was made.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._identity.save(self._folder)
+            os.utime(self._folder / IDENTITY)
             make_room(self._folder)
-            (self._folder / ERROR).unlink(missing_ok=True)
-            log = self._folder / LOG
-            with log.open("ab") as output:
-                process = subprocess.Popen(
+            with (self._folder / LOG).open("ab") as output:
+                return subprocess.Popen(
                     [sys.executable, "-m", "fedsync.runtime.resident", str(self._folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            end = time.monotonic() + _START_TIMEOUT_S
-            while time.monotonic() < end:
-                connection = _connect(self._socket)
-                if connection is not None:
-                    return connection
-                if process.poll() is not None:
-                    break
-                time.sleep(0.05)
-            process.kill()
-            process.wait()
-            if (self._folder / ERROR).exists():
-                raise _error(json.loads((self._folder / ERROR).read_text(encoding="utf-8")))
-            raise RunError(f"the resident trainer did not start; see {log}")
+        except OSError as error:
+            problem = f"no trainer can be started here: {error.strerror}"
+            raise ConfigError(str(self._folder), problem, "Check the folder and the disk") from error
+
+    def _tail(self) -> str:
+        try:
+            return tail(self._folder / LOG)
+        except OSError:
+            return ""
 
 
 def make_room(folder: Path) -> None:
@@ -195,21 +213,26 @@ def make_room(folder: Path) -> None:
     """
     for other in folder.parent.iterdir():
         if other != folder and _silo(other) == _silo(folder):
-            _tell(other / SOCKET, "make room")
+            _tell(other, "make room")
 
 
 def stop_trainers(root: Path) -> None:
-    """Tell every resident trainer whose folder is in ``root`` to end."""
-    for socket in root.glob(f"*/{SOCKET}"):
-        _tell(socket, "stop")
+    """End every resident trainer whose folder is in ``root``; one that cannot be told to is killed."""
+    for folder in root.glob("*"):
+        pid = tenant(folder)
+        if pid is not None:
+            _tell(folder, "stop")
+            if tenant(folder) == pid:
+                end(folder, pid)
 
 
-def _tell(socket: Path, request: str) -> None:
-    connection = _connect(socket)
-    if connection is not None:
-        with connection, contextlib.suppress(OSError, EOFError):
-            connection.send_bytes(json.dumps({"do": request, "payload": None}).encode())
-            connection.recv_bytes()
+def _tell(folder: Path, request: str) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        connection = call(folder / SOCKET)
+        if connection is not None:
+            with connection:
+                send(connection, {"do": request})
+                connection.poll(_TELL_S)
 
 
 def _silo(folder: Path) -> tuple[int, str] | None:
@@ -221,14 +244,9 @@ def _silo(folder: Path) -> tuple[int, str] | None:
         return None
 
 
-def _connect(socket: Path) -> Connection | None:
-    try:
-        return Client(str(socket), family="AF_UNIX")
-    except (FileNotFoundError, ConnectionRefusedError):
-        return None
-
-
 def _error(described: dict[str, str]) -> ConfigError | RunError:
     if "place" in described:
         return ConfigError(described["place"], described["problem"], described["remedy"])
+    if "loading" in described:
+        return StillLoading(described["loading"])
     return RunError(described["message"])

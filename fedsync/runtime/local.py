@@ -36,6 +36,7 @@ from fedsync.runtime.link import stop_trainers
 from fedsync.runtime.processes import Children, alive, free_ports, tail, wait_for_port
 from fedsync.runtime.registration import register_keys, write_connection
 from fedsync.runtime.rings import KEYS, emulated_rings
+from fedsync.runtime.supervisor_plans import NODE_SECRET_FILE, executor_command, new_secret, supernode_command
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def run_local(
             submit(bundle, _CONNECTION, environment)
             _follow(children, out, home, listeners)
             if rings is not None:
-                export_model(home / STATE, config, out)
+                export_model(home / STATE, out)
         finally:
             stop_trainers(home / STATE)
             children.stop()
@@ -149,7 +150,7 @@ def _start_processes(
     fast = executor.supported()
     if not fast:
         logger.warning("flwr is not a version the resident executor was tested with: using the stock way, slower")
-    port, *silo_ports = free_ports(1 + len(names))
+    (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     child = [sys.executable, "-m", "fedsync.runtime.child"]
     superlink = [*child, "superlink", *(["--gate"] if fast else []), "--host", "127.0.0.1", "--port", str(port)]
@@ -161,19 +162,17 @@ def _start_processes(
     if trust is not None:
         public = {name: node.public for name, node in zip(names, trust.nodes, strict=True)}
         register_keys(public, home, _CONNECTION, address, trust.authority.certificate)
-    for index, silo_port in enumerate(silo_ports):
+    secret = new_secret(home / NODE_SECRET_FILE) if fast else None
+    for index in range(len(names)):
         options = ["--insecure"] if trust is None else trust.supernode(index)
-        options += ["--superlink", address, "--host", "127.0.0.1", "--port", str(silo_port)]
+        options += ["--superlink", address]
         options += ["--node-config", f"partition-id={index} num-partitions={len(names)}"]
-        if fast:
-            poll = str(_POLL_S)
-            children.start(
-                f"supernode-{index}", [*child, "supernode", "--poll", poll, *options, "--isolation", "process"]
-            )
-            command = [sys.executable, "-m", "fedsync.runtime.executor", f"127.0.0.1:{silo_port}", poll]
-            children.start(f"executor-{index}", command, silo_environment)
+        silo_port = home / f"supernode-{index}.port"
+        if secret is not None:
+            children.start(f"supernode-{index}", supernode_command(silo_port, options, secret, _POLL_S))
+            children.start(f"executor-{index}", executor_command(silo_port, secret, _POLL_S), silo_environment)
         else:
-            children.start(f"supernode-{index}", [*child, "supernode", *options], silo_environment)
+            children.start(f"supernode-{index}", supernode_command(silo_port, options), silo_environment)
 
 
 def _write_bundle(

@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsync.core.orders import WorkOrder
-from fedsync.runtime.arrivals import Arrival, Arrivals
+from fedsync.runtime.arrivals import BESIDE, Arrival, Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,23 @@ class Sent:
         """Whether a silo is at work on it."""
         return self.order is not None or self.version is not None
 
+    def most(self, update_bytes: int, model_bytes: int) -> int:
+        """Bytes that its answer may have, where an update and a model have at most so many."""
+        return BESIDE + (update_bytes if self.order is not None else model_bytes if self.snapshot else 0)
+
 
 class Mail:
     """Messages on their way. They go out when told to, so that what they are made of can be put on disk before.
 
     Args:
         grid: of Flower.
+        update_bytes: size of an update as it travels.
+        model_bytes: size of the model.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, update_bytes: int, model_bytes: int) -> None:
         self._grid = grid
+        self._sizes = update_bytes, model_bytes
         self._arrivals = Arrivals(grid)
         self._outbox: list[tuple[Sent, Message]] = []
         self._sent: dict[str, Sent] = {}
@@ -74,7 +81,8 @@ class Mail:
 
     def replies(self) -> list[tuple[Sent, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
-        answered = [(self._sent.pop(arrival.answers, None), arrival) for arrival in self._arrivals.pull(self._sent)]
+        most = {identifier: sent.most(*self._sizes) for identifier, sent in self._sent.items()}
+        answered = [(self._sent.pop(arrival.answers, None), arrival) for arrival in self._arrivals.pull(most)]
         return [(sent, arrival) for sent, arrival in answered if sent is not None]
 
     def overdue(self, now_s: float) -> list[Sent]:

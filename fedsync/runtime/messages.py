@@ -10,12 +10,15 @@ How models and updates travel is in `fedsync.runtime.payloads`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import ProtocolError
 from fedsync.core.exchange import Payload
 from fedsync.core.layout import Layout
@@ -24,6 +27,9 @@ from fedsync.runtime.payloads import Packed, unpack, unpack_sealed
 
 MAX_JSON_BYTES = 65536
 """Largest JSON text accepted from a peer; a report with 64 windows takes a tenth of it."""
+
+MAX_WHOLE = 2**64
+"""Whole numbers of a peer are closer to zero than this; what they may be is checked where they are used."""
 
 MAX_SEALED_BYTES = 2**32
 """Largest sealed payload that a silo accepts: 500 million parameters at 16 bits."""
@@ -47,6 +53,7 @@ SNAPSHOT = "snapshot"
 """Name of the query that asks a silo for its model, sealed for other silos."""
 
 _MODEL, _UPDATE, _TEXT = "model", "update", "fedsync"
+_READ = 10_000
 
 T = TypeVar("T")
 
@@ -257,15 +264,20 @@ def read_progress(reply: Message, sender: str) -> Progress | None:
     record = reply.content.config_records.get(_TEXT)
     if record is None or "progress" not in record:
         return None
-    return _parse(_PROGRESS, _text(reply, "progress", sender), sender)
+    progress = _parse(_PROGRESS, _text(reply, "progress", sender), sender)
+    if not (0 <= progress.steps <= MAX_COUNT and 0 <= progress.samples <= MAX_COUNT):
+        raise ProtocolError(sender, "progress", f"{progress.steps} steps, {progress.samples} samples")
+    return progress
 
 
 def read_holds(reply: Message, sender: str) -> int | None:
-    """Version of the model that the silo keeps, if that is what it answered."""
+    """Version of the model that the silo keeps, -1 for none, if that is what it answered."""
     record = reply.content.config_records.get(_TEXT)
     if record is None or "holds" not in record:
         return None
     text = _text(reply, "holds", sender)
+    if text == "-1":
+        return -1
     if not text.isdecimal() or len(text) > 18:
         raise ProtocolError(sender, "message", f"holds {text[:20]!r}")
     return int(text)
@@ -288,9 +300,13 @@ def read_evaluation(reply: Message, sender: str) -> Evaluation:
 
 
 def shortened(reason: str | None) -> str:
-    """A peer's reason, without the middle of a long stack trace."""
-    text = " ".join((reason or "").split())
-    return text if len(text) <= 600 else f"{text[:200]} ... {text[-400:]}"
+    """A peer's reason, without the middle of a long stack trace, and without what a terminal would obey."""
+    text = reason or ""
+    if len(text) > 2 * _READ:
+        text = f"{text[:_READ]} ... {text[-_READ:]}"
+    text = " ".join(text.split())
+    text = text if len(text) <= 600 else f"{text[:200]} ... {text[-400:]}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _text(message: Message, key: str, sender: str) -> str:
@@ -318,7 +334,30 @@ def _found(message: Message, key: str) -> Packed | None:
 
 def _parse(adapter: TypeAdapter[T], text: str, sender: str) -> T:
     try:
-        return adapter.validate_json(text, strict=True)
+        value = adapter.validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ProtocolError(sender, "message", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        found = shortened(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        raise ProtocolError(sender, "message", found) from error
+    if not _plain(value):
+        raise ProtocolError(sender, "message", "a number that is none or far too large, or a text that does not print")
+    return value
+
+
+def _plain(value: object) -> bool:
+    """Whether all numbers in a value are finite and fit eight bytes, and all texts print and so can be written."""
+    match value:
+        case None | bool():
+            return True
+        case str():
+            return value.isprintable()
+        case int():
+            return -MAX_WHOLE < value < MAX_WHOLE
+        case float():
+            return math.isfinite(value)
+        case Mapping():
+            return all(_plain(key) and _plain(each) for key, each in value.items())
+        case tuple():
+            return all(map(_plain, value))
+        case _:
+            return is_dataclass(value) and all(_plain(getattr(value, each.name)) for each in fields(value))

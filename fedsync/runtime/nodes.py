@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
+from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import ProtocolError
 from fedsync.runtime import messages
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_NAME = 128
+MOST_OF_ALL = 0.99
+"""Share of all samples; of a silo that says that it has more of them, people should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,13 @@ class Nodes:
 
         Raises:
             ProtocolError: the name is not allowed, not the one that the node is registered under, not on the list,
-                or another node's.
+                or another node's; or what else it says of itself cannot be.
         """
-        name, examples = hello.silo, hello.facts.examples
+        name = hello.silo
         # "/" separates a silo's name from its order's number in update ids.
-        if not name or "/" in name or len(name) > _LONGEST_NAME or examples < 1:
-            raise ProtocolError(self.sender(node), "hello", f"name {name[:_LONGEST_NAME]!r}, {examples} examples")
+        if not name or "/" in name or len(name) > MAX_NAME:
+            raise ProtocolError(self.sender(node), "hello", f"name {name[:MAX_NAME]!r}")
+        check_facts(self.sender(node), hello.facts)
         registered = self._registered.get(node)
         if registered is not None and name != registered:
             raise self._refusal(node, "name", f"it says that it is {name!r}, and its key is registered as another's")
@@ -120,6 +123,12 @@ class Nodes:
         self._names[node] = name
         self.by_name[name] = node
         self.examples[name] = examples
+        others = sum(self.examples[other] for other in self.by_name if other != name)
+        if others and examples > MOST_OF_ALL * (examples + others):
+            logger.warning(
+                "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone",
+                name, examples, examples + others,
+            )  # fmt: skip
 
     def _check_registration(self, node: int) -> None:
         """Refuse a node by what the SuperLink says of it."""
@@ -133,7 +142,7 @@ class Nodes:
     def _check_name(self, node: int, name: str) -> None:
         accepted = self._admission.silos
         if accepted is not None and name not in accepted:
-            raise self._refusal(node, "list", f"{name[:_LONGEST_NAME]!r} is not among the strategy's silos")
+            raise self._refusal(node, "list", f"{name[:MAX_NAME]!r} is not among the strategy's silos")
         if self.by_name.get(name, node) != node:
             raise self._refusal(node, "name", f"{name!r} is node {self.by_name[name]} already", waits_for=name)
 

@@ -7,6 +7,7 @@ record that the texts are in, and a large one as one flat array, whose bytes Flo
 from __future__ import annotations
 
 import io
+import math
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -20,6 +21,7 @@ SMALL_BYTES = 262_144
 
 _FLAT, _RAW = "flat", "raw"
 _NPY_HEADER = 10_000
+_LONGEST_NAME, _MOST_AXES = 256, 32
 
 Packed = ArrayRecord | bytes
 """A payload for the wire: an array, or if it is small its bytes."""
@@ -98,6 +100,30 @@ def layout_of(record: ArrayRecord) -> Layout:
     return Layout(tuple(record), tuple(tuple(array.shape) for array in record.values()))
 
 
+def read_model(record: ArrayRecord, sender: str) -> tuple[Vector, Layout]:
+    """A model, float32 [layout.size], whose layout is the peer's say.
+
+    What a shape claims is not allocated before there are as many bytes.
+
+    Raises:
+        ProtocolError: a name or shape is none, the arrays are not what they claim, or a value is not finite.
+    """
+    for name, array in record.items():
+        if not (1 <= len(name) <= _LONGEST_NAME and name.isprintable()):
+            raise ProtocolError(sender, "arrays", f"one is called {name[:_LONGEST_NAME]!r}")
+        shape = array.shape
+        if not (len(shape) <= _MOST_AXES and all(type(axis) is int and 0 <= axis <= len(array.data) for axis in shape)):
+            raise ProtocolError(sender, "shape", f"{name} has {len(array.data)} bytes and the shape {shape!r:.200}")
+        # An axis of no length hides how long the others are, and NumPy would trip over them.
+        if 4 * math.prod(max(axis, 1) for axis in shape) > len(array.data):
+            raise ProtocolError(sender, "length", f"{name} has {len(array.data)} bytes and the shape {shape}")
+    layout = layout_of(record)
+    model = from_arrays(record, layout, sender)
+    if not (model.size and np.isfinite(model).all()):
+        raise ProtocolError(sender, "finite", f"not all of the {model.size} values of the model are finite")
+    return model, layout
+
+
 def _values(array: Array, shape: tuple[int, ...], size: int, name: str, sender: str) -> Vector:
     stream = io.BytesIO(array.data)
     try:
@@ -105,8 +131,8 @@ def _values(array: Array, shape: tuple[int, ...], size: int, name: str, sender: 
         if version != (1, 0):
             raise ValueError(f"npy version {version}")
         found_shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=_NPY_HEADER)
-    except (ValueError, SyntaxError, TypeError, KeyError) as error:
-        raise ProtocolError(sender, "array header", f"{name}: {error}") from error
+    except Exception as error:  # it goes through Python's own parser and tokenizer, which raise what they like
+        raise ProtocolError(sender, "array header", f"{name}: {type(error).__name__}: {str(error)[:200]}") from error
     if dtype != np.float32 or found_shape != shape or (fortran and len(shape) > 1):
         raise ProtocolError(sender, "shape", f"{name} is {dtype} {found_shape}, not float32 {shape}")
     if len(array.data) - stream.tell() != 4 * size:

@@ -1,18 +1,22 @@
-"""Keeps a silo's disk from filling up: what trainers of runs long past have left goes, oldest first."""
+"""Keeps a silo's disk from filling up: old trainers' folders go, and so does the beginning of a long log."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from fedsync.runtime.answers import SOCKET
+from fedsync.runtime.tenure import tenant
 
 logger = logging.getLogger(__name__)
+
+_RECENT_S = 3600.0
+"""A folder that was used so recently [s] stays: its trainer may be about to start, or its run may pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +48,37 @@ def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], 
 
 
 def tidy(root: Path, quota_bytes: int) -> list[Path]:
-    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; returns those removed."""
+    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; returns those removed.
+
+    One that is wanted again after all is made anew, and its silo goes on as one whose disk was lost.
+    """
     found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
-    if sum(each.nbytes for each in found) <= quota_bytes:
-        return []
-    try:
-        # Looked up, not connected to: a trainer that is asked something stays.
-        listening = {str(connection.laddr) for connection in psutil.net_connections("unix")}
-    except psutil.AccessDenied:
-        return []
-    doomed = superfluous(found, quota_bytes, lambda folder: str(folder / SOCKET) in listening)
+    recent = {each.path for each in found if time.time() - each.used_s < _RECENT_S}
+    doomed = superfluous(found, quota_bytes, lambda folder: folder in recent or tenant(folder) is not None)
     for folder in doomed:
         logger.warning("removed %s: the state folder has more than %d bytes", folder, quota_bytes)
         shutil.rmtree(folder, ignore_errors=True)
     return doomed
+
+
+def bound_log(log: Path, most_bytes: int) -> None:
+    """Put a log that has grown longer aside as ``<name>.1``, its last ``most_bytes``, and empty it.
+
+    For one that processes hold open to append to, and would go on writing to under any name.
+    """
+    older = log.with_name(f"{log.name}.1")
+    try:
+        if log.stat().st_size <= most_bytes:
+            return
+        with log.open("rb") as file:
+            file.seek(-most_bytes, os.SEEK_END)
+            older.write_bytes(file.read(most_bytes))
+    except FileNotFoundError:
+        return
+    except OSError:  # A full disk: to have room matters more than what was said.
+        older.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.truncate(log, 0)
 
 
 def _measure(folder: Path) -> Leftover:

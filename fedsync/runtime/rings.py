@@ -41,7 +41,7 @@ def own_ring(name: str) -> Ring:
 
 
 def has_keys() -> bool:
-    """Whether this silo was given keys: then it sends nothing in the clear."""
+    """Whether this silo was given keys: then it sends no update in the clear."""
     return bool(os.environ.get(KEYS))
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from fedsync.config.silo import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.private import private_folder
-from fedsync.runtime.answers import IDENTITY, Identity
+from fedsync.runtime.allowed import owner_environment
+from fedsync.runtime.answers import IDENTITY, Identity, StillLoading
 from fedsync.runtime.environment import STATE_FOLDER, trainer_environment
 from fedsync.runtime.link import ResidentLink
-from fedsync.runtime.rings import KEYS
 from fedsync.runtime.supervisor_run import stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,33 @@ def serve_silo(config: SiloStartConfig, link: Callable[[Identity], ResidentLink]
     """
     state = private_folder(Path(config.state))
     identity = _newest(state / STATE_FOLDER)
-    os.environ.update({**trainer_environment(state), KEYS: config.keys or ""})
+    os.environ.update({**trainer_environment(state), **owner_environment(config)})
     with stop_on_signals() as stop:
-        trainer = link(identity)
-        logger.info("the trainer of %s is ready: %d examples", trainer.name, trainer.facts.examples)
-        while trainer.alive and not stop.wait(_LOOK_S):
+        trainer = _ready(identity, link, stop)
+        while trainer is not None and trainer.alive and not stop.wait(_LOOK_S):
             pass
+
+
+def _ready(identity: Identity, link: Callable[[Identity], ResidentLink], stop: threading.Event) -> ResidentLink | None:
+    """The trainer, however long it loads; None if ``stop`` is set before. It would end with this process."""
+    while not stop.is_set():
+        try:
+            trainer = link(identity)
+        except StillLoading as error:
+            logger.info("%s", error)
+        else:
+            logger.info("the trainer of %s is ready: %d examples", trainer.name, trainer.facts.examples)
+            return trainer
+    return None
 
 
 def _newest(trainers: Path) -> Identity:
     """Whose trainer was asked last."""
-    found = sorted(trainers.glob(f"*/{IDENTITY}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        remedy = "A run has to reach it once; its first message starts the trainer"
-        raise ConfigError(str(trainers), "no run has reached this silo yet", remedy)
-    return Identity.load(found[-1].parent)
+    found = sorted(trainers.glob(f"*/{IDENTITY}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found:
+        try:
+            return Identity.load(path.parent)
+        except (OSError, ValueError) as error:
+            logger.warning("%s is passed over: %s", path, error)
+    remedy = "A run has to reach it once; its first message starts the trainer"
+    raise ConfigError(str(trainers), "no run has reached this silo yet", remedy)

@@ -25,7 +25,7 @@ from fedsync.core.private import write_atomically
 from fedsync.runtime import executor, payloads
 from fedsync.runtime.checkpoints import clear
 from fedsync.runtime.child import exit_with_owner
-from fedsync.runtime.control import DONE_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.runtime.locks import taken
 from fedsync.runtime.pauses import pull_soon
 from fedsync.runtime.strategy import FedSync
@@ -50,6 +50,8 @@ def main(grid: Grid, context: Context) -> None:
     with taken(control / RUN_LOCK) as alone:
         if not alone:
             raise RunError(f"another process is at work on the run in {control}")
+        if (control / ERROR_FILE).exists():
+            raise RunError(f"the run in {control} was stopped before Flower began it")
         write_atomically(control / PID_FILE, str(os.getpid()).encode())
         try:
             out = _run(grid, settings)

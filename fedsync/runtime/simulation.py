@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.errors import FedSyncError, RunError, not_installed
 from fedsync.observe.recorder import Listener
 from fedsync.runtime.environment import flower_in_this_process
 from fedsync.runtime.export import export_model
@@ -58,7 +58,7 @@ def _run(
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("--runtime flower", "Ray is not installed", 'pip install "fedsync[sim]"') from error
+        raise not_installed("--runtime flower", "Ray", "sim") from error
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation as run_flower_simulation
@@ -113,7 +113,7 @@ def _run(
     if errors:
         raise errors[0]
     if rings is not None:
-        export_model(home / "state", config, out)
+        export_model(home / "state", out)
     if strategy.run_summary is None:
         raise RunError("Flower's simulation engine ended without running the strategy; see the log above")
     return strategy.run_summary

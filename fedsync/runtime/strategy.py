@@ -245,15 +245,14 @@ class FedSync(Strategy):
         self, grid: Grid, config: StrategyConfig, spec: RunSpec, given: ArrayRecord | None, timing: Timing
     ) -> tuple[Vector, Layout]:
         """Version 0: the one given, the task's own, or that of a silo where the task needs data to build it."""
-        sender = "initial_arrays"
         if given is None:
             try:
                 return initial_model(config.task.build(), config.seed)
             except ConfigError as error:
                 logger.info("asking a silo for the model, for the server cannot build it: %s", error)
-                sender, given = ask_for_model(grid, spec.dump(), timing, self._admission)
+                return ask_for_model(grid, spec.dump(), timing, self._admission)
         layout = payloads.layout_of(given)
-        return payloads.from_arrays(given, layout, sender), layout
+        return payloads.from_arrays(given, layout, "initial_arrays"), layout
 
     def _sealed_store(self, plan: SealPlan, initial: Vector | None) -> LastingStore:
         """Adds what silos seal; ``initial`` is version 0 where silos cannot build it."""

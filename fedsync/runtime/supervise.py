@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.runtime.environment import STATE_FOLDER, flower_environment
+from fedsync.runtime.keeper import Keeper
 from fedsync.runtime.link import stop_trainers
-from fedsync.runtime.processes import free_ports
 from fedsync.runtime.quota import tidy
-from fedsync.runtime.registration import register_keys, revoke_keys
-from fedsync.runtime.runs import Keeper, authority_of, connect, resume_run
+from fedsync.runtime.registrar import Registrar
+from fedsync.runtime.registration import Registered, register_each, revoke_keys
+from fedsync.runtime.runs import authority_of, connect, resume_run
 from fedsync.runtime.supervisor_plans import CONNECTION, server_programs, silo_programs, way
 from fedsync.runtime.supervisor_run import alone_in, stop_on_signals, supervise
+from fedsync.runtime.watch import Trainers
 
-logger = logging.getLogger(__name__)
-
-_START_TIMEOUT_S = 120.0
+_CONNECT_S = 1.0
 
 
 def start_silo(config: SiloStartConfig) -> None:
@@ -35,15 +34,18 @@ def start_silo(config: SiloStartConfig) -> None:
     state = Path(config.state)
     trainers = state / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
+        seen = Trainers(trainers)
+        threading.Thread(target=seen.watch, args=(stop,), daemon=True).start()
         try:
             supervise(
-                silo_programs(config, free_ports(1)[0]),
+                silo_programs(config),
                 flower_environment(state),
                 state,
                 config.logs,
                 {"silo": config.name, "server": config.server, "way": way()},
                 stop,
                 lambda: tidy(trainers, config.state_bytes),
+                seen.told,
             )
         finally:
             stop_trainers(trainers)
@@ -52,7 +54,8 @@ def start_silo(config: SiloStartConfig) -> None:
 def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
-    The silos of its file are registered once the SuperLink listens. Runs that died are resumed.
+    The silos of its file are registered once the SuperLink listens. Runs that died are resumed. How both go is in the
+    health file: what `Keeper.status` and `Registrar.status` say.
 
     Raises:
         ConfigError: the state folder, certificates or port will not do, or the folder is at work already.
@@ -63,9 +66,10 @@ def start_server(config: ServerStartConfig) -> None:
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
     with alone_in(state), stop_on_signals() as stop:
         connect(config)
-        threading.Thread(target=_register_when_up, args=(config, stop), daemon=True).start()
-        keeper = Keeper(state, lambda folder: resume_run(config, folder))
-        threading.Thread(target=keeper.watch, args=(stop,), daemon=True).start()
+        registrar = Registrar(list(config.silos), lambda names: _register_if_up(config, names))
+        keeper = Keeper(state, lambda folder: resume_run(config, folder, died=True))
+        for watch in (registrar.watch, keeper.watch):
+            threading.Thread(target=watch, args=(stop,), daemon=True).start()
         supervise(
             server_programs(config),
             flower_environment(state),
@@ -73,19 +77,23 @@ def start_server(config: ServerStartConfig) -> None:
             config.logs,
             {"listens": f"{config.host}:{config.port}", "way": way()},
             stop,
+            tell=lambda: {"silos": registrar.status(), "keeper": keeper.status()},
         )
 
 
-def register_silos(config: ServerStartConfig) -> None:
-    """Register the keys of all silos in the server's file; those that are registered stay.
+def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
+    """Have the keys in the server's file be those that are registered for its silos; returns what became of each.
+
+    Args:
+        config: of the server.
+        names: of the silos; None for all of the file.
 
     Raises:
         ConfigError: the server speaks no TLS.
-        RunError: a key is refused, or the server does not answer.
     """
     authority = _required_authority(config)
-    keys = {name: Path(key) for name, key in config.silos.items()}
-    register_keys(keys, Path(config.state), CONNECTION, config.loopback, authority)
+    keys = {name: Path(config.silos[name]) for name in (config.silos if names is None else names)}
+    return register_each(keys, Path(config.state), CONNECTION, config.loopback, authority)
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
@@ -108,20 +116,8 @@ def _required_authority(config: ServerStartConfig) -> Path:
     return authority
 
 
-def _register_when_up(config: ServerStartConfig, stop: threading.Event) -> None:
-    if not config.silos:
-        return
+def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:
+    """As `register_silos`; an `OSError` where nobody listens, without Flower's imports."""
     host, _, port = config.loopback.rpartition(":")
-    end = time.monotonic() + _START_TIMEOUT_S
-    while not stop.is_set() and time.monotonic() < end:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
-            register_silos(config)
-        except OSError:
-            stop.wait(0.5)
-        except RunError as error:
-            logger.warning("%s", error)
-            return
-        else:
-            logger.info("silos registered: %s", ", ".join(config.silos))
-            return
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    return register_silos(config, names)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
+from fedsync.core.errors import ConfigError
 from fedsync.core.private import write_private
 from fedsync.identity.certificates import Authority, ServerCertificate
 from fedsync.runtime import executor
-from fedsync.runtime.rings import KEYS
+from fedsync.runtime.allowed import owner_environment
 from fedsync.runtime.supervisor import Program
 
 CONNECTION = "fedsync"
 """How Flower's command line calls the connection to the server, with the server's state folder as its home."""
 
 DATABASE, SECRET_FILE = "superlink.db", "superexec.secret"
+NODE_SECRET_FILE, NODE_PORT_FILE = "supernode.secret", "supernode.port"
 
-_POLL_S = "0.1"
+_POLL_S = 0.1
 _CHILD = (sys.executable, "-m", "fedsync.runtime.child")
 
 
@@ -39,31 +42,73 @@ def node_config(config: SiloStartConfig) -> str:
     return " ".join(parts)
 
 
-def silo_programs(config: SiloStartConfig, port: int) -> list[Program]:
+def silo_programs(config: SiloStartConfig) -> list[Program]:
     """A silo's SuperNode and, the fast way, the executor of its messages; the trainer comes with the first message.
 
-    Args:
-        config: of the silo.
-        port: on loopback, for the SuperNode and its executor.
+    Raises:
+        ConfigError: this version of Flower would run code from the server, and the silo's owner does not allow it.
     """
-    options = ["--superlink", config.server, "--host", "127.0.0.1", "--port", str(port)]
-    options += ["--node-config", node_config(config)]
+    state = Path(config.state)
+    options = ["--superlink", config.server, "--node-config", node_config(config)]
     if config.insecure:
         options.append("--insecure")
     else:
         options += ["--root-certificates", str(config.authority)]
         options += ["--auth-supernode-private-key", str(config.node_key)]
-    # An empty one, so that keys in the environment of whoever starts it are not taken for the silo's.
-    keys = {KEYS: config.keys or ""}
+    owner = owner_environment(config)
+    port = state / NODE_PORT_FILE
     if way() == "stock":
-        return [Program("supernode", (*_CHILD, "supernode", *options), keys, rejoins=not config.insecure)]
-    supernode = (*_CHILD, "supernode", "--poll", _POLL_S, *options, "--isolation", "process")
-    worker = (sys.executable, "-m", "fedsync.runtime.executor", f"127.0.0.1:{port}", _POLL_S)
+        if config.code != "shipped":
+            problem = "this version of Flower runs whatever client a run brings along, beside the silo's keys and data"
+            remedy = f"Install flwr {' or '.join(sorted(executor.TESTED))}, or write code: shipped if the server may"
+            raise ConfigError("silo.yaml, code", problem, remedy)
+        return [Program("supernode", supernode_command(port, options), owner, rejoins=not config.insecure)]
+    secret = new_secret(state / NODE_SECRET_FILE)
     return [
-        Program("supernode", supernode, rejoins=not config.insecure),
+        Program("supernode", supernode_command(port, options, secret, _POLL_S), rejoins=not config.insecure),
         # A SuperNode whose executor ended in the middle of a message waits for ever: it is started again too.
-        Program("executor", worker, keys, takes_along="supernode"),
+        Program(
+            "executor",
+            executor_command(port, secret, _POLL_S, shipped=config.code == "shipped"),
+            owner,
+            takes_along="supernode",
+        ),
     ]
+
+
+def supernode_command(
+    port: Path, options: Sequence[str], secret: Path | None = None, poll_s: float | None = None
+) -> list[str]:
+    """A SuperNode with a port of its own on loopback.
+
+    Args:
+        port: file in which it leaves the port.
+        options: its own.
+        secret: file with what an executor has to prove; None leaves messages to processes of its own, the stock way.
+        poll_s: how often it looks for messages, the fast way [s].
+    """
+    command = [sys.executable, "-m", "fedsync.runtime.port", str(port), "fedsync.runtime.child", "supernode"]
+    command += [] if poll_s is None else ["--poll", str(poll_s)]
+    command += [*options, "--host", "127.0.0.1"]
+    if secret is not None:
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    return command
+
+
+def executor_command(port: Path, secret: Path, poll_s: float, *, shipped: bool = False) -> list[str]:
+    """What answers the messages of a SuperNode; arguments as there, ``shipped`` as for `fedsync.runtime.apps.Apps`."""
+    command = [sys.executable, "-m", "fedsync.runtime.executor", "--port-file", str(port), "--secret-file", str(secret)]
+    return [*command, "--poll", str(poll_s), *(["--shipped"] if shipped else [])]
+
+
+def new_secret(path: Path) -> Path:
+    """Write a secret that processes of one machine share; returns its file.
+
+    Raises:
+        ConfigError: the folder is open to others, or nothing can be written there.
+    """
+    write_private(path, secrets.token_bytes(32))
+    return path
 
 
 def server_programs(config: ServerStartConfig) -> list[Program]:
@@ -71,7 +116,7 @@ def server_programs(config: ServerStartConfig) -> list[Program]:
     state = Path(config.state)
     secret = state / SECRET_FILE
     if not secret.exists():
-        write_private(secret, secrets.token_bytes(32))
+        new_secret(secret)
     gate = ["--gate"] if way() == "fast" else []
     superlink = [*_CHILD, "superlink", *gate, "--host", config.host, "--port", str(config.port)]
     superlink += ["--database", str(state / DATABASE), "--isolation", "process"]

@@ -138,6 +138,7 @@ def supervise(
     facts: Mapping[str, Any],
     stop: threading.Event,
     tidy: Callable[[], object] = lambda: None,
+    tell: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Keep programs running until ``stop`` is set, then end them all.
 
@@ -149,6 +150,7 @@ def supervise(
         facts: what the health file says besides.
         stop: set by whoever wants the end.
         tidy: called once a minute.
+        tell: called whenever the health file is written: what it says besides that changes.
     """
     logs = state / LOGS_FOLDER
     logs.mkdir(mode=0o700, exist_ok=True)
@@ -157,7 +159,7 @@ def supervise(
     supervisor = Supervisor(
         programs, lambda program: LoggedProcess(program, environment, logs, limits), jitter, time.monotonic()
     )
-    health = _Health(state / HEALTH_FILE, {**facts, "versions": versions()})
+    health = _Health(state / HEALTH_FILE, {**facts, "versions": versions()}, tell)
     tidy_at_s = time.monotonic() + _TIDY_S
     try:
         while not stop.is_set():
@@ -182,9 +184,10 @@ def versions() -> dict[str, str]:
 class _Health:
     """Writes the health file when something has changed, and now and then so that it stays fresh."""
 
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, facts: Mapping[str, Any], tell: Callable[[], Mapping[str, Any]]) -> None:
         self._path = path
         self._facts = facts
+        self._tell = tell
         self._told: dict[str, Any] = {}
         self._state = ""
         self._since = ""
@@ -210,7 +213,7 @@ class _Health:
         if told == self._told and now_s < self._due_s:
             return
         self._told, self._due_s = told, now_s + _TELL_S
-        text = json.dumps({**told, "at": at}, indent=2) + "\n"
+        text = json.dumps({**told, **self._tell(), "at": at}, indent=2) + "\n"
         try:
             write_atomically(self._path, text.encode(), OWNER_FILE)
         except ConfigError as error:  # a full disk must not end what runs

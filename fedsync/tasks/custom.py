@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -14,11 +15,15 @@ from types import ModuleType
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.protocol import Task
 
+_NAME = "fedsync_task_"
+
 
 def load_task(path: Path, options: Mapping[str, object]) -> Task:
     """Run the file at ``path`` and make the one task that it defines.
 
-    The file is code of this silo's owner, run with this process's rights: never one that came by wire.
+    The file is code of this silo's owner, run with this process's rights: never one that came by wire. It imports what
+    lies beside it as a script does, at once or later. A task from another folder ends that: what this one has imported
+    it keeps, and what it imports from then on is looked for beside the other.
 
     Args:
         path: a Python file with exactly one subclass of `Task`.
@@ -52,11 +57,12 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(str(path), "there is no such file", "Mend task.file; it is relative to the YAML file")
-    name = f"fedsync_task_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    name = f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(str(path), "this is not a Python file", "Give it a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    _neighbours.go_to(path.resolve().parent)
     # Dataclasses and pickle look a class's module up there.
     sys.modules[name] = module
     try:
@@ -65,6 +71,48 @@ def _run(path: Path) -> ModuleType:
         del sys.modules[name]
         raise ConfigError(_place(path, error), f"running the file failed: {_tell(error)}", "Mend the file") from error
     return module
+
+
+class _Neighbours:
+    """Has the modules beside one task's file be found, those in one folder at a time.
+
+    Modules go by their bare names, so those of two folders would be taken for each other.
+    """
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._before: frozenset[str] = frozenset()
+
+    def go_to(self, folder: Path) -> None:
+        """Look in this folder first, and forget what was imported from the one before."""
+        if folder != self._folder:
+            self._leave()
+            self._folder, self._before = folder, frozenset(sys.modules)
+            sys.path.insert(0, str(folder))
+        elif str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        # Files may have come since somebody looked.
+        importlib.invalidate_caches()
+
+    def _leave(self) -> None:
+        if self._folder is None:
+            return
+        if str(self._folder) in sys.path:
+            sys.path.remove(str(self._folder))
+        gone = {name for name in sys.modules.keys() - self._before if self._is_beside(name)}
+        for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
+            del sys.modules[name]
+
+    def _is_beside(self, name: str) -> bool:
+        """Whether it is a module or package in the folder itself, and no task's file."""
+        if "." in name or name.startswith(_NAME):
+            return False
+        module = sys.modules[name]
+        places = getattr(module, "__path__", None) or [getattr(module, "__file__", None)]
+        return any(place is not None and Path(place).parent == self._folder for place in places)
+
+
+_neighbours = _Neighbours()
 
 
 def _only_task(module: ModuleType, path: Path) -> type[Task]:

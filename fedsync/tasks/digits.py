@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, not_installed
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.tasks.partition import Partition, Rows
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
@@ -93,9 +93,7 @@ def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ConfigError(
-            "task.kind", "scikit-learn, which ships the digits, is not installed", 'pip install "fedsync[sim]"'
-        ) from error
+        raise not_installed("task.kind", "scikit-learn, which ships the digits,", "sim") from error
     pixels, labels = load_digits(return_X_y=True)
     return (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels.astype(np.int64)
 

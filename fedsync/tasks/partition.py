@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, not_installed
 from fedsync.core.rng import Stream, derive_seed, generator
 
 if TYPE_CHECKING:
@@ -300,6 +300,4 @@ def _check_count(rows: int, count: int) -> None:
 
 
 def _not_installed() -> ConfigError:
-    return ConfigError(
-        "task.partition", "flwr-datasets, which deals data to silos, is not installed", 'pip install "fedsync[sim]"'
-    )
+    return not_installed("task.partition", "flwr-datasets, which deals data to silos,", "sim")

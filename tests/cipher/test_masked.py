@@ -13,7 +13,7 @@ from fedsync.core.layout import Vector
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 
 
-def _opened(federation: Federation, silent: str = "") -> None:
+def opened(federation: Federation, silent: str = "") -> None:
     """Carry questions and answers until the last commit counts; ``silent`` silos are lost."""
     while federation.store.blocked:
         for name, question in federation.store.questions().items():
@@ -33,7 +33,7 @@ def masked_round(federation: Federation, version: int, names: str, silent: str =
         updates.append(change(100 * version + ord(name)))
         ids.append(federation.answer(name, updates[-1]))
     federation.commit(version + 1, ids)
-    _opened(federation, silent)
+    opened(federation, silent)
     return updates
 
 
@@ -67,7 +67,7 @@ def test_a_sum_of_two_stays_closed(tmp_path: Path) -> None:
 
 def _as_the_server_and_a_silo_see_it(federation: Federation, victim: str, spy: str) -> Vector:
     """The attack: take the victim's upload as it is and open it with the key that the spy has."""
-    envelope = federation.store._pending[f"{victim}/1"].envelope
+    envelope = federation.store._intake._pending[f"{victim}/1"].envelope
     silo = federation.silos[spy]
     grid = federation.plan.grid(silo._state.scales.exponents[-1])
     found = np.empty(federation.plan.sealed.size, dtype=np.float32)
@@ -101,13 +101,13 @@ def test_a_silo_signs_one_list_a_round_and_reveals_to_those_who_all_signed_it(tm
         federation.begin(name, 0)
         federation.answer(name, change(ord(name)))
     silo = federation.silos["a"]
-    signature = silo.answer(Question(0, ("a", "b", "c", "d")).encode()).tobytes()
+    signature = silo.answer(Question(0, 0, ("a", "b", "c", "d")).encode()).tobytes()
     with pytest.raises(ProtocolError, match="second list"):
-        silo.answer(Question(0, ("a", "b", "c")).encode())
+        silo.answer(Question(0, 0, ("a", "b", "c")).encode())
     with pytest.raises(ProtocolError, match="did not sign the same list"):
-        silo.answer(Question(0, ("a", "b", "c", "d"), dict.fromkeys("abcd", signature)).encode())
+        silo.answer(Question(0, 0, ("a", "b", "c", "d"), dict.fromkeys("abcd", signature)).encode())
     with pytest.raises(ProtocolError, match="no masks of version 7"):
-        silo.answer(Question(7, ("a", "b", "c")).encode())
-    for nonsense in (b"", b"[]", b'{"base": 0}', b'{"base": 0, "survivors": 3, "signatures": null}'):
+        silo.answer(Question(7, 0, ("a", "b", "c")).encode())
+    for nonsense in (b"", b"[]", b'{"base": 0}', b'{"base": 0, "attempt": 0, "survivors": 3, "signatures": null}'):
         with pytest.raises(ProtocolError):
             silo.answer(np.frombuffer(nonsense, dtype=np.uint8))

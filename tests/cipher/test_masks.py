@@ -14,7 +14,7 @@ from fedsync.cipher.lanes import SLOTS, Slots
 from fedsync.cipher.masks import Masked, MaskRound, Reveal, Unmasker
 from fedsync.cipher.suite import BFV_PLAIN, MASKED, Member, Words
 from fedsync.cipher.tags import Tagger, added
-from fedsync.cipher.wire import Tag
+from fedsync.cipher.wire import TAG_PARTS, Tag
 from fedsync.core.errors import PolicyError, ProtocolError
 from tests.cipher.sealers import group, member, sealer, slots_of, summed
 
@@ -196,6 +196,26 @@ def test_each_attempt_has_its_own_masks() -> None:
     one, again, other = (rounds(context)["silo0"].mask(zeros) for context in (b"1", b"1", b"2"))
     assert len({slots.tobytes() for slots in (one, again, other)}) == 3  # the self mask is drawn anew each time
     assert looks_uniform(one)
+
+
+def test_masks_are_put_on_once() -> None:
+    """Whoever asks for more, and whenever: in the middle of the update, after it, and once its sum was signed."""
+    zeros = np.zeros((2, SLOTS), np.int64)
+    own = rounds()["silo0"]
+    own.mask(zeros)
+    for first in (0, 1, 3):
+        with pytest.raises(PolicyError, match="once"):
+            own.mask(zeros, first)
+    own.mask(zeros, 2)
+    own.mask_tag((0,) * TAG_PARTS)
+    for again in (lambda: own.mask(zeros, 4), lambda: own.mask_tag((0,) * TAG_PARTS)):
+        with pytest.raises(PolicyError, match="once"):
+            again()
+    signed = rounds()["silo0"]
+    signed.sign(NAMES)
+    for again in (lambda: signed.mask(zeros), lambda: signed.mask_tag((0,) * TAG_PARTS)):
+        with pytest.raises(PolicyError, match="once"):
+            again()
 
 
 def test_numbers_beyond_the_modulus_are_drawn_again_alike_at_both_ends() -> None:

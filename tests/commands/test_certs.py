@@ -44,7 +44,7 @@ def test_a_servers_certificate_is_made_shown_and_renewed(tmp_path: Path) -> None
 
 def test_a_node_key_is_made_and_shown(tmp_path: Path) -> None:
     made = done("silo", "silo-a", "--dir", tmp_path / "a")
-    assert "flwr supernode register silo-a.node.pub CONNECTION --name silo-a" in made
+    assert made.endswith("who names it in server.yaml:\n  silos: {silo-a: nodes/silo-a.node.pub}\n")
     fingerprint = made.split()[1]
     assert f"node key of silo-a, {fingerprint}" in done("show", tmp_path / "a")
 

@@ -17,6 +17,7 @@ from fedsync.runtime.processes import free_ports
     [
         ["silo", "start", "--silo", "nowhere.yaml"],
         ["silo", "serve", "--silo", "nowhere.yaml"],
+        ["silo", "export", "--out", "out", "--silo", "nowhere.yaml"],
         ["server", "start", "--server", "nowhere.yaml"],
         ["server", "register", "--server", "nowhere.yaml"],
         ["server", "revoke", "berlin", "--server", "nowhere.yaml"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import LONGEST_STATE, SiloStartConfig
+from fedsync.config.silo import LONGEST_STATE, SealConfig, SiloStartConfig
 from fedsync.core.errors import ConfigError
 
 SILO = """\
@@ -22,6 +22,8 @@ index: 1
 device: cuda:1
 declared_speed: 200.0
 logs: {bytes: 20000}
+seal: {masks: true, clear: ["*.bias"]}
+data: [data]
 """
 SERVER = """\
 host: 0.0.0.0
@@ -38,7 +40,7 @@ silos:
 def folder(tmp_path: Path) -> Path:
     for name in ("ca.crt", "berlin.node", "berlin.node.pub", "paris.node.pub"):
         (tmp_path / name).touch()
-    for name in ("keys", "certs"):
+    for name in ("keys", "certs", "data"):
         (tmp_path / name).mkdir()
     return tmp_path
 
@@ -60,6 +62,8 @@ def test_good_files_are_good_and_their_paths_stand_beside_them(folder: Path, mon
         str(folder / "ca.crt"), str(folder / "berlin.node"), str(folder / "keys"), "/srv/berlin",
     )  # fmt: skip
     assert (here.logs.bytes, here.logs.keep, here.resources, here.insecure) == (20_000, 5, True, False)
+    assert here.seal == SealConfig(masks=True, clear=["*.bias"]) and here.data == [str(folder / "data")]
+    assert here.code == "installed", "nobody else's code runs unless the owner says so"
     assert there.silos == {name: str(folder / f"{name}.node.pub") for name in ("berlin", "paris")}
     assert there.certificates == str(folder / "certs")
 
@@ -89,6 +93,10 @@ def test_where_the_servers_own_machine_reaches_it(host: str, loopback: str, fold
         ("cuda:1", "CUDA 1", "line 8, device", "'CUDA 1' is not allowed", "of the form"),
         ("200.0", "0.0", "line 9, declared_speed", "0.0 is not allowed", "greater than 0"),
         ("bytes: 20000", "bytes: 1", "line 10, logs.bytes", "1 is not allowed", "at least 10000"),
+        ("keys: keys\n", "", "silo.yaml", "seal is given, but no keys", "Name the folder of `fedsync keys` as keys"),
+        ("masks: true", "masked: true", "line 11, seal.masked", "unknown key", "Did you mean 'masks'?"),
+        ("data: [data]", "data: [dat]", "line 12, data.0", "dat is no folder", "Make it, or remove it here"),
+        ("data: [data]", "code: any", "line 12, code", "'any' is not allowed", "installed, shipped"),
         ("state: /srv/berlin\n", "", "silo.yaml", "missing", "Add this key"),
         ("state:", "stat:", "line 5, stat", "unknown key", "Did you mean 'state'?"),
     ],

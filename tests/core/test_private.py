@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.private import private_folder, read_private, write_atomically, write_private
+from fedsync.core.private import private_folder, read_private, remove_unfinished, write_atomically, write_private
 
 
 @pytest.fixture
@@ -54,6 +54,15 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
         write_private(folder / "key", b"new")
     assert [path.name for path in folder.iterdir()] == ["key"]
     assert (folder / "key").read_bytes() == b"old"
+
+
+def test_what_killed_writers_have_left_goes_and_nothing_else(folder: Path) -> None:
+    for name in ("a.bin", ".a.bin.12", ".a.bin.34", ".a.bin.x", ".a.bin", ".b.bin.12"):
+        (folder / name).touch()
+    remove_unfinished(folder / "a.bin", lambda pid: pid == 34)
+    assert {path.name for path in folder.iterdir()} == {"a.bin", ".a.bin.34", ".a.bin.x", ".a.bin", ".b.bin.12"}
+    remove_unfinished(folder / "a.bin")
+    assert not (folder / ".a.bin.34").exists()
 
 
 @pytest.mark.parametrize("wrong", [0o640, 0o604, 0o644, 0o660])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import fsum, inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsync.core.orders import Evaluation
 from fedsync.core.scores import Score, Scores
@@ -117,6 +119,50 @@ def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
     scores.begin(1)
     scores.end(1, "a", found(9))
     assert scores.settle() == [Score(1, 0.9, 2.0)]
+
+
+def test_what_a_silo_said_leaves_no_trace_once_it_is_gone() -> None:
+    """Added to -1e32 and taken out again, the 90 of a would be 0 in a sum that rounds."""
+    scores = Scores()
+    scores.begin(0, 3)
+    scores.end(0, "a", Evaluation(10.0, 90.0, 100))
+    scores.end(0, "liar", Evaluation(1e32, -1e32, 100))
+    scores.end(0, "b", None)
+    scores.settle()
+    scores.forget("liar")
+    scores.begin(1)
+    scores.end(1, "b", Evaluation(20.0, 70.0, 100))
+    assert scores.settle() == [Score(1, 160 / 200, 30 / 200)]
+
+
+numbers = st.floats(-1e39, 1e39)
+happenings = st.one_of(
+    st.tuples(st.sampled_from("abcd"), st.builds(Evaluation, numbers, numbers, st.integers(1, 10**9))),
+    st.tuples(st.sampled_from("abcd"), st.none()),
+)
+
+
+@given(st.lists(happenings, min_size=1, max_size=40))
+def test_a_rolling_score_is_the_pool_of_the_newest_evaluations_exactly(
+    happens: list[tuple[str, Evaluation | None]],
+) -> None:
+    """Silos evaluate one version after the other, each alone, or are lost; two others stay as they are."""
+    scores, newest = Scores(), {"x": Evaluation(0.1, 0.2, 3), "y": Evaluation(-7.3, 1e-9, 5)}
+    scores.begin(0, 2)
+    for name, evaluation in newest.items():
+        scores.end(0, name, evaluation)
+    scores.settle()
+    for version, (name, found_now) in enumerate(happens, start=1):
+        if found_now is None:
+            newest.pop(name, None)
+            scores.forget(name)
+            continue
+        newest[name] = found_now
+        scores.begin(version)
+        scores.end(version, name, found_now)
+        samples = sum(each.samples for each in newest.values())
+        correct, loss = (fsum(getattr(each, part) for each in newest.values()) for part in ("correct", "loss"))
+        assert scores.settle() == [Score(version, correct / samples, loss / samples)]
 
 
 def test_a_silo_that_starts_from_the_same_version_twice_counts_once() -> None:

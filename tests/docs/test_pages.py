@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 import fedsync
 from fedsync.runtime import payloads
+from fedsync.runtime.answers import OWNER, STATE, Identity
+from fedsync.runtime.link import ResidentLink, stop_trainers
+from fedsync.runtime.spec import RunSpec
 from fedsync.runtime.timing import Timing
 from tests.runtime.grid import DirectGrid, silos_in_this_process
 from tests.test_deploy import takes
@@ -88,37 +90,43 @@ def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
         assert row == ratios[name][:3], f"choosing.md repeats other figures for {name}"
 
 
+MY_MODEL = """\
+import torch
+
 class Net(torch.nn.Linear):
-    """The model of a user's app."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(4, 2)
+"""
+MY_DATA = """\
+import torch
 
-
-def load(index: int, count: int) -> tuple[Any, Any]:
-    """The data of a user's app: the sign of the first number, in shares."""
+def load(index, count):
+    \"\"\"The sign of the first of four numbers.\"\"\"
     inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(index))
     share = torch.utils.data.TensorDataset(inputs, (inputs[:, 0] > 0).long())
     return share, share
+"""
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def app(tmp_path: Path) -> Iterator[Path]:
     """A folder with the files of from-fedavg.md, and the user's own modules."""
     for language in ("python", "yaml"):
         for title, text in blocks(DOCS / "from-fedavg.md", language):
             (tmp_path / title.replace(", ", "-")).write_text(text, encoding="utf-8")
-    for name, value in {"my_model": Net, "my_data": load}.items():
-        module = types.ModuleType(name)
-        setattr(module, value.__name__, value)
-        monkeypatch.setitem(sys.modules, name, module)
-    return tmp_path
+    (tmp_path / "my_model.py").write_text(MY_MODEL, encoding="utf-8")
+    (tmp_path / "my_data.py").write_text(MY_DATA, encoding="utf-8")
+    yield tmp_path
+    for name in ("my_model", "my_data"):
+        sys.modules.pop(name, None)
 
 
 def main_of(path: Path) -> Any:
-    """What a ServerApp's file calls ``main``, with the file's names around it."""
+    """What a ServerApp's file calls ``main``; modules beside it are found, as by Flower."""
     names: dict[str, Any] = {"__file__": str(path), "__name__": "server_app"}
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
     return names["main"]
 
 
@@ -154,6 +162,22 @@ def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.evaluate_metrics_clientapp[1]["accuracy"] > 0.8
     layout = payloads.layout_of(result.arrays)
     assert np.isfinite(payloads.from_arrays(result.arrays, layout, "server")).all()
+
+
+def test_a_silos_trainer_finds_what_the_task_imports(
+    app: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path_factory.mktemp("s")  # a socket's path may not be long
+    state.chmod(0o700)
+    monkeypatch.setenv(STATE, str(state))
+    monkeypatch.setenv(OWNER, str(os.getpid()))
+    spec = RunSpec.of(fedsync.StrategyConfig.load(str(app / "strategy.yaml")), None, 5)
+    try:
+        # A process of its own, elsewhere, as at a silo; it takes a second or two to start.
+        link = ResidentLink(Identity(spec.dump(), index=3, name="silo-3"))
+        assert link.facts.examples == 64 and link.layout.size == 4 * 2 + 2
+    finally:
+        stop_trainers(state)
 
 
 def test_the_client_is_fedsyncs(app: Path) -> None:

@@ -30,10 +30,13 @@ from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
+from fedsync.runtime.control import RUN_LOCK
 from fedsync.runtime.environment import QUIET
+from fedsync.runtime.locks import held
 from fedsync.runtime.processes import end_processes, free_ports
-from fedsync.runtime.runs import Phase, phase, submit_run
-from fedsync.runtime.supervise import revoke_silo
+from fedsync.runtime.registration import Registered
+from fedsync.runtime.runs import Phase, phase, resume_run, stop_run, submit_run
+from fedsync.runtime.supervise import register_silos, revoke_silo
 
 WAIT_S = 120.0
 
@@ -164,7 +167,9 @@ def test_without_tls_the_server_says_nothing(federation: Federation) -> None:
         assert b"HTTP" not in plain.recv(4096)
 
 
-def test_the_silo_that_is_registered_works_for_a_run_whose_server_is_killed(federation: Federation) -> None:
+def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_server_is_killed(
+    federation: Federation,
+) -> None:
     (federation.folder / "silo.yaml").write_text(
         f"{{name: berlin, server: 'localhost:{federation.port}', authority: certs/ca.crt, "
         "node_key: berlin/berlin.node, state: b}\n"
@@ -174,7 +179,10 @@ def test_the_silo_that_is_registered_works_for_a_run_whose_server_is_killed(fede
         wait_for(lambda: federation.nodes() == {"berlin": "online"}, "the silo did not join")
         health = json.loads((federation.folder / "b" / "health.json").read_text())
         assert (health["silo"], health["state"], health["restarts"]) == ("berlin", "running", 0)
-        _run_in_which_the_server_is_killed(federation)
+        _run_that_is_stopped_and_whose_server_is_killed(federation)
+        log = (federation.folder / "b" / "logs" / "executor.log").read_text()
+        assert log.count("are answered by FedSync's own client") == 2, "before and after"
+        assert not (federation.folder / "b" / "apps").exists(), "nothing of a bundle is installed at the silo"
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
@@ -184,12 +192,23 @@ def test_the_silo_that_is_registered_works_for_a_run_whose_server_is_killed(fede
     assert federation.nodes() == {"berlin": "offline"}, "it said good-bye"
 
 
-def _run_in_which_the_server_is_killed(federation: Federation, rounds: int = 8) -> None:
+def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, rounds: int = 8) -> None:
     quick = ["task={kind: digits}", "local.steps=5", "min_silos=1", f"stop.rounds={rounds}"]
     config = ServerStartConfig.load(federation.folder / "server.yaml")
     out = submit_run(config, StrategyConfig.load("fedavg", quick), federation.folder / "out")
+    stop_run(out)
+    assert phase(out) is Phase.OVER and not held(out / RUN_LOCK), "stopped before Flower has begun it"
+    resume_run(config, out)
     journal = out / "journal.jsonl"
-    wait_for(lambda: journal.exists() and journal.read_text().count('"type":"Commit"') >= 2, "the run did not begin")
+
+    def commits() -> int:
+        return journal.read_text().count('"type":"Commit"') if journal.exists() else 0
+
+    wait_for(lambda: commits() >= 2, "the run did not begin")
+    stop_run(out)
+    assert phase(out) is Phase.OVER and not held(out / RUN_LOCK), "stopped at work"
+    resume_run(config, out)
+    wait_for(lambda: commits() >= 4, "the run did not go on")
     family = psutil.Process(federation.process.pid).children(recursive=True)
     (server,) = [process for process in family if "flwr-serverapp" in " ".join(process.cmdline())]
     server.kill()
@@ -197,7 +216,7 @@ def _run_in_which_the_server_is_killed(federation: Federation, rounds: int = 8) 
     assert (out / "done").exists()
     actions = [action for entry in replay(journal) for action in entry.actions]
     assert [action.version for action in actions if isinstance(action, Commit)] == list(range(1, rounds + 1))
-    assert b"resumed at version" in (federation.folder / "server.out").read_bytes()
+    assert (federation.folder / "server.out").read_bytes().count(b"resumed at version") == 1, "by the keeper"
 
 
 def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> None:
@@ -215,6 +234,31 @@ def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> N
     trust = ["--root-certificates", federation.authority, "--auth-supernode-private-key", key]
     code, output = supernode(federation, federation.port, *trust)
     assert code == 1 and "could not establish a connection to the SuperLink" in output
+    again = register_silos(ServerStartConfig.load(file)).problems["berlin"]
+    assert "was revoked before" in str(again) and federation.nodes() == {"berlin": "unregistered"}
+
+
+def test_a_key_that_was_replaced_is_a_stranger_s(federation: Federation) -> None:
+    """After the tests that count the nodes."""
+    keys = [make_node_key("paris", federation.folder / folder) for folder in ("old", "fresh")]
+    found = []
+    for key in keys:
+        file = federation.folder / f"{key.private.parent.name}.yaml"
+        text = (federation.folder / "server.yaml").read_text()
+        file.write_text(text.replace("berlin: berlin/berlin.node.pub", f"paris: {key.public}"))
+        found.append(register_silos(ServerStartConfig.load(file)))
+    assert found == [Registered(), Registered(retired={"paris": 1})]
+    trust = ["--root-certificates", federation.authority, "--auth-supernode-private-key", keys[0].private]
+    code, output = supernode(federation, federation.port, *trust)
+    assert code == 1 and "could not establish a connection to the SuperLink" in output
+    assert federation.nodes()["paris"] == "registered", "the fresh one"
+
+
+def test_the_server_says_of_whom_and_what_it_takes_care(federation: Federation) -> None:
+    health = json.loads((federation.folder / "server" / "health.json").read_text())
+    assert health["silos"] == {"berlin": "registered"}
+    assert datetime.fromisoformat(health["keeper"]["looked"]) <= datetime.now(UTC)
+    assert health["keeper"]["runs"] == {}, "all are over"
 
 
 class _listening:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import ssl
@@ -14,15 +15,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedsync.cipher.emulated import emulated_keys
 from fedsync.commands.doctor import report
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
-from fedsync.runtime import doctor, doctor_checks, doctor_network
+from fedsync.runtime import doctor, doctor_checks, doctor_health, doctor_network
 from fedsync.runtime.doctor_checks import Check
 
 NOW = datetime.now(UTC)
@@ -122,6 +126,12 @@ def test_public_keys_of_silos(tmp_path: Path) -> None:
 
     assert doctor_checks.check_silos(silos(berlin=good)).detail == "berlin"
     failed(doctor_checks.check_silos(silos(berlin=good, paris=tmp_path / "bad.pub")), "bad.pub", "Have paris send")
+    # Registration refuses it, so the doctor does.
+    edwards = ed25519.Ed25519PrivateKey.generate().public_key()
+    (tmp_path / "ed.pub").write_bytes(edwards.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    both = doctor_checks.check_silos(silos(rome=tmp_path / "ed.pub", paris=tmp_path / "bad.pub"))
+    failed(both, "ed.pub is not a key on an elliptic curve; silos, paris", "Have rome send")
+    failed(doctor_checks.check_silos(silos(berlin=good, paris=good)), "its key is that of berlin", "of its own")
 
 
 def test_the_state_folder_is_the_owners(tmp_path: Path) -> None:
@@ -145,6 +155,33 @@ def test_the_model_is_measured() -> None:
     strategy = StrategyConfig.load("fedavg")
     parameters = sum(parameter.numel() for parameter in strategy.task.build().model().parameters())
     assert doctor_checks.model_bytes(strategy) == 4 * parameters
+
+
+def test_a_task_that_cannot_be_built_here_is_one_line_and_the_checks_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_data(strategy: StrategyConfig) -> int:
+        raise ConfigError("task.file", "no data here", "Ask a silo")
+
+    monkeypatch.setattr(doctor_checks, "model_bytes", no_data)
+    found = {check.name: check for check in doctor.check_machine(StrategyConfig.load("fedavg"))}
+    failed(found["memory"], "task.file: no data here", "Ask a silo")
+    assert list(found)[-1] == "device" and found["device"].ok
+
+    def broken(strategy: StrategyConfig) -> int:
+        raise KeyError("column")
+
+    monkeypatch.setattr(doctor_checks, "model_bytes", broken)
+    failed(doctor_checks.check_memory_for(StrategyConfig.load("fedavg")), "KeyError: 'column'", "See the message")
+
+
+def test_an_authority_that_is_no_certificate_is_one_line(port: int, tmp_path: Path) -> None:
+    junk = tmp_path / "ca.crt"
+    for text in ("junk", ""):
+        junk.write_text(text)
+        failed(doctor_network.check_tls("localhost", port, junk), "no certificate can be read", "Fetch ca.crt")
+        failed(doctor_network.check_clock("localhost", port, junk, time.time), "no certificate can be", "Fetch ca.crt")
+    failed(doctor_network.check_tls("localhost", port, tmp_path / "no"), "No such file", "Fetch ca.crt")
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -190,21 +227,59 @@ def test_skew_counts_from_the_nearest_it_can_be(there: float, before: float, aft
 
 def test_what_the_supervisor_says(tmp_path: Path) -> None:
     file = tmp_path / "health.json"
-    assert doctor_checks.check_health(tmp_path, NOW).detail == "not running"
+    assert doctor_health.check_health(tmp_path, NOW).detail == "not running"
 
     def write(state: str, age_s: float) -> None:
         at = (NOW - timedelta(seconds=age_s)).isoformat()
         file.write_text(f'{{"state": "{state}", "since": "x", "restarts": 3, "last_error": "no data", "at": "{at}"}}')
 
     write("running", 5)
-    assert doctor_checks.check_health(tmp_path, NOW).detail == "running since x, 3 restarts"
-    assert doctor_checks.is_running(tmp_path, NOW)
+    assert doctor_health.check_health(tmp_path, NOW).detail == "running since x, 3 restarts"
+    assert doctor_health.is_running(tmp_path, NOW)
     write("restarting", 5)
-    failed(doctor_checks.check_health(tmp_path, NOW), "3 restarts; no data", "logs")
+    failed(doctor_health.check_health(tmp_path, NOW), "3 restarts; no data", "logs")
     write("restarting", 500)
-    assert doctor_checks.check_health(tmp_path, NOW).ok and not doctor_checks.is_running(tmp_path, NOW)
+    assert doctor_health.check_health(tmp_path, NOW).ok and not doctor_health.is_running(tmp_path, NOW)
     file.write_text("{")
-    assert doctor_checks.check_health(tmp_path, NOW).detail == "not running"
+    assert doctor_health.check_health(tmp_path, NOW).detail == "not running"
+
+
+def test_what_the_keeper_says(tmp_path: Path) -> None:
+    assert doctor_health.check_runs(tmp_path, NOW).detail == "not running"
+    run = {"phase": "at work", "resumed": 5, "tries": 5, "next": None, "reason": "its server process died"}
+
+    def check(looked_s: float | None, since_s: float = 5000.0, **changed: object) -> Check:
+        at, looked, since = (
+            None if age_s is None else (NOW - timedelta(seconds=age_s)).isoformat() for age_s in (5, looked_s, since_s)
+        )
+        keeper = {} if looked is None else {"looked": looked, "runs": {"/r/a": {**run, **changed}}}
+        told = {"state": "running", "since": since, "at": at, "keeper": keeper}
+        (tmp_path / "health.json").write_text(json.dumps(told))
+        return doctor_health.check_runs(tmp_path, NOW)
+
+    assert check(10).ok and "1 not over" in check(10).detail
+    assert check(None, since_s=3).ok, "it has just started"
+    failed(check(601), "looked at", "Restart `fedsync server start`")
+    failed(check(None), "looked at None", "Restart")
+    failed(check(10, tries=6), "/r/a: its server process died, tried 6 times", "fedsync server stop")
+    failed(
+        check(10, next="12:00", reason="not resumed: no space"), "no space, tried 5 times, next try at 12:00", "logs"
+    )
+    assert check(10, next="12:00").ok, "a run that has died once or twice is being cared for"
+
+
+def test_what_the_registrar_says(tmp_path: Path) -> None:
+    assert doctor_health.check_registration(tmp_path, NOW).detail == "not running"
+
+    def check(silos: dict[str, str]) -> Check:
+        (tmp_path / "health.json").write_text(
+            json.dumps({"state": "running", "at": (NOW - timedelta(seconds=5)).isoformat(), "silos": silos})
+        )
+        return doctor_health.check_registration(tmp_path, NOW)
+
+    assert check({}).detail == "no silo is listed"
+    assert check({"berlin": "registered", "rome": "registered"}).detail == "berlin, rome"
+    failed(check({"berlin": "registered", "rome": "no key"}), "rome: no key", "fedsync server register")
 
 
 def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_path: Path) -> None:
@@ -227,7 +302,7 @@ def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: in
     found = list(doctor.check_server(config, None, NOW))
     assert [check.name for check in found] == [
         "versions", "authority", "certificate", "key", "authority key", "silos", "state", "disk", "memory", "port",
-        "health",
+        "health", "registration", "runs",
     ]  # fmt: skip
     assert all(check.ok for check in found), found
 

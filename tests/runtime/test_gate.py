@@ -7,8 +7,11 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+from flwr.proto.message_pb2 import ObjectTree
 
-from fedsync.runtime.gate import App, Gate, Receive, Scope, Send, allowed
+from fedsync.runtime.gate import MAX_REQUEST_BYTES, App, Gate, Receive, Scope, Send, allowed
+from fedsync.runtime.messages import MAX_TENSORS
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/activate-node", "/v1/control/register-node", "/v1/runtime/acquire-task"
 
@@ -36,7 +39,7 @@ def test_the_servers_machine_may_use_its_outward_address() -> None:
     assert not allowed(CONTROL, None, None)
 
 
-def ask(path: str, host: str) -> list[MutableMapping[str, Any]]:
+def ask(path: str, host: str, *headers: tuple[bytes, bytes]) -> list[MutableMapping[str, Any]]:
     """What a client gets that asks an application behind the gate, which answers 200."""
     sent: list[MutableMapping[str, Any]] = []
 
@@ -50,7 +53,8 @@ def ask(path: str, host: str) -> list[MutableMapping[str, Any]]:
         raise AssertionError("nobody reads what a stranger sends")
 
     behind: App = Gate(app)
-    asyncio.run(behind({"type": "http", "path": path, "client": (host, 5)}, receive, send))
+    scope = {"type": "http", "path": path, "client": (host, 5), "headers": list(headers)}
+    asyncio.run(behind(scope, receive, send))
     return sent
 
 
@@ -58,3 +62,30 @@ def test_a_stranger_gets_403_and_nothing_behind_the_gate_hears_of_it() -> None:
     assert [message.get("status") for message in ask(CONTROL, "203.0.113.9")] == [403, None]
     assert [message.get("status") for message in ask(CONTROL, "127.0.0.1")] == [200]
     assert [message.get("status") for message in ask(FLEET, "203.0.113.9")] == [200]
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [
+        (b"content-length", b"0", 200),
+        (b"content-length", str(MAX_REQUEST_BYTES).encode(), 200),
+        (b"content-length", str(MAX_REQUEST_BYTES + 1).encode(), 413),
+        (b"content-length", b"9" * 5000, 413),
+        (b"content-length", b"-1", 411),
+        (b"content-length", b"", 411),
+        (b"transfer-encoding", b"chunked", 411),
+        (b"accept", b"*/*", 200),  # without a body
+    ],
+)
+def test_a_silos_request_is_no_longer_than_it_may_be_and_says_so(header: bytes, value: bytes, status: int) -> None:
+    assert ask(FLEET, "203.0.113.9", (header, value))[0]["status"] == status
+    assert ask(FLEET, "127.0.0.1", (header, value))[0]["status"] == status, "it may come through a tunnel"
+    assert ask(CONTROL, "127.0.0.1", (header, value))[0]["status"] == 200, "operators send whole projects"
+
+
+def test_what_flower_sends_at_once_passes() -> None:
+    """A part of an array; and the names, of 64 letters, of a model's 100 000 tensors and their data, as a tree."""
+    assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE < MAX_REQUEST_BYTES / 2
+    name = "0" * 64
+    tensor = ObjectTree(object_id=name, children=[ObjectTree(object_id=name)])
+    assert ObjectTree(object_id=name, children=[tensor] * MAX_TENSORS).ByteSize() < MAX_REQUEST_BYTES

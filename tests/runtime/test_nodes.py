@@ -55,12 +55,32 @@ def test_a_node_without_a_usable_answer_is_asked_again() -> None:
     assert nodes.look() == ([], [1])
 
 
-@pytest.mark.parametrize(("name", "examples"), [("", 1), ("a/b", 1), ("x" * 129, 1), ("a", 0)])
-def test_a_hello_that_means_nothing_is_refused(name: str, examples: int) -> None:
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 129])
+def test_a_name_that_no_silo_can_have_is_refused(name: str) -> None:
     nodes = Nodes(NamedGrid({1: ""}))
     nodes.look()
-    with pytest.raises(ProtocolError, match="'hello'"):
-        nodes.check(1, hello(name, examples))
+    with pytest.raises(ProtocolError, match="node 1 failed the check 'hello'"):
+        nodes.check(1, hello(name))
+
+
+@pytest.mark.parametrize("facts", [SiloFacts(0), SiloFacts(10**9 + 1), SiloFacts(10, memory_samples=0)])
+def test_a_silo_that_cannot_be_as_it_says_is_refused(facts: SiloFacts) -> None:
+    nodes = Nodes(NamedGrid({1: ""}))
+    nodes.look()
+    with pytest.raises(ProtocolError, match=r"node 1 failed the check '(examples|memory)'"):
+        nodes.check(1, Hello("a", facts))
+    assert nodes.by_name == {}
+
+
+def test_people_are_told_of_a_silo_that_says_it_has_nearly_all_samples(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Nodes(NamedGrid({1: "", 2: "", 3: ""}))
+    nodes.enrol(1, "a", 10**9)
+    nodes.enrol(2, "b", 1000)
+    assert not caplog.text, "whoever is first has all there are"
+    nodes.enrol(3, "c", 98 * (10**9 + 1000))
+    assert not caplog.text
+    nodes.enrol(3, "c", 100 * (10**9 + 1000))
+    assert "c says that it has 100000100000 of the 101000101000 samples of all" in caplog.text
 
 
 def test_a_registered_node_has_its_registered_name_and_no_other() -> None:

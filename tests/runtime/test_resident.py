@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import signal
 import stat
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +22,17 @@ import psutil
 import pytest
 
 import fedsync.runtime.link
+import fedsync.runtime.watch
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.orders import WorkOrder
-from fedsync.runtime.answers import IDENTITY, OWNER, STATE, Finished, Identity, Working
+from fedsync.runtime.answers import IDENTITY, OWNER, SOCKET, STATE, Finished, Identity, StillLoading, Working
+from fedsync.runtime.calls import call, receive, send
 from fedsync.runtime.link import ResidentLink, make_room, stop_trainers
 from fedsync.runtime.resident import _Server
 from fedsync.runtime.spec import RunSpec
+from fedsync.runtime.tenure import TENURE, Tenure, tenant
 from fedsync.train.weights import initial_model
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
@@ -56,8 +65,7 @@ def model() -> np.ndarray:
 
 def process(link: ResidentLink) -> psutil.Process:
     """The trainer's."""
-    (found,) = [p for p in psutil.Process().children(recursive=True) if link._folder.name in " ".join(p.cmdline())]
-    return found
+    return psutil.Process(tenant(link._folder))
 
 
 def kill(link: ResidentLink) -> None:
@@ -85,6 +93,7 @@ def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -
     assert 1 <= answer.steps < 50 and answer.samples == 16 * answer.steps
     while isinstance(answer, Working):
         answer = link.collect("a/1", 1.0, halt=True)
+    assert isinstance(answer, Finished)
     assert answer.report.steps < 100
     assert time.monotonic() - begin < 9
 
@@ -148,7 +157,7 @@ def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarr
 
 def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(fedsync.runtime.link, "_tell", lambda socket, request: asked.append(socket.parent.name))
+    monkeypatch.setattr(fedsync.runtime.link, "_tell", lambda folder, request: asked.append(folder.name))
     silos = {"mine": (0, "a"), "mine-before": (0, "a"), "others": (1, "b"), "torn": None}
     for folder, silo in silos.items():
         (tmp_path / folder).mkdir()
@@ -158,16 +167,162 @@ def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypat
     assert asked == ["mine-before"]
 
 
+class _Ended(BaseException):
+    """In place of this process's end."""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
+    """One in this process, which nobody is let in to, and whose desk has a large answer."""
+
+    def end(code: int) -> None:
+        raise _Ended
+
+    monkeypatch.setattr(os, "_exit", end)
+    tenure = Tenure.take(tmp_path)
+    assert tenure is not None
+    server = _Server(tmp_path, tenure)
+    server.opens(SimpleNamespace(busy=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
+    return server
+
+
 @pytest.mark.parametrize(("busy", "idle_s", "ends"), [(False, 31.0, True), (False, 29.0, False), (True, 1000.0, False)])
-def test_only_an_idle_trainer_makes_room(
-    busy: bool, idle_s: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    server = _Server(tmp_path, SimpleNamespace(busy=busy))  # type: ignore[arg-type]
+def test_only_an_idle_trainer_makes_room(busy: bool, idle_s: float, ends: bool, server: _Server) -> None:
+    server.opens(SimpleNamespace(busy=busy))  # type: ignore[arg-type]
     server._asked_at_s = time.monotonic() - idle_s
-    assert server._answer({"do": "make room", "payload": None}, None) == ({}, None)
-    assert ended == ([0] if ends else [])
+    with pytest.raises(_Ended) if ends else nullcontext():
+        assert server._reply({"do": "make room"}, None) == ({}, None)
+
+
+def test_nobody_leaves_while_an_answer_is_on_its_way(server: _Server, tmp_path: Path) -> None:
+    threading.Thread(target=server._let_in, daemon=True).start()
+    caller = call(tmp_path / SOCKET)
+    assert caller is not None
+    send(caller, {"do": "model", "load_s": 0.0})
+    assert caller.poll(10.0), "the header is here, and 16 MB are more than a socket takes"
+    server._leave()
+    assert receive(caller)[1] is not None
+    begin_s = server._asked_at_s
+    with pytest.raises(_Ended):
+        while True:  # until the thread has noted that all is sent
+            server._leave()
+    assert server._asked_at_s >= begin_s, "idle since the answer, not since the question"
+
+
+def test_nobody_leaves_while_somebody_is_at_the_door(server: _Server, tmp_path: Path) -> None:
+    first = call(tmp_path / SOCKET)
+    server._leave()
+    second = call(tmp_path / SOCKET)
+    assert first is not None and second is not None, "the door is where it was"
+
+
+def test_a_trainer_that_comes_second_ends_before_it_loads_anything(tmp_path: Path) -> None:
+    assert Tenure.take(tmp_path) is not None
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "fedsync.runtime.resident", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "fedsync.runtime.tenure" in done.stderr, "what is imported is listed"
+    assert "torch" not in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [TENURE], "it has left the other one's socket alone"
+
+
+SLOW = """
+import time
+from pathlib import Path
+
+from fedsync.tasks.digits import DigitsTask
+from fedsync.tasks.partition import Iid
+
+assert sum(range(30_000_000)) > 0  # lets no other thread run
+while not Path(__file__).with_name("go").exists():
+    time.sleep(0.01)
+
+
+class Slow(DigitsTask):
+    def __init__(self):
+        super().__init__(Iid())
+"""
+
+
+def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    task = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {tmp_path / 'slow.py'}}}"]).task
+    slow = identity(run="slow", task=task)
+    folder = root / hashlib.sha256(slow.dump().encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700)
+    (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
+    monkeypatch.setattr(fedsync.runtime.link, "_LOAD_S", 0.5)
+    monkeypatch.setattr(fedsync.runtime.watch, "PROBE_S", 0.05)
+    with pytest.raises(StillLoading, match=r"has been loading its task, data and model for \d+ s\. It goes on"):
+        ResidentLink(slow)
+    pid = tenant(folder)
+    seen = fedsync.runtime.watch.Trainers(root)
+    monkeypatch.setattr(fedsync.runtime.watch, "PROBE_S", 10.0)
+    seen.look()
+    told = seen.told()["trainers"][folder.name]
+    assert (told["pid"], told["state"]) == (pid, "loading")
+    (tmp_path / "go").touch()
+    monkeypatch.setattr(fedsync.runtime.link, "_LOAD_S", 60.0)
+    assert ResidentLink(slow).facts.examples > 0
+    assert tenant(folder) == pid
+    assert not (folder / ".answer.bin.12").exists()
+
+
+def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
+    tmp_path: Path, model: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    link = ResidentLink(identity())
+    first = process(link)
+    monkeypatch.setattr(fedsync.runtime.watch, "PROBE_S", 0.05)
+    first.suspend()
+    large = np.zeros(4_000_000, np.float32)  # does not even get in
+    with pytest.raises(FedSyncError, match=rf"hung, process {first.pid}, and was ended"):
+        link.train(order(1), large, None)
+    assert not link.alive
+    monkeypatch.setattr(fedsync.runtime.watch, "PROBE_S", 5.0)
+    assert isinstance(link.train(order(1), model, None), Finished)
+    second = process(link)
+    second.suspend()
+    monkeypatch.setattr(fedsync.runtime.link, "_TELL_S", 0.1)
+    stop_trainers(tmp_path)
+    assert tenant(link._folder) is None
+
+
+def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+
+    def start(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(ConfigError, match="no trainer can be started here: no more processes"):
+        ResidentLink(identity())
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert Identity.load(folder) == identity()
+
+
+def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None:
+    mine = identity()
+    mine.save(tmp_path)
+    before = (tmp_path / IDENTITY).stat()
+    mine.save(tmp_path)
+    assert (tmp_path / IDENTITY).stat() == before
+    (tmp_path / IDENTITY).write_text("")  # as a full disk left it once
+    with pytest.raises(ValueError, match="Expecting value"):
+        Identity.load(tmp_path)
+    mine.save(tmp_path)
+    assert Identity.load(tmp_path) == mine
+    assert [file.name for file in tmp_path.iterdir()] == [IDENTITY]
 
 
 def test_only_the_owner_can_reach_it(root: Path) -> None:

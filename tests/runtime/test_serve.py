@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsync.config.silo import SiloStartConfig
+from fedsync.config.silo import SealConfig, SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import SiloFacts
-from fedsync.runtime.answers import IDENTITY, OWNER, STATE, Identity
+from fedsync.runtime.allowed import ALLOWED, Allowed
+from fedsync.runtime.answers import IDENTITY, OWNER, STATE, Identity, StillLoading
 from fedsync.runtime.rings import KEYS
 from fedsync.runtime.serve import serve_silo
 
@@ -24,7 +25,7 @@ def config(tmp_path: Path) -> SiloStartConfig:
 
 
 def test_the_newest_trainer_is_served_until_it_ends(config: SiloStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (STATE, OWNER, KEYS):
+    for name in (STATE, OWNER, KEYS, ALLOWED):
         monkeypatch.setenv(name, "before")
     trainers = Path(config.state) / "state"
     for age, name in enumerate(["older", "newest", "oldest"]):
@@ -32,17 +33,23 @@ def test_the_newest_trainer_is_served_until_it_ends(config: SiloStartConfig, mon
         identity = Identity(spec=name, index=3, name="berlin", device="cpu")
         (trainers / name / IDENTITY).write_text(json.dumps(dataclasses.asdict(identity)))
         os.utime(trainers / name / IDENTITY, (age % 2 + 1, age % 2 + 1))
+    (trainers / "torn").mkdir()
+    (trainers / "torn" / IDENTITY).touch()  # the very newest, and nothing in it
     Path(config.state).chmod(0o700)
     seen: list[tuple[Identity, dict[str, str]]] = []
 
     def link(identity: Identity) -> SimpleNamespace:
-        seen.append((identity, {name: os.environ[name] for name in (STATE, OWNER, KEYS)}))
+        seen.append((identity, {name: os.environ[name] for name in (STATE, OWNER, KEYS, ALLOWED)}))
+        if len(seen) == 1:
+            raise StillLoading("it goes on")
         return SimpleNamespace(name="berlin", facts=SiloFacts(examples=5), alive=False)
 
     serve_silo(config, link)  # type: ignore[arg-type]
-    ((identity, environment),) = seen
+    (identity, environment), again = seen
+    assert again == (identity, environment), "asked anew while it loads"
     assert identity == Identity(spec="newest", index=3, name="berlin", device="cpu")
-    assert environment == {STATE: str(trainers), OWNER: str(os.getpid()), KEYS: "/k"}
+    allowed = Allowed(seal=SealConfig()).model_dump_json()
+    assert environment == {STATE: str(trainers), OWNER: str(os.getpid()), KEYS: "/k", ALLOWED: allowed}
 
 
 def test_a_silo_that_no_run_has_reached_has_nothing_to_serve(config: SiloStartConfig) -> None:

@@ -9,16 +9,19 @@ import pytest
 
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.silo import SiloStartConfig
+from fedsync.core.errors import ConfigError
 from fedsync.runtime import executor
+from fedsync.runtime.allowed import owner_environment
 from fedsync.runtime.rings import KEYS
 from fedsync.runtime.silo import identify
+from fedsync.runtime.supervisor import Program
 from fedsync.runtime.supervisor_plans import node_config, server_programs, silo_programs, way
 
 SILO = SiloStartConfig(
     name="berlin", server="fl.example.org:9092", authority="/c/ca.crt", node_key="/k/berlin.node", state="/s",
-    keys="/k", index=3, device="cuda:1", declared_speed=200.0, resources=False,
+    keys="/k", index=3, device="cuda:1", declared_speed=200.0, resources=False, code="shipped",
 )  # fmt: skip
-PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, state="/s")
+PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, state="/s", code="shipped")
 
 
 @pytest.fixture(params=["fast", "stock"])
@@ -40,8 +43,14 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
     assert (silent.index, silent.device, silent.declared_speed, silent.resources) == (0, None, None, True)
 
 
-def test_a_silo_proves_who_it_is(mode: str) -> None:
-    programs = {program.role: program for program in silo_programs(SILO, 5)}
+def plan(config: SiloStartConfig, folder: Path) -> dict[str, Program]:
+    """The processes of a silo with this folder, by role."""
+    folder.chmod(0o700)
+    return {program.role: program for program in silo_programs(config.model_copy(update={"state": str(folder)}))}
+
+
+def test_a_silo_proves_who_it_is(mode: str, tmp_path: Path) -> None:
+    programs = plan(SILO, tmp_path)
     assert list(programs) == (["supernode", "executor"] if mode == "fast" else ["supernode"])
     node = programs["supernode"]
     command = " ".join(node.command)
@@ -49,15 +58,39 @@ def test_a_silo_proves_who_it_is(mode: str) -> None:
     assert "--insecure" not in command and node.rejoins
     assert ("--isolation process" in command) is (mode == "fast") is ("--poll" in command)
     works = programs["executor" if mode == "fast" else "supernode"]
-    assert works.environment[KEYS] == "/k", "the keys go to the process that starts the trainer"
+    assert works.environment == owner_environment(SILO), "the keys go to the process that starts the trainer"
+    assert works.environment[KEYS] == "/k"
     if mode == "fast":
         assert KEYS not in node.environment and works.takes_along == "supernode"
 
 
-def test_a_trial_without_tls_says_so(mode: str) -> None:
-    node, *rest = silo_programs(PLAIN, 5)
+def test_a_trial_without_tls_says_so(mode: str, tmp_path: Path) -> None:
+    node, *rest = plan(PLAIN, tmp_path).values()
     assert "--insecure" in node.command and not node.rejoins
     assert (rest or [node])[0].environment[KEYS] == "", "keys in the environment are not taken for the silo's"
+
+
+def test_supernode_and_executor_share_a_secret_and_the_place_of_the_port(tmp_path: Path) -> None:
+    node, executes = plan(SILO, tmp_path).values()
+    secret, port = tmp_path / "supernode.secret", tmp_path / "supernode.port"
+    assert f"fedsync.runtime.port {port} fedsync.runtime.child supernode --poll" in " ".join(node.command)
+    assert f"--isolation process --superexec-auth-secret-file {secret}" in " ".join(node.command)
+    assert f"--port-file {port} --secret-file {secret}" in " ".join(executes.command)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
+    before = secret.read_bytes()
+    plan(SILO, tmp_path)
+    assert secret.read_bytes() != before, "each start has its own"
+
+
+def test_code_from_the_server_runs_only_where_the_owner_says_so(mode: str, tmp_path: Path) -> None:
+    closed = SILO.model_copy(update={"code": "installed"})
+    if mode == "stock":
+        with pytest.raises(ConfigError, match=r"runs whatever client a run brings along.*code: shipped"):
+            plan(closed, tmp_path)
+        assert plan(SILO, tmp_path)
+        return
+    assert "--shipped" not in plan(closed, tmp_path)["executor"].command
+    assert "--shipped" in plan(SILO, tmp_path)["executor"].command
 
 
 def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -8,7 +10,7 @@ import pytest
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.custom import load_task
-from fedsync.tasks.protocol import Task
+from fedsync.tasks.protocol import SiloSlot, Task
 
 GOOD = """\
 from __future__ import annotations
@@ -114,3 +116,84 @@ def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"mine\.txt: this is not a Python file"):
         load_task(tmp_path / "mine.txt", {})
+
+
+BESIDE = """\
+from my_model import Net
+from my_package.part import SCALE
+from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+
+class Mine(Task):
+    def __init__(self, early: bool = False) -> None:
+        if early:
+            self.data(None)
+
+    def model(self):
+        return Net()
+
+    def data(self, slot):
+        from my_data import load
+        return load() * SCALE
+"""
+SLOT = SiloSlot("a", 0, 1, 7)
+
+
+@pytest.fixture
+def _modules_go() -> Iterator[None]:
+    """What tests import from their folders does not outlast them."""
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules:
+        if name.partition(".")[0] in ("my_model", "my_package", "my_data"):
+            del sys.modules[name]
+
+
+def write_with_neighbours(folder: Path, width: int) -> Path:
+    """A task whose model has this many outputs, and whose data are ten times this number."""
+    (folder / "my_package").mkdir(parents=True)
+    (folder / "my_package" / "__init__.py").touch()
+    (folder / "my_package" / "part.py").write_text("SCALE = 10\n", encoding="utf-8")
+    model = f"""\
+    from torch import nn
+
+    class Net(nn.Linear):
+        def __init__(self):
+            super().__init__(4, {width})
+    """
+    (folder / "my_model.py").write_text(dedent(model), encoding="utf-8")
+    (folder / "my_data.py").write_text(f"def load():\n    return {width}\n", encoding="utf-8")
+    return write(folder, BESIDE)
+
+
+@pytest.mark.usefixtures("_modules_go")
+def test_modules_beside_the_file_are_found_at_once_and_later(tmp_path: Path) -> None:
+    task = load_task(write_with_neighbours(tmp_path / "a", 3), {})
+
+    assert task.model().out_features == 3
+    assert task.data(SLOT) == 30
+
+
+@pytest.mark.usefixtures("_modules_go")
+def test_tasks_with_modules_of_one_name_do_not_get_each_others(tmp_path: Path) -> None:
+    first = load_task(write_with_neighbours(tmp_path / "a", 3), {"early": True})
+    second = load_task(write_with_neighbours(tmp_path / "b", 5), {})
+
+    assert (first.model().out_features, second.model().out_features) == (3, 5)
+    assert second.data(SLOT) == 50, "what the first task imported has another place"
+    assert pickle.loads(pickle.dumps(second.model())).out_features == 5
+    again = load_task(tmp_path / "a" / "mine.py", {})
+    assert (again.model().out_features, again.data(SLOT)) == (3, 30)
+    assert sys.path.count(str(tmp_path / "a")) == 1 and str(tmp_path / "b") not in sys.path
+
+
+@pytest.mark.usefixtures("_modules_go")
+def test_what_the_process_had_imported_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_with_neighbours(tmp_path / "a", 3)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path / "a")
+        import my_model  # type: ignore[import-not-found]  # written above
+    load_task(path, {})
+    load_task(write_with_neighbours(tmp_path / "b", 5), {})
+
+    assert sys.modules["my_model"] is my_model

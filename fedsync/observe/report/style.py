@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, not_installed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Ax
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ConfigError("report", "matplotlib is not installed", 'pip install "fedsync[sim]"') from error
+        raise not_installed("report", "matplotlib", "sim") from error
     with rc_context(_STYLE):
         # Room at the edges: a browser's letters may be wider than those that were measured here.
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)

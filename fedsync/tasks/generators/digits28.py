@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import not_installed
 from fedsync.core.rng import Stream, generator
 from fedsync.tasks.samples import Samples, Shape
 
@@ -62,9 +62,7 @@ def _originals() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         from scipy import ndimage
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ConfigError(
-            "task.data.kind", "scikit-learn, which ships the digits, is not installed", 'pip install "fedsync[sim]"'
-        ) from error
+        raise not_installed("task.data.kind", "scikit-learn, which ships the digits,", "sim") from error
     pixels, labels = load_digits(return_X_y=True)
     # A margin of one small pixel, so that what is turned does not leave the image.
     small = np.pad(pixels.reshape(-1, 8, 8) / 16, ((0, 0), (1, 1), (1, 1)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, not_installed
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite
 from fedsync.tasks.samples import Samples, Shape
 from fedsync.tasks.table import check_column, number, read_header, read_table
@@ -122,7 +122,5 @@ def _pyarrow() -> tuple[Any, type[Exception]]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise ConfigError(
-            "task.data.file", "pyarrow, which reads Parquet, is not installed", 'pip install "fedsync[sim]"'
-        ) from error
+        raise not_installed("task.data.file", "pyarrow, which reads Parquet,", "sim") from error
     return parquet, pyarrow.ArrowException
