@@ -267,7 +267,8 @@ def _run(
     config.check_target(target_accuracy)
     # Without training, rounds may pass faster than anybody reads.
     every_s = 0.5 if timing_only else 0.0
-    with RunProgress(console, f"{config.name} {config.seed}", config.stop.rounds, every_s) as progress:
+    label = f"{config.name} {config.seed}"
+    with RunProgress(console, label, config.stop.rounds, every_s, trained=not timing_only) as progress:
         return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
 
 

@@ -21,13 +21,17 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         label: what the run is called.
         rounds: how many rounds it may take, or None if time bounds it.
         every_s: wall seconds between two rounds that are shown, at least; what lies between is left out.
+        trained: whether there is a loss to show.
     """
 
-    def __init__(self, console: Console, label: str, rounds: int | None, every_s: float = 0.0) -> None:
+    def __init__(
+        self, console: Console, label: str, rounds: int | None, every_s: float = 0.0, *, trained: bool = True
+    ) -> None:
         self._console = console
         self._label = label
         self._rounds = rounds
         self._every_s = every_s
+        self._trained = trained
         self._shown = 0
         self._begin_s = time.monotonic()
         self._shown_s = -math.inf
@@ -74,13 +78,15 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         accuracy = "-" if ledger.accuracy is None else f"{ledger.accuracy:.3f}"
         slowest = f"slowest {row.slowest} ({share.compute_s + share.overhead_s:.1f} s)"
         if self._bar is not None and self._task is not None:
-            state = f"accuracy {accuracy}  {slowest}  {self._eta(row.round)}"
+            scores = f"accuracy {accuracy}  " if self._trained else ""
+            state = f"{scores}{slowest}  {self._eta(row.round)}"
             self._bar.update(self._task, completed=row.round, state=state)
             return
         total = f"/{self._rounds}" if self._rounds else ""
+        scores = f"loss {row.loss:>7.4f}  accuracy {accuracy:>5}  " if self._trained else ""
         self._console.print(
-            f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  loss {row.loss:>7.4f}  "
-            f"accuracy {accuracy:>5}  {slowest}  {self._eta(row.round)}",
+            f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  "
+            f"{scores}{slowest}  {self._eta(row.round)}",
             highlight=False,
             soft_wrap=True,
         )

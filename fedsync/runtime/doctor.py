@@ -34,6 +34,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
         now: the present, in UTC.
     """
     yield here.check_versions()
+    yield here.check_code(config)
     if config.authority is not None:
         yield here.check_certificate(Path(config.authority), "authority", now)
     if config.node_key is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from fedsync.config.server import ServerStartConfig
+from fedsync.config.silo import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.private import OWNER_FOLDER
@@ -66,6 +67,16 @@ def check_versions() -> Check:
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
     way = "fast way" if executor.supported() else "stock way, slower: this flwr is not a tested version"
     return Check("versions", True, f"Python {platform.python_version()}, {found}; {way}")
+
+
+def check_code(config: SiloStartConfig) -> Check:
+    """Whose client answers messages: an untested flwr cannot be kept from running what the server sends."""
+    if config.code == "shipped":
+        return Check("code", True, "FedSync's client, and whatever client the server sends")
+    if executor.supported():
+        return Check("code", True, "FedSync's installed client only")
+    remedy = f"Install flwr {' or '.join(sorted(executor.TESTED))}, or write code: shipped if the server may"
+    return Check("code", False, "this flwr runs whatever client the server sends", remedy)
 
 
 def check_certificate(path: Path, name: str, now: datetime) -> Check:

@@ -25,6 +25,10 @@ def check_health(state: Path, now: datetime) -> Check:
     detail = f"{health.get('state')} since {health.get('since')}, {health.get('restarts')} restarts"
     if health.get("state") == "restarting":
         return Check("health", False, f"{detail}; {health.get('last_error')}", f"See {state / 'logs'}")
+    for folder, trainer in _table(health, "trainers").items():
+        if isinstance(trainer, dict) and trainer.get("state") == "silent":
+            silent = f"the trainer in {folder} has not answered since {trainer.get('since')}"
+            return Check("health", False, f"{detail}; {silent}", f"End its process, {trainer.get('pid')}")
     return Check("health", True, detail)
 
 

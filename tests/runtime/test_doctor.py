@@ -26,7 +26,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
-from fedsync.runtime import doctor, doctor_checks, doctor_health, doctor_network
+from fedsync.runtime import doctor, doctor_checks, doctor_health, doctor_network, executor
 from fedsync.runtime.doctor_checks import Check
 
 NOW = datetime.now(UTC)
@@ -225,6 +225,24 @@ def test_skew_counts_from_the_nearest_it_can_be(there: float, before: float, aft
     assert doctor_network.judge_skew(there, before, after).ok is ok
 
 
+def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
+    trainers = {"0a": {"pid": 7, "state": "idle", "since": "x"}, "0b": {"pid": 8, "state": "silent", "since": "y"}}
+    health = {"state": "running", "since": "x", "restarts": 0, "at": NOW.isoformat(), "trainers": trainers}
+    (tmp_path / "health.json").write_text(json.dumps(health))
+    failed(doctor_health.check_health(tmp_path, NOW), "the trainer in 0b has not answered since y", "process, 8")
+    del trainers["0b"]
+    (tmp_path / "health.json").write_text(json.dumps(health))
+    assert doctor_health.check_health(tmp_path, NOW).ok
+
+
+def test_an_untested_flwr_cannot_be_kept_from_code_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SiloStartConfig(name="north", server="localhost:1", insecure=True, state="s")
+    assert doctor_checks.check_code(config).ok == executor.supported()
+    monkeypatch.setattr(executor, "TESTED", frozenset({"0.0.1"}))
+    failed(doctor_checks.check_code(config), "whatever client the server sends", "Install flwr 0.0.1, or write code:")
+    assert doctor_checks.check_code(config.model_copy(update={"code": "shipped"})).ok
+
+
 def test_what_the_supervisor_says(tmp_path: Path) -> None:
     file = tmp_path / "health.json"
     assert doctor_health.check_health(tmp_path, NOW).detail == "not running"
@@ -290,9 +308,11 @@ def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_pa
     )  # fmt: skip
     found = list(doctor.check_silo(config, None, NOW))
     assert [check.name for check in found] == [
-        "versions", "authority", "node key", "state", "disk", "memory", "device", "server", "TLS", "clock", "health",
+        "versions", "code", "authority", "node key", "state", "disk", "memory", "device", "server", "TLS", "clock",
+        "health",
     ]  # fmt: skip
-    assert all(check.ok for check in found), found
+    assert all(check.ok or check.name == "code" for check in found), found
+    assert found[1].ok == executor.supported()
 
 
 def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: int, tmp_path: Path) -> None:
