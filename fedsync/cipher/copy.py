@@ -87,6 +87,11 @@ class SealedCopy:
         self._pooled = Evaluation(0.0, 0.0, 0)
 
     @property
+    def owes(self) -> bool:
+        """See `Port.owes`; masks are kept in memory only."""
+        return self._masking.owes
+
+    @property
     def holds(self) -> int:
         """Version of the model that is here, -1 before anything came."""
         return self._state.version

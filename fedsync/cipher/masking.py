@@ -96,6 +96,12 @@ class Masking:
         self._run = run
         self._book = MaskBook(ring, run)
         self._rounds: dict[tuple[int, int], MaskRound] = {}
+        self._revealed: set[tuple[int, int]] = set()
+
+    @property
+    def owes(self) -> bool:
+        """Whether masks are on the newest update that only this process can take off."""
+        return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
     def begin(self, base: int, attempt: int) -> MaskRound:
         """Masks for one update that starts from version ``base``.
@@ -110,6 +116,7 @@ class Masking:
         masks = self._rounds[base, attempt] = MaskRound(self._ring.own, group.members, context)
         for old in list(self._rounds)[:-_ROUNDS]:
             del self._rounds[old]
+            self._revealed.discard(old)
         return masks
 
     def answer(self, question: Payload) -> Payload:
@@ -127,7 +134,9 @@ class Masking:
             raise ProtocolError(SERVER, "question", detail)
         if asked.signatures is None:
             return np.frombuffer(masks.sign(asked.survivors), dtype=np.uint8)
-        return encode_reveal(masks.reveal(asked.signatures))
+        told = encode_reveal(masks.reveal(asked.signatures))
+        self._revealed.add((asked.base, asked.attempt))
+        return told
 
 
 def _read(file: Path) -> tuple[int, tuple[int, ...]]:

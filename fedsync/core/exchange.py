@@ -182,6 +182,11 @@ class Port(Protocol):
         """The model that it has, float32 [values]."""
         ...
 
+    @property
+    def owes(self) -> bool:
+        """Whether the server has yet to ask for something that only this process can tell; see `answer`."""
+        ...
+
     def greeting(self) -> Payload | None:
         """What the server is to have from this silo before its first order, or None."""
         ...
@@ -228,6 +233,11 @@ class PlainPort:
     def model(self) -> Vector:
         """Never asked for: the server has the model."""
         raise PolicyError("a silo that keeps no model is asked for it")
+
+    @property
+    def owes(self) -> bool:
+        """Nothing."""
+        return False
 
     def greeting(self) -> None:
         """Nothing."""

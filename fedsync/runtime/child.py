@@ -72,6 +72,10 @@ def main(arguments: list[str]) -> None:
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
         flower_supernode()
+    # They serve until they are told to end, and exit then. A SuperNode returns if its connection failed in a way that
+    # it takes for final, such as a TLS handshake that was cut; its other threads would keep it, and nobody start it
+    # again.
+    os._exit(1)
 
 
 if __name__ == "__main__":

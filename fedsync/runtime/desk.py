@@ -145,6 +145,11 @@ class Desk:
         """Version of the model that is kept here; 0 in the clear."""
         return self._port.holds
 
+    @property
+    def owes(self) -> bool:
+        """Whether the server has yet to ask for something that is lost with this process."""
+        return self._port.owes
+
     def greeting(self) -> Payload | None:
         """What the server is to have from this silo before its first order; see `Port.greeting`."""
         with self._training:

@@ -54,6 +54,7 @@ class Nodes:
         self._registered_only = self._admission.registered
         self._registered: dict[int, str] = {}
         self._seen: set[int] = set()
+        self._activated: dict[int, str] = {}
         self._refused: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self.by_name: dict[str, int] = {}
@@ -66,11 +67,17 @@ class Nodes:
         return self._names.get(node) or self._registered.get(node) or f"node {node}"
 
     def look(self) -> tuple[list[int], list[int]]:
-        """Nodes that are gone since the last look, and nodes to greet, both ascending."""
-        here = {info.node_id: info.name for info in self._grid.get_nodes()}
+        """Nodes that are gone since the last look, and nodes to greet, both ascending.
+
+        One that was gone and is back is gone first, and to be greeted by the next look: what it was sent is lost.
+        """
+        infos = list(self._grid.get_nodes())
+        here = {info.node_id: info.name for info in infos}
         self._registered.update((node, name) for node, name in here.items() if name)
         self._registered_only |= bool(self._registered)
-        gone = sorted(self._seen - here.keys())
+        before, self._activated = self._activated, {info.node_id: info.last_activated_at for info in infos}
+        back = {node for node, at in self._activated.items() if before.get(node, at) != at}
+        gone = sorted((self._seen - here.keys()) | (self._seen & back))
         fresh = []
         for node in sorted(here.keys() - self._seen):
             self._seen.add(node)

@@ -50,9 +50,11 @@ from fedsync.runtime.tenure import Tenure
 if TYPE_CHECKING:
     from fedsync.runtime.desk import Desk
 
-_IDLE_S = 900.0
-_ROOM_S = 30.0
-"""A trainer that was not asked for so long [s] makes room for that of another run."""
+_IDLE_S, _IDLE_OWING_S = 900.0, 86_400.0
+"""A trainer that was not asked for so long [s] ends; the second, if it is the only one to know what its masks are."""
+
+_ROOM_S, _ROOM_OWING_S = 30.0, 900.0
+"""A trainer that was not asked for so long [s] makes room for that of another run; the second as above."""
 
 _TOLD_S = 10.0
 """How long a trainer that cannot be built waits for somebody to tell why [s]."""
@@ -160,7 +162,7 @@ class _Server:
                         self._note()
                         return {"state": self._state, "since": self._since}, None
                 case "make room":
-                    self._leave(_ROOM_S, own=1)
+                    self._leave(_ROOM_OWING_S if self._owes else _ROOM_S, own=1)
                     return {}, None
                 case "stop":
                     os._exit(0)
@@ -194,7 +196,11 @@ class _Server:
                 if self._state == "working":
                     self._asked_at_s = time.monotonic()
             if self._state == "idle":
-                self._leave(_IDLE_S)
+                self._leave(_IDLE_OWING_S if self._owes else _IDLE_S)
+
+    @property
+    def _owes(self) -> bool:
+        return self._desk is not None and self._desk.owes
 
     def _note(self) -> None:
         """Note what the trainer does, and since when."""

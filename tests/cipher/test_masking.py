@@ -125,6 +125,18 @@ def _seal(silo: SealedCopy, number: int, update: Vector, rate: float = 0.1) -> P
     return silo.send(update, replace(order(f"a/{number}", 0, number), learning_rate=rate), report(0))
 
 
+def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation: Federation) -> None:
+    assert not federation.silos["a"].owes
+    ids = []
+    for name in "abcd":
+        federation.begin(name, 0)
+        ids.append(federation.answer(name, change(ord(name))))
+    assert all(silo.owes for silo in federation.silos.values())
+    federation.commit(1, ids)
+    opened(federation)
+    assert not any(silo.owes for silo in federation.silos.values())
+
+
 def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Federation) -> None:
     """The first order has the learning rate 0, so what it seals would be the masks, and nothing else."""
     for name in "abcd":

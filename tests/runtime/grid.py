@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -29,6 +30,8 @@ class DirectGrid(Grid):
 
     def __init__(self, nodes: int, answers: dict[int, Answer] | None = None) -> None:
         self.nodes = set(range(1, nodes + 1))
+        self.starts = dict.fromkeys(self.nodes, 1)
+        """How often each node was started."""
         self.answers = answers or {}
         self.pushed: list[tuple[int, str]] = []
         self._replies: dict[str, Message] = {}
@@ -57,6 +60,9 @@ class DirectGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return sorted(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, last_activated_at=str(self.starts[node])) for node in sorted(self.nodes)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for message in messages:

@@ -206,6 +206,24 @@ def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None
     assert "its node is gone" in (tmp_path / "journal.jsonl").read_text()
 
 
+def test_what_a_node_was_sent_before_it_was_started_again_is_not_waited_for(tmp_path: Path) -> None:
+    grid, orders = DirectGrid(3), 0
+
+    def is_started_again_in_round_two(message: Message, context: Context) -> Message | None:
+        nonlocal orders
+        orders += message.metadata.message_type == "train"
+        if message.metadata.message_type == "train" and orders == 2:
+            grid.starts[1] += 1
+            return None
+        return honest(message, context)
+
+    grid.answers[1] = is_started_again_in_round_two
+    _strategy(tmp_path).start(grid)
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert journal.count('"type":"SiloLost"') == 1
+    assert "no answer in" not in journal
+
+
 def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
     def silent(message: Message, context: Context) -> Message | None:
         return None if message.metadata.message_type == "train" else honest(message, context)

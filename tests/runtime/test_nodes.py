@@ -20,9 +20,13 @@ class NamedGrid(DirectGrid):
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__(0)
         self.names = dict(names)
+        self.activated: dict[int, str] = {}
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, name=name) for node, name in self.names.items()]
+        return [
+            NodeInfo(node_id=node, name=name, last_activated_at=self.activated.get(node, "09:00"))
+            for node, name in self.names.items()
+        ]
 
 
 def hello(name: str, examples: int = 10) -> Hello:
@@ -46,6 +50,19 @@ def test_nodes_come_and_go() -> None:
     assert nodes.look() == ([1], [])
     assert nodes.forget(1) == "berlin" and nodes.forget(2) is None
     assert nodes.by_name == {}
+
+
+def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> None:
+    grid = NamedGrid({1: "berlin", 2: "paris"})
+    nodes = Nodes(grid)
+    nodes.look()
+    join(nodes, 1, "berlin")
+    grid.activated[1] = "09:01"
+    assert nodes.look() == ([1], [])
+    assert nodes.forget(1) == "berlin"
+    assert nodes.look() == ([], [1])
+    join(nodes, 1, "berlin")
+    assert nodes.look() == ([], [])
 
 
 def test_a_node_without_a_usable_answer_is_asked_again() -> None:

@@ -182,13 +182,19 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
     tenure = Tenure.take(tmp_path)
     assert tenure is not None
     server = _Server(tmp_path, tenure)
-    server.opens(SimpleNamespace(busy=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
+    server.opens(SimpleNamespace(busy=False, owes=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
     return server
 
 
-@pytest.mark.parametrize(("busy", "idle_s", "ends"), [(False, 31.0, True), (False, 29.0, False), (True, 1000.0, False)])
-def test_only_an_idle_trainer_makes_room(busy: bool, idle_s: float, ends: bool, server: _Server) -> None:
-    server.opens(SimpleNamespace(busy=busy))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("busy", "owes", "idle_s", "ends"),
+    [
+        *((False, False, 31.0, True), (False, False, 29.0, False), (True, False, 1000.0, False)),
+        *((False, True, 31.0, False), (False, True, 901.0, True), (True, True, 1000.0, False)),
+    ],
+)
+def test_only_an_idle_trainer_makes_room(busy: bool, owes: bool, idle_s: float, ends: bool, server: _Server) -> None:
+    server.opens(SimpleNamespace(busy=busy, owes=owes))  # type: ignore[arg-type]
     server._asked_at_s = time.monotonic() - idle_s
     with pytest.raises(_Ended) if ends else nullcontext():
         assert server._reply({"do": "make room"}, None) == ({}, None)
