@@ -37,6 +37,10 @@ class Admission:
     registered: bool = False
 
 
+MOST_LOOKS = 64
+"""Looks, one a second, between two greetings of a node that gives no usable answer."""
+
+
 class Nodes:
     """The nodes of a grid, and the silos that they are.
 
@@ -55,6 +59,8 @@ class Nodes:
         self._registered: dict[int, str] = {}
         self._seen: set[int] = set()
         self._activated: dict[int, str] = {}
+        self._useless: dict[int, int] = {}
+        self._rests: dict[int, int] = {}
         self._refused: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self.by_name: dict[str, int] = {}
@@ -78,6 +84,10 @@ class Nodes:
         before, self._activated = self._activated, {info.node_id: info.last_activated_at for info in infos}
         back = {node for node, at in self._activated.items() if before.get(node, at) != at}
         gone = sorted((self._seen - here.keys()) | (self._seen & back))
+        self._rests = {node: looks - 1 for node, looks in self._rests.items()}
+        for node in [node for node, looks in self._rests.items() if looks <= 0]:
+            del self._rests[node]
+            self._seen.discard(node)
         fresh = []
         for node in sorted(here.keys() - self._seen):
             self._seen.add(node)
@@ -92,8 +102,10 @@ class Nodes:
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""
         self._seen.discard(node)
-        self._refused.pop(node, None)
-        self._registered.pop(node, None)
+        for words in (self._refused, self._registered):
+            words.pop(node, None)
+        for counts in (self._useless, self._rests):
+            counts.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]
@@ -103,9 +115,14 @@ class Nodes:
         return name
 
     def ask_again(self, node: int) -> None:
-        """Have the next look name a node again that gave no usable answer, unless it was refused."""
+        """Have a later look name a node again that gave no usable answer, unless it was refused.
+
+        The first time that is the next look, then the second after it, the fourth, and so on: for its silo, each
+        question may be the start of a trainer.
+        """
         if node not in self._refused:
-            self._seen.discard(node)
+            self._rests[node] = min(2 ** min(self._useless.get(node, 0), 30), MOST_LOOKS)
+            self._useless[node] = self._useless.get(node, 0) + 1
 
     def check(self, node: int, hello: messages.Hello) -> str:
         """Name of the silo that a node says it is, if it may be.
@@ -128,6 +145,7 @@ class Nodes:
     def enrol(self, node: int, name: str, examples: int) -> None:
         """Take a node that was checked as the silo ``name``, which has that many samples."""
         self._names[node] = name
+        self._useless.pop(node, None)
         self.by_name[name] = node
         self.examples[name] = examples
         others = sum(self.examples[other] for other in self.by_name if other != name)

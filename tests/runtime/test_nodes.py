@@ -72,6 +72,22 @@ def test_a_node_without_a_usable_answer_is_asked_again() -> None:
     assert nodes.look() == ([], [1])
 
 
+def test_a_node_that_never_has_a_usable_answer_is_asked_less_and_less_often() -> None:
+    grid = NamedGrid({1: ""})
+    nodes = Nodes(grid)
+    asked = []
+    for second in range(300):
+        if nodes.look()[1]:
+            asked.append(second)
+            nodes.ask_again(1)
+    assert asked == [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]
+    del grid.names[1]
+    assert nodes.look() == ([1], [])
+    nodes.forget(1)
+    grid.names[1] = ""
+    assert nodes.look() == ([], [1]), "it may have been mended"
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 129])
 def test_a_name_that_no_silo_can_have_is_refused(name: str) -> None:
     nodes = Nodes(NamedGrid({1: ""}))
