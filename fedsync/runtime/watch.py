@@ -73,6 +73,10 @@ def probe(folder: Path) -> Mapping[str, str] | None:
 
 def end(folder: Path, pid: int) -> bool:
     """Kill the trainer that has a folder; returns whether it is gone, after a while at the latest."""
+    # The lock may go before the socket closes: whoever comes in between would call the dead one. It has the folder, so
+    # there is no other's socket.
+    with contextlib.suppress(OSError):
+        (folder / SOCKET).unlink()
     with contextlib.suppress(psutil.Error):
         if pid > 0:
             psutil.Process(pid).kill()
