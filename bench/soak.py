@@ -286,7 +286,10 @@ COLUMNS = ("fault", "runs", "survived", "resumed", "by hand", "longest round [s]
 
 
 def watch_memory(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Unique memory of a silo's and the server's processes after a fifth of the orders, and at their end [MiB]."""
+    """Resident memory of a silo's and the server's processes after a fifth of the orders, and at their end [MiB].
+
+    Not their unique memory, which grows when another process that has the same libraries ends.
+    """
     words = {"trainer": "fedsync.runtime.resident", "SuperNode": "child supernode", "ServerApp": "flwr-serverapp"}
     words |= {"SuperLink": "child superlink", "ClientApp process": "fedsync.runtime.executor"}
     found: dict[str, dict[str, float]] = {name: {} for name in words}
@@ -309,7 +312,7 @@ def watch_memory(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 if problem:
                     raise SystemExit(problem)
                 for name, word in words.items():
-                    found[name][label] = sum(each.memory_full_info().uss for each in run.find(word)) / 2**20
+                    found[name][label] = sum(each.memory_info().rss for each in run.find(word)) / 2**20
             run.see_through(end_s)
         finally:
             federation.stop()
