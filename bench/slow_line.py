@@ -9,22 +9,19 @@ each silo.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 from plots import markdown_table, print_table, write_json
-from soak_federation import Federation
+from soak_federation import Federation, bundled, load_from_here
 
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import RunError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.runtime import bundle
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE
 from fedsync.runtime.runs import submit_run
 
@@ -57,7 +54,7 @@ def run(federation: Federation, way: str, seconds: float) -> Row:
         f"min_silos={len(federation.names)}",
     ]
     config = StrategyConfig.load("asp", settings)
-    with patch.object(bundle, "_PROJECT", bundle._PROJECT.replace(WAYS["each apart"], WAYS[way])):
+    with bundled(WAYS["each apart"], WAYS[way]):
         out = submit_run(federation.config, config)
     while not (out / DONE_FILE).exists():
         if (out / ERROR_FILE).exists():
@@ -77,8 +74,7 @@ def main() -> None:
     parser.add_argument("--line", type=float, default=400_000.0, help="of the first silo [bytes/s]")
     parser.add_argument("--out", type=Path, default=Path("bench/results/slow_line.json"))
     options = parser.parse_args()
-    # Flower's processes, and its command line, load the other way from here.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    load_from_here()
     with tempfile.TemporaryDirectory(prefix="slow-line-") as folder:
         federation = Federation(Path(folder), options.silos, options.line)
         federation.start()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -26,25 +25,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 from plots import markdown_table, print_table, write_json
 from rich.console import Console
-from soak_federation import Federation
+from soak_federation import Federation, bundled, load_from_here
 
 from fedsync import replay
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import UpdateArrived
-from fedsync.runtime import bundle
+from fedsync.runtime.apps import OWN
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE
 from fedsync.runtime.runs import resume_run, stop_run, submit_run
 
 CUT_S = 30.0
 BY_HAND, BOUND_S = 3, 420.0
-HONEST = "fedsync.runtime.silo:app"
 
 
 @dataclass(slots=True)
@@ -170,8 +167,7 @@ NONE = "none"
 @contextmanager
 def lying(lie: str | None) -> Iterator[None]:
     """What is submitted meanwhile has silos that lie so, instead of FedSync's."""
-    app = HONEST if lie is None else f"soak_lies:{lie}"
-    with patch.object(bundle, "_PROJECT", bundle._PROJECT.replace(HONEST, app)):
+    with bundled(OWN, OWN if lie is None else f"soak_lies:{lie}"):
         yield
 
 
@@ -336,8 +332,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the campaign in --out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/soak.json"))
     options = parser.parse_args()
-    # Flower's processes, and its command line, load the lies from here.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    load_from_here()
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     options.set = ["cipher={kind: bfv}", *options.set]

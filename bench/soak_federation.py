@@ -6,13 +6,17 @@ The first silo reaches the server through a proxy, which can be told to swallow 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import yaml
@@ -23,10 +27,23 @@ from fedsync.config.silo import SiloStartConfig
 from fedsync.core.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
+from fedsync.runtime import bundle
 from fedsync.runtime.export import export_kept
 from fedsync.runtime.processes import end_processes, free_ports
 
 START_S = 120.0
+
+
+def load_from_here() -> None:
+    """Have Flower's processes, and its command line, find apps in this folder."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+@contextmanager
+def bundled(own: str, other: str) -> Iterator[None]:
+    """What is submitted meanwhile names another app in the place of one of FedSync's own."""
+    with patch.object(bundle, "_PROJECT", bundle._PROJECT.replace(own, other)):
+        yield
 
 
 class Proxy:

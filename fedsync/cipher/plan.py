@@ -13,7 +13,7 @@ from fedsync.cipher.grid import Grid
 from fedsync.cipher.lanes import Lanes
 from fedsync.cipher.suite import MASKED, Form, form_of, smallest_limit
 from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout, Vector
+from fedsync.core.layout import Layout, Vector, matches
 from fedsync.core.terms import Terms
 
 CAP = 2**20
@@ -96,7 +96,7 @@ class SealPlan:
     @cached_property
     def _hidden(self) -> tuple[bool, ...]:
         names = self.layout.names
-        return tuple(not self.only or any(fnmatch.fnmatchcase(n, pattern) for pattern in self.only) for n in names)
+        return tuple(not self.only or matches(n, self.only) for n in names)
 
     @cached_property
     def sealed(self) -> Layout:

@@ -6,7 +6,6 @@ measured by. Emulated silos have no owner: there the run's own words count.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from fedsync.config.section import Section
 from fedsync.config.silo import SealConfig, SiloStartConfig
 from fedsync.core.errors import ConfigError
+from fedsync.core.layout import matches
 from fedsync.runtime.rings import KEYS, has_keys
 from fedsync.runtime.spec import RunSpec
 
@@ -89,7 +89,7 @@ class Allowed(Section):
         if self.seal is None:
             return
         hidden = set(plan.sealed.names)
-        clear = [name for name in plan.layout.names if name not in hidden and not _matches(name, self.seal.clear)]
+        clear = [name for name in plan.layout.names if name not in hidden and not matches(name, self.seal.clear)]
         if clear:
             named = ", ".join(clear[:_MOST_NAMES]) + (", ..." if len(clear) > _MOST_NAMES else "")
             problem = f"{named} would travel in the clear, and this silo's owner does not allow it"
@@ -112,7 +112,3 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
     All of them are set, so that what is in the environment of whoever starts the silo is not taken for its own.
     """
     return {KEYS: config.keys or "", ALLOWED: Allowed.of(config).model_dump_json()}
-
-
-def _matches(name: str, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsync.core.errors import RunError
+from fedsync.runtime.apps import OWN
 from fedsync.runtime.registration import flwr_command
 
 _TIMEOUT_S = 120.0
 _RUN = re.compile(r"run (\d{5,})", re.IGNORECASE)
 
-_PROJECT = """\
+_PROJECT = f"""\
 [project]
 name = "fedsync-run"
 version = "1.0.0"
@@ -27,7 +28,7 @@ publisher = "fedsync"
 
 [tool.flwr.app.components]
 serverapp = "fedsync.runtime.server:app"
-clientapp = "fedsync.runtime.silo:app"
+clientapp = "{OWN}"
 
 [tool.flwr.app.config]
 """

@@ -80,7 +80,8 @@ class Desk:
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
-        spec = Allowed.here().checked(RunSpec.parse(identity.spec))
+        allowed = Allowed.here()
+        spec = allowed.checked(RunSpec.parse(identity.spec))
         if not 0 <= identity.index < spec.silos:
             raise ConfigError(
                 "node configuration, partition-id",
@@ -98,7 +99,7 @@ class Desk:
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
         )
-        self._port = self._make_port(spec, folder)
+        self._port = self._make_port(spec, folder, allowed)
         self._done_file = folder / ANSWER if folder is not None else None
         done = Done.load(self._done_file) if self._done_file is not None else None
         self._cursor = Cursor() if done is None else done.cursor
@@ -109,9 +110,9 @@ class Desk:
         # A snapshot may be asked for while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
 
-    def _make_port(self, spec: RunSpec, folder: Path | None) -> Port:
+    def _make_port(self, spec: RunSpec, folder: Path | None, allowed: Allowed) -> Port:
         plan = spec.seal_plan(self._trainer.layout)
-        Allowed.here().check_seal(plan)
+        allowed.check_seal(plan)
         if plan is None:
             return PlainPort()
         from fedsync.cipher.copy import SealedCopy

@@ -22,6 +22,7 @@ from fedsync.identity.certificates import Authority, ServerCertificate, check_se
 from fedsync.identity.nodes import read_node_keys
 from fedsync.runtime import executor
 from fedsync.runtime.registration import node_public_key
+from fedsync.runtime.supervisor_plans import shipped_remedy
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -75,8 +76,7 @@ def check_code(config: SiloStartConfig) -> Check:
         return Check("code", True, "FedSync's client, and whatever client the server sends")
     if executor.supported():
         return Check("code", True, "FedSync's installed client only")
-    remedy = f"Install flwr {' or '.join(sorted(executor.TESTED))}, or write code: shipped if the server may"
-    return Check("code", False, "this flwr runs whatever client the server sends", remedy)
+    return Check("code", False, "this flwr runs whatever client the server sends", shipped_remedy())
 
 
 def check_certificate(path: Path, name: str, now: datetime) -> Check:

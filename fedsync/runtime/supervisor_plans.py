@@ -31,6 +31,11 @@ def way() -> str:
     return "fast" if executor.supported() else "stock"
 
 
+def shipped_remedy() -> str:
+    """What helps where this version of Flower cannot be kept from running the server's code."""
+    return f"Install flwr {' or '.join(sorted(executor.TESTED))}, or write code: shipped if the server may"
+
+
 def node_config(config: SiloStartConfig) -> str:
     """The silo's decisions, as the SuperNode takes them."""
     parts = [f"partition-id={config.index}", f'silo-name="{config.name}"']
@@ -60,8 +65,7 @@ def silo_programs(config: SiloStartConfig) -> list[Program]:
     if way() == "stock":
         if config.code != "shipped":
             problem = "this version of Flower runs whatever client a run brings along, beside the silo's keys and data"
-            remedy = f"Install flwr {' or '.join(sorted(executor.TESTED))}, or write code: shipped if the server may"
-            raise ConfigError("silo.yaml, code", problem, remedy)
+            raise ConfigError("silo.yaml, code", problem, shipped_remedy())
         return [Program("supernode", supernode_command(port, options), owner, rejoins=not config.insecure)]
     secret = new_secret(state / NODE_SECRET_FILE)
     return [
