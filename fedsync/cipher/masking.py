@@ -8,10 +8,10 @@ of which a server can ask for several by asking for several runs under one name.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedsync.cipher.masks import MaskRound
 from fedsync.cipher.opening import Question, encode_reveal
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.exchange import Payload
+from fedsync.core.locks import taken
 from fedsync.core.private import private_folder, read_private, write_private
 
 MAX_ATTEMPTS = 1000
@@ -73,13 +74,12 @@ class MaskBook:
             return
         private_folder(self._folder)
         path = self._folder / _LOCK
-        try:
-            lock = path.open("a")
-        except OSError as error:
-            remedy = "Masks need a folder of keys that this silo can write to"
-            raise ConfigError(str(path), f"cannot be written: {error.strerror}", remedy) from None
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(taken(path, inf))
+            except OSError as error:
+                remedy = "Masks need a folder of keys that this silo can write to"
+                raise ConfigError(str(path), f"cannot be written: {error.strerror}", remedy) from None
             yield self._folder / self._name
 
 

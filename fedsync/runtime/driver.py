@@ -46,18 +46,16 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.observe.recorder import Recorder
-from fedsync.runtime import messages, payloads
+from fedsync.runtime import messages
 from fedsync.runtime.arrivals import Arrival
 from fedsync.runtime.checkpoints import Checkpoints, Moment
 from fedsync.runtime.mail import Mail, Sent
 from fedsync.runtime.nodes import Admission, Nodes
+from fedsync.runtime.requests import Requests
 from fedsync.runtime.spare import SpareTime
 from fedsync.runtime.timing import Timing, Vigil
 
 logger = logging.getLogger(__name__)
-
-_MEMBERSHIP_S = 1.0
-_QUESTION_S = 60.0
 
 
 class FlowerDriver:
@@ -99,23 +97,20 @@ class FlowerDriver:
         self._coordinator = coordinator
         self._store = store
         self._layout = layout
-        self._spec = spec
         self._recorder = recorder
         self._timing = timing
-        self._report_s = timing.report_s if report_s is None else report_s
         self._after_commit = after_commit
         self._sealed = sealed
-        self._nodes = Nodes(grid, admission)
+        self._nodes = Nodes(grid, admission, timing.look_s)
         self._checkpoints = checkpoints
         self._resumed = resumed
         self._mail = Mail(grid, store.upload_bytes, layout.nbytes)
+        report_s = timing.report_s if report_s is None else report_s
+        self._requests = Requests(self._mail, self._nodes, store, spec, timing, report_s)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
-        self._halts: set[str] = set()
-        self._packed: tuple[Payload, payloads.Packed] | None = None
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
         self._answered = ""
-        self._members_at_s = -_MEMBERSHIP_S
         self._spare = SpareTime(timing.spare_s)
         self._vigil = Vigil(timing.join_timeout_s, self._now_s())
 
@@ -178,7 +173,7 @@ class FlowerDriver:
         if moment.evaluating is None:
             return events
         for name in sorted(set(moment.silos) - missing):
-            self._ask_evaluation(name, moment.evaluating)
+            self._requests.evaluate(name, moment.evaluating, self._now_s())
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
@@ -187,13 +182,6 @@ class FlowerDriver:
             return
         position = self._recorder.position()
         self._checkpoints.save(self._coordinator, self._store.state(), self._now_s(), position, tuple(self._timers))
-
-    def _outgoing(self, silo: str) -> payloads.Packed:
-        """What a silo needs to have the current model, for the wire; made once where it is the same for all."""
-        payload = self._store.outgoing(silo)
-        if self._packed is None or self._packed[0] is not payload:
-            self._packed = payload, payloads.pack(payload)
-        return self._packed[1]
 
     def _check_alive(self) -> None:
         if self._timers or any(sent.works for sent in self._mail.waiting):
@@ -253,11 +241,7 @@ class FlowerDriver:
         self._store.holds(name, holds)
         if sent.again or self._store.blocked or (sent.order is None and sent.version is None):
             raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
-        again = replace(sent, again=True)
-        if sent.order is not None:
-            self._send_order(again, name, sent.order)
-        else:
-            self._send_evaluation(again, name, sent.version or 0)
+        self._requests.repeat(sent, name, self._now_s())
 
     def _keep_snapshot(self, reply: Message, name: str, holds: int | None) -> None:
         if holds is None:
@@ -268,7 +252,6 @@ class FlowerDriver:
         progress = messages.read_progress(reply, name)
         if progress is not None:
             return self._go_on(sent, order, progress, now_s)
-        self._halts.discard(order.update_id)
         self._answered = name
         report = messages.read_report(reply, name)
         layout = None if self._sealed else self._layout
@@ -288,14 +271,13 @@ class FlowerDriver:
         return UpdateArrived(now_s, meta, report)
 
     def _go_on(self, sent: Sent, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:
-        """Ask again for an order in work, which is also the way for the word to stop."""
+        """Ask again for an order in work, unless nothing new was heard of it for too long."""
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
             sent = replace(sent, due_s=due_s, steps=progress.steps)
         if sent.due_s <= now_s:
             return self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
-        request = messages.Collect(order.update_id, self._report_s, order.update_id in self._halts)
-        self._mail.post(sent, messages.collect(sent.node, self._spec, request, max(sent.due_s - now_s, 1.0)))
+        self._requests.collect(sent, order, now_s)
         return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
 
     def _hello(self, node: int, hello: messages.Hello, greeting: Payload | None, now_s: float) -> Event:
@@ -305,11 +287,8 @@ class FlowerDriver:
         return SiloJoined(now_s, name, hello.facts)
 
     def _membership(self) -> list[Event]:
-        """Greet new nodes and notice those that are gone, once a second."""
+        """Greet new nodes and notice those that are gone."""
         now_s = self._now_s()
-        if now_s - self._members_at_s < _MEMBERSHIP_S:
-            return []
-        self._members_at_s = now_s
         gone, fresh = self._nodes.look()
         events: list[Event] = []
         for node in gone:
@@ -321,8 +300,7 @@ class FlowerDriver:
                 self._store.give_up(name)
                 self._go_on_if_open()
         for node in fresh:
-            sent = Sent(node, now_s + self._timing.order_timeout_s)
-            self._mail.post(sent, messages.query(node, self._spec, self._timing.order_timeout_s))
+            self._requests.greet(node, now_s)
         return events
 
     def _overdue(self) -> list[Event]:
@@ -345,15 +323,17 @@ class FlowerDriver:
         match action:
             case Dispatch(silo, order):
                 self._store.begin(order.update_id)
-                self._send_order(self._sent(silo, order), silo, order)
+                self._requests.train(silo, order, self._now_s())
             case Commit(version, _):
                 self._store.commit(action)
                 if self._after_commit is not None:
                     self._after_commit(version)
-                self._ask_snapshot()
-                self._ask_questions()
+                self._requests.snapshot(self._answered, self._now_s())
+                self._requests.questions(self._now_s())
             case HaltEarly(_, update_id):
-                self._halts.add(update_id)
+                if not self._mail.halt(update_id) and self._store.blocked:
+                    # Its order is held, and goes out first.
+                    self._held.append(action)
             case Remember():
                 self._store.remember()
             case Rollback():
@@ -362,52 +342,13 @@ class FlowerDriver:
                 self._store.discard(update_id)
             case Evaluate(version, silos):
                 for silo in silos:
-                    self._ask_evaluation(silo, version)
+                    self._requests.evaluate(silo, version, self._now_s())
             case WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
 
-    def _ask_evaluation(self, silo: str, version: int) -> None:
-        due_s = self._now_s() + self._timing.order_timeout_s
-        self._send_evaluation(Sent(self._nodes.by_name[silo], due_s, version=version), silo, version)
-
-    def _sent(self, silo: str, order: WorkOrder) -> Sent:
-        due_s, end_s = self._timing.order_until(self._now_s())
-        return Sent(self._nodes.by_name[silo], due_s, end_s, order=order)
-
-    def _send_order(self, sent: Sent, silo: str, order: WorkOrder) -> None:
-        left_s = max(sent.due_s - self._now_s(), 1.0)
-        brought = self._outgoing(silo)
-        self._mail.post(sent, messages.train(sent.node, self._spec, order, brought, left_s, self._report_s))
-
-    def _send_evaluation(self, sent: Sent, silo: str, version: int) -> None:
-        left_s = max(sent.due_s - self._now_s(), 1.0)
-        self._mail.post(sent, messages.evaluate(sent.node, self._spec, version, self._outgoing(silo), left_s))
-
-    def _ask_snapshot(self) -> None:
-        """Ask the silo that answered last for a snapshot if the store wants one and none is under way."""
-        if not self._store.wants_snapshot or any(sent.snapshot for sent in self._mail.waiting):
-            return
-        if not self._nodes.by_name:
-            return
-        node = self._nodes.by_name.get(self._answered) or next(iter(self._nodes.by_name.values()))
-        timeout_s = self._timing.order_timeout_s
-        sent = Sent(node, self._now_s() + timeout_s, snapshot=True)
-        self._mail.post(sent, messages.query_snapshot(node, self._spec, timeout_s))
-
-    def _ask_questions(self) -> None:
-        """What the store wants to know of silos before the last commit counts."""
-        for silo, question in self._store.questions().items():
-            node = self._nodes.by_name.get(silo)
-            if node is None:
-                self._store.give_up(silo)
-                return
-            timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
-            sent = Sent(node, self._now_s() + timeout_s, question=True)
-            self._mail.post(sent, messages.ask(node, self._spec, payloads.pack(question), timeout_s))
-
     def _go_on_if_open(self) -> None:
         """Ask on, or carry out what waited for the last commit to count."""
-        self._ask_questions()
+        self._requests.questions(self._now_s())
         if not self._store.blocked:
             held, self._held = self._held, []
             for action in held:

@@ -19,30 +19,20 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 2
 """Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
 
-_AGAIN_S = 60.0
-"""After which silos are asked again whose answer was none."""
-
 
 def ask_for_model(grid: Grid, spec: str, timing: Timing, admission: Admission | None = None) -> tuple[Vector, Layout]:
     """The model before any training, float32 [layout.size], from the first silo that has it.
 
-    An answer that is no model costs its silo a minute and nothing else.
+    An answer that is no model costs its silo its turn, and each time a longer pause.
 
     Raises:
         RunError: no silo sends one in time; says what the last one answered instead.
     """
-    again_s = time.monotonic() + _AGAIN_S
     end_s = time.monotonic() + timing.join_timeout_s
     sent: dict[str, int] = {}
-    useless: set[int] = set()
-    nodes, arrivals = Nodes(grid, admission), Arrivals(grid, _AT_ONCE)
+    nodes, arrivals = Nodes(grid, admission, timing.look_s), Arrivals(grid, _AT_ONCE)
     last = "nobody answered"
     while time.monotonic() < end_s:
-        if time.monotonic() >= again_s:
-            again_s = time.monotonic() + _AGAIN_S
-            for node in useless:
-                nodes.ask_again(node)
-            useless.clear()
         gone, fresh = nodes.look()
         for node in gone:
             nodes.forget(node)
@@ -59,6 +49,6 @@ def ask_for_model(grid: Grid, spec: str, timing: Timing, admission: Admission | 
             except ProtocolError as error:
                 logger.warning("%s", error)
                 last = str(error)
-                useless.add(node)
+                nodes.ask_again(node)
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

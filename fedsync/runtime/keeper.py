@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedsync.core.errors import FedSyncError
+from fedsync.core.locks import held
 from fedsync.runtime.checkpoints import newest_version
 from fedsync.runtime.control import DONE_FILE, PID_FILE, RUN_LOCK
-from fedsync.runtime.locks import held
 from fedsync.runtime.runs import RUN_FILE, RUNS, BusyError, Phase, end_process, phase
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from flwr.app import Message
@@ -19,13 +19,14 @@ class Sent:
 
     ``again`` says that it was sent before, with what did not fit the version of the model that the silo keeps. A
     ``question`` is what a `Store` wants to know of silos. Of an order in work ``steps`` are known to be done, and
-    it has failed at ``end_s``, however far it is.
+    it has failed at ``end_s``, however far it is; ``halt`` says that its silo should stop and send what it has.
     """
 
     node: int
     due_s: float
     end_s: float = inf
     steps: int = 0
+    halt: bool = False
     order: WorkOrder | None = None
     version: int | None = None
     snapshot: bool = False
@@ -36,6 +37,10 @@ class Sent:
     def works(self) -> bool:
         """Whether a silo is at work on it."""
         return self.order is not None or self.version is not None
+
+    def asks_for(self, update_id: str) -> bool:
+        """Whether it is the order for this update."""
+        return self.order is not None and self.order.update_id == update_id
 
     def most(self, update_bytes: int, model_bytes: int) -> int:
         """Bytes that its answer may have, where an update and a model have at most so many."""
@@ -66,6 +71,18 @@ class Mail:
     def post(self, sent: Sent, message: Message) -> None:
         """Have a message go out with the next `flush`."""
         self._outbox.append((sent, message))
+
+    def halt(self, update_id: str) -> bool:
+        """Mark an order that has no answer yet; False if there is none."""
+        for identifier, sent in self._sent.items():
+            if sent.asks_for(update_id):
+                self._sent[identifier] = replace(sent, halt=True)
+                return True
+        for place, (sent, message) in enumerate(self._outbox):
+            if sent.asks_for(update_id):
+                self._outbox[place] = replace(sent, halt=True), message
+                return True
+        return False
 
     def flush(self) -> list[Sent]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""

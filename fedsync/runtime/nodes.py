@@ -8,8 +8,10 @@ says of itself has to agree. Without registration there is only the node's own w
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from flwr.serverapp import Grid
 
@@ -38,7 +40,7 @@ class Admission:
 
 
 MOST_LOOKS = 64
-"""Looks, one a second, between two greetings of a node that gives no usable answer."""
+"""Looks between two greetings of a node that gives no usable answer."""
 
 
 class Nodes:
@@ -50,10 +52,13 @@ class Nodes:
     Args:
         grid: of Flower.
         admission: who may take part.
+        look_s: shortest time between two looks [s].
     """
 
-    def __init__(self, grid: Grid, admission: Admission | None = None) -> None:
+    def __init__(self, grid: Grid, admission: Admission | None = None, look_s: float = 0.0) -> None:
         self._grid = grid
+        self._look_s = look_s
+        self._looked_s = -inf
         self._admission = admission or Admission()
         self._registered_only = self._admission.registered
         self._registered: dict[int, str] = {}
@@ -76,7 +81,11 @@ class Nodes:
         """Nodes that are gone since the last look, and nodes to greet, both ascending.
 
         One that was gone and is back is gone first, and to be greeted by the next look: what it was sent is lost.
+        Nothing is new too soon after the last look.
         """
+        if time.monotonic() - self._looked_s < self._look_s:
+            return [], []
+        self._looked_s = time.monotonic()
         infos = list(self._grid.get_nodes())
         here = {info.node_id: info.name for info in infos}
         self._registered.update((node, name) for node, name in here.items() if name)

@@ -30,13 +30,13 @@ import yaml
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.locks import PATIENCE_S, held, taken
 from fedsync.core.private import private_folder, write_atomically
 from fedsync.identity.certificates import Authority
 from fedsync.runtime.bundle import submit, withdraw, write_bundle
 from fedsync.runtime.checkpoints import newest_version
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.runtime.environment import flower_environment
-from fedsync.runtime.locks import PATIENCE_S, held, taken
 from fedsync.runtime.registration import write_connection
 from fedsync.runtime.supervisor_plans import CONNECTION
 

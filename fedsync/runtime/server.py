@@ -21,12 +21,12 @@ from flwr.serverapp import Grid, ServerApp
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.locks import taken
 from fedsync.core.private import write_atomically
 from fedsync.runtime import executor, payloads
 from fedsync.runtime.checkpoints import clear
 from fedsync.runtime.child import exit_with_owner
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
-from fedsync.runtime.locks import taken
 from fedsync.runtime.pauses import pull_soon
 from fedsync.runtime.strategy import FedSync
 from fedsync.train.weights import save_model, save_tensors

@@ -23,8 +23,8 @@ from typing import Any
 
 from fedsync.config.silo import LogsConfig
 from fedsync.core.errors import ConfigError
+from fedsync.core.locks import taken
 from fedsync.core.private import OWNER_FILE, private_folder, write_atomically
-from fedsync.runtime.locks import taken
 from fedsync.runtime.processes import end_processes
 from fedsync.runtime.supervisor import Program, Supervisor
 

@@ -22,6 +22,7 @@ class Timing:
     Args:
         poll_s: pause between two looks at an empty grid, at first.
         longest_poll_s: to which the pause grows while nothing happens; a look costs a real SuperLink 10 ms.
+        look_s: between two looks at which nodes are there.
         report_s: after which a silo says how far an order is that is still in work, where the barrier does not want to
             know sooner.
         order_timeout_s: an order of which nothing new was heard for this time has failed.
@@ -33,6 +34,7 @@ class Timing:
 
     poll_s: float = 0.02
     longest_poll_s: float = 0.15
+    look_s: float = 1.0
     report_s: float = 10.0
     order_timeout_s: float = 3600.0
     order_limit_s: float = inf

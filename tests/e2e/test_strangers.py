@@ -28,11 +28,11 @@ from fedsync.config.server import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
+from fedsync.core.locks import held
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.nodes import make_node_key
 from fedsync.runtime.control import RUN_LOCK
 from fedsync.runtime.environment import QUIET
-from fedsync.runtime.locks import held
 from fedsync.runtime.processes import end_processes, free_ports
 from fedsync.runtime.registration import Registered
 from fedsync.runtime.runs import Phase, phase, resume_run, stop_run, submit_run

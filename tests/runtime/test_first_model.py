@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsync.core.errors import RunError
 from fedsync.core.layout import Layout
-from fedsync.runtime import first_model, messages
+from fedsync.runtime import messages
 from fedsync.runtime.first_model import ask_for_model
 from fedsync.runtime.timing import Timing
 from tests.runtime.grid import Answer, DirectGrid, silos_in_this_process
@@ -60,8 +61,7 @@ def test_where_no_silo_has_a_model_the_last_problem_is_told() -> None:
         ask_for_model(DirectGrid(1, {1: BAD["an error"]}), "{}", SOON)
 
 
-def test_a_silo_that_had_no_model_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_model, "_AGAIN_S", 0.005)
+def test_a_silo_that_had_no_model_is_asked_again_later() -> None:
     asked = 0
 
     def at_last(message: Message, context: Context) -> Message | None:
@@ -69,7 +69,7 @@ def test_a_silo_that_had_no_model_is_asked_again_later(monkeypatch: pytest.Monke
         asked += 1
         return (HONEST if asked == 3 else BAD["an error"])(message, context)
 
-    found, _ = ask_for_model(DirectGrid(1, {1: at_last}), "{}", LONG)
+    found, _ = ask_for_model(DirectGrid(1, {1: at_last}), "{}", replace(LONG, look_s=0.001))
     np.testing.assert_array_equal(found, WEIGHTS)
 
 

@@ -52,6 +52,14 @@ def test_nodes_come_and_go() -> None:
     assert nodes.by_name == {}
 
 
+def test_the_grid_is_not_asked_again_too_soon() -> None:
+    grid = NamedGrid({1: ""})
+    nodes = Nodes(grid, look_s=3600.0)
+    assert nodes.look() == ([], [1])
+    grid.names = {2: ""}
+    assert nodes.look() == ([], [])
+
+
 def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> None:
     grid = NamedGrid({1: "berlin", 2: "paris"})
     nodes = Nodes(grid)

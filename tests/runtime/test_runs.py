@@ -18,11 +18,12 @@ import pytest
 
 from fedsync.config.server import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core import locks
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.runtime import locks, runs
+from fedsync.core.locks import held, taken
+from fedsync.runtime import runs
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
 from fedsync.runtime.keeper import Keeper
-from fedsync.runtime.locks import held, taken
 from fedsync.runtime.runs import CHANGE_LOCK, START_S, BusyError, Phase, phase, resume_run, stop_run, submit_run
 from fedsync.runtime.server import target_of
 

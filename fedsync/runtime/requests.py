@@ -1,0 +1,100 @@
+"""What the server asks of silos, and until when it waits for an answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedsync.core.exchange import LastingStore, Payload
+from fedsync.core.orders import WorkOrder
+from fedsync.runtime import messages, payloads
+from fedsync.runtime.mail import Mail, Sent
+from fedsync.runtime.nodes import Nodes
+from fedsync.runtime.timing import Timing
+
+_QUESTION_S = 60.0
+_LEAST_S = 1.0
+
+
+class Requests:
+    """Makes the messages of one run and posts them; times are those of the driver's clock, in seconds.
+
+    Args:
+        mail: takes them.
+        nodes: which node is which silo.
+        store: knows what each silo needs to have the current model, and what it wants to know of silos.
+        spec: the run's specification as JSON, for the silos.
+        timing: how long to wait.
+        report_s: after so long silos say how far an order in work is.
+    """
+
+    def __init__(
+        self, mail: Mail, nodes: Nodes, store: LastingStore, spec: str, timing: Timing, report_s: float
+    ) -> None:
+        self._mail = mail
+        self._nodes = nodes
+        self._store = store
+        self._spec = spec
+        self._timing = timing
+        self._report_s = report_s
+        self._packed: tuple[Payload, payloads.Packed] | None = None
+
+    def greet(self, node: int, now_s: float) -> None:
+        """Ask a node who it is."""
+        timeout_s = self._timing.order_timeout_s
+        self._mail.post(Sent(node, now_s + timeout_s), messages.query(node, self._spec, timeout_s))
+
+    def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
+        """Have a silo train."""
+        due_s, end_s = self._timing.order_until(now_s)
+        self._send(Sent(self._nodes.by_name[silo], due_s, end_s, order=order), silo, now_s)
+
+    def evaluate(self, silo: str, version: int, now_s: float) -> None:
+        """Have a silo score the current model, which is ``version``."""
+        self._send(Sent(self._nodes.by_name[silo], now_s + self._timing.order_timeout_s, version=version), silo, now_s)
+
+    def repeat(self, sent: Sent, silo: str, now_s: float) -> None:
+        """Send an order or an evaluation once more, with what the store now knows that the silo needs."""
+        self._send(replace(sent, again=True), silo, now_s)
+
+    def collect(self, sent: Sent, order: WorkOrder, now_s: float) -> None:
+        """Ask for an order in work, which is also the way for the word to stop."""
+        request = messages.Collect(order.update_id, self._report_s, sent.halt)
+        self._mail.post(sent, messages.collect(sent.node, self._spec, request, max(sent.due_s - now_s, _LEAST_S)))
+
+    def snapshot(self, answered: str, now_s: float) -> None:
+        """Ask for a sealed model if the store wants one and none is under way: ``answered`` if it is here, else any."""
+        if not self._store.wants_snapshot or any(sent.snapshot for sent in self._mail.waiting):
+            return
+        if not self._nodes.by_name:
+            return
+        node = self._nodes.by_name.get(answered) or next(iter(self._nodes.by_name.values()))
+        timeout_s = self._timing.order_timeout_s
+        sent = Sent(node, now_s + timeout_s, snapshot=True)
+        self._mail.post(sent, messages.query_snapshot(node, self._spec, timeout_s))
+
+    def questions(self, now_s: float) -> None:
+        """Ask what the store wants to know of silos before the last commit counts."""
+        for silo, question in self._store.questions().items():
+            node = self._nodes.by_name.get(silo)
+            if node is None:
+                self._store.give_up(silo)
+                return
+            timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
+            sent = Sent(node, now_s + timeout_s, question=True)
+            self._mail.post(sent, messages.ask(node, self._spec, payloads.pack(question), timeout_s))
+
+    def _send(self, sent: Sent, silo: str, now_s: float) -> None:
+        """Post an order or an evaluation, with what its silo needs to have the current model."""
+        left_s, brought = max(sent.due_s - now_s, _LEAST_S), self._outgoing(silo)
+        if sent.order is not None:
+            message = messages.train(sent.node, self._spec, sent.order, brought, left_s, self._report_s)
+        else:
+            message = messages.evaluate(sent.node, self._spec, sent.version or 0, brought, left_s)
+        self._mail.post(sent, message)
+
+    def _outgoing(self, silo: str) -> payloads.Packed:
+        """For the wire; made once where it is the same for all."""
+        payload = self._store.outgoing(silo)
+        if self._packed is None or self._packed[0] is not payload:
+            self._packed = payload, payloads.pack(payload)
+        return self._packed[1]
