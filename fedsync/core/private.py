@@ -70,18 +70,18 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
         raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from None
 
 
-def remove_unfinished(path: Path, writes: Callable[[int], bool] = lambda pid: False) -> None:
+def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], bool] = lambda pid: False) -> None:
     """Remove what killed processes have left in the middle of `write_atomically`, each as large as the file itself.
 
     Args:
-        path: the file that they were to write.
+        folder: where they wrote.
+        name: of the file that they were to write; a pattern of `Path.glob`.
         writes: whether the process of this number may be writing it at the moment; nobody is, where only the caller
             does.
     """
-    beginning = f".{path.name}."
-    for unfinished in path.parent.glob(".*"):
-        pid = unfinished.name.removeprefix(beginning)
-        if unfinished.name.startswith(beginning) and pid.isdecimal() and not writes(int(pid)):
+    for unfinished in folder.glob(f".{name}.*"):
+        pid = unfinished.name.rpartition(".")[2]
+        if pid.isdecimal() and not writes(int(pid)):
             unfinished.unlink(missing_ok=True)
 
 

@@ -32,7 +32,7 @@ from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.layout import Layout
-from fedsync.core.private import OWNER_FILE, private_folder, read_private, write_atomically
+from fedsync.core.private import OWNER_FILE, private_folder, read_private, remove_unfinished, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +187,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
         ConfigError: there is no whole checkpoint, or it is of another configuration or version of FedSync.
     """
     checkpoint = _newest_whole(out, config)
+    remove_unfinished(out / FOLDER)
     journal = out / JOURNAL
     position = checkpoint.moment.position
     if not journal.exists() or journal.stat().st_size < position:

@@ -282,8 +282,8 @@ def main(folder: Path) -> None:
     if tenure is None:
         return
     for name in (ANSWER, COPY):
-        remove_unfinished(folder / name)
-    remove_unfinished(folder / IDENTITY, alive)
+        remove_unfinished(folder, name)
+    remove_unfinished(folder, IDENTITY, alive)
     bound_log(folder / LOG, _LOG_BYTES)
     server = _Server(folder, tenure)
     server.start()

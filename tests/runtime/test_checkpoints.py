@@ -166,6 +166,13 @@ def test_an_entry_that_was_half_written_is_cut_off(tmp_path: Path) -> None:
     replay(tmp_path / JOURNAL)
 
 
+def test_what_a_killed_server_was_writing_goes(tmp_path: Path) -> None:
+    _cut_off(_strategy(tmp_path), version=1)
+    (tmp_path / FOLDER / ".2.ckpt.4711").write_bytes(b"half")
+    _cut_off(_strategy(tmp_path, resume=True), version=2)
+    assert _files(tmp_path) == ["0.ckpt", "1.ckpt", "2.ckpt"]
+
+
 def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
         _strategy(tmp_path / "none", resume=True).start(DirectGrid(3))
