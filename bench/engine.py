@@ -34,7 +34,7 @@ from rich.table import Table
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.coordinator import Policies
+from fedsync.core.state import Policies
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.observe.ledger import Ledger
 from fedsync.sim.timing import run_timing

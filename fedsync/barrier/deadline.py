@@ -35,8 +35,8 @@ class Deadline:
     median absolute deviation from the median: unlike mean and variance, neither is moved by a few that took ages.
     Late orders count too when they are in, or the deadline would learn from the fast only and fall for ever.
 
-    Nobody is late before every silo was measured once, nor before ``required`` silos have sent: a deadline that is
-    missed by most is a bad deadline.
+    Nobody is late before as many orders are in as there are silos, or ``window`` if that is less, nor before
+    ``required`` silos have sent: a deadline that is missed by most is a bad deadline.
 
     Args:
         inner: the barrier to bound.

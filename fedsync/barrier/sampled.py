@@ -17,6 +17,19 @@ from fedsync.core.rng import Stream, derive_seed, draw
 from fedsync.core.views import ClusterView, Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Silos to draw from: all of one view, or its fast and its slow ones."""
+
+    fast: Sequence[str]
+    slow: Sequence[str]
+    quick: frozenset[str] = field(init=False)
+    """The fast ones, to be looked up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "quick", frozenset(self.fast))
+
+
 class Sampling(StrEnum):
     """How a sample is chosen.
 
@@ -59,16 +72,16 @@ class Sampling(StrEnum):
                     *draw(slow, size - from_fast, view.seed, Stream.SAMPLE, silo, round),
                 )
 
-    def pools(self, view: ClusterView) -> tuple[Sequence[str], Sequence[str]]:
-        """The silos from which `draw` takes one half each, fast and slow, in orders that only the view decides."""
+    def pools(self, view: ClusterView) -> Pools:
+        """The silos from which `draw` takes one half each, in orders that only the view decides."""
         names = view.names
         if self is not Sampling.GROUPED:
-            return (), names
-        return two_groups({name: _step_s(name, view) for name in names})
+            return Pools((), names)
+        return Pools(*two_groups({name: _step_s(name, view) for name in names}))
 
     def draw(
         self,
-        pools: tuple[Sequence[str], Sequence[str]],
+        pools: Pools,
         size: int,
         view: ClusterView,
         silo: str,
@@ -87,11 +100,11 @@ class Sampling(StrEnum):
         """
         coordinates = silo if keeps else f"{view.version}/{silo}"
         key = derive_seed(view.seed, Stream.SAMPLE, coordinates, 0 if self is Sampling.BASIC else ticks)
-        fast, slow = pools
+        fast, slow = pools.fast, pools.slow
         if not fast:
             return _few(slow, size, silo, key)
-        others_slow = len(slow) - (silo in slow)
-        others_fast = len(fast) + len(slow) - 1 - others_slow
+        others_fast = len(fast) - (silo in pools.quick)
+        others_slow = len(fast) + len(slow) - 1 - others_fast
         from_fast = max(min(size // 2, others_fast), size - others_slow)
         return _few(fast, from_fast, silo, key) + _few(slow, size - from_fast, silo, key)
 
@@ -213,7 +226,7 @@ class Sampled:
         idle = view.idle
         failures = failed(state.failures, idle, view)
         keeps = not self.redraw or self.sampling is Sampling.BASIC
-        pools: tuple[Sequence[str], Sequence[str]] | None = None
+        pools: Pools | None = None
         waiting: dict[str, Watch] = {}
         release: list[str] = []
         held = 0

@@ -60,7 +60,25 @@ class CompassConfig(Section):
         return Compass(self.min_steps, self.max_steps, self.latest_factor)
 
 
-class CappedConfig(Section):
+class _Wrapper(Section):
+    """A barrier around a barrier. What it declares is here for the checker only: the fields are each one's own."""
+
+    if TYPE_CHECKING:
+        kind: str
+        late: LateName
+        inner: BarrierConfig
+
+    @model_validator(mode="after")
+    def _keeps_what_is_dropped_inside(self) -> Self:
+        if self.late == "next" and isinstance(self.inner, _Wrapper) and self.inner.late == "drop":
+            raise ValueError(
+                f"late 'next' of {self.kind} would commit what {self.inner.kind} inside it drops; "
+                "write the same `late` in both"
+            )
+        return self
+
+
+class CappedConfig(_Wrapper):
     """``inner``, but no silo is waited for longer than ``cap_s`` seconds."""
 
     kind: Literal["capped"]
@@ -78,7 +96,7 @@ class CappedConfig(Section):
         return Capped(self.inner.build(), self.cap_s, LateRule(self.late))
 
 
-class QuorumConfig(Section):
+class QuorumConfig(_Wrapper):
     """``inner``, but ``count`` silos, or a ``share`` of those that take part, are enough."""
 
     kind: Literal["quorum"]
@@ -105,7 +123,7 @@ class QuorumConfig(Section):
         return Quorum(self.inner.build(), Required(self.count, self.share or 1.0), LateRule(self.late))
 
 
-class DeadlineConfig(Section):
+class DeadlineConfig(_Wrapper):
     """``inner``, but no silo is waited for much longer than orders usually take."""
 
     kind: Literal["deadline"]

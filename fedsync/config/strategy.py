@@ -26,10 +26,10 @@ from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.config.waiting import WaitingConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.coordinator import Policies
 from fedsync.core.errors import ConfigError
 from fedsync.core.names import SILO_NAME
 from fedsync.core.sizing import LocalWork
+from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 
 if TYPE_CHECKING:

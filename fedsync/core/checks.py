@@ -41,7 +41,7 @@ MAX_LOSS = 1e30
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
-    """Check a report against the order it answers.
+    """Check a report against the order it answers; of its evaluation see `usable`, since an update may be good without.
 
     Raises:
         ProtocolError: names the silo and the first check that fails.
@@ -59,8 +59,6 @@ def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkRepo
             raise ProtocolError(silo, "resources", f"{window}")
     if report.batch_cap is not None and not 1 <= report.batch_cap <= MAX_COUNT:
         raise ProtocolError(silo, "batch cap", f"{report.batch_cap}")
-    if report.evaluation is not None:
-        check_evaluation(silo, report.evaluation)
 
 
 def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[str, str] | None:

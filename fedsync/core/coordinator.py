@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedsync.core.actions import (
     Dispatch,
     Evaluate,
     HaltEarly,
+    Note,
     Probe,
     Remember,
     Rollback,
@@ -28,7 +29,7 @@ from fedsync.core.actions import (
     WakeAt,
 )
 from fedsync.core.checks import check_facts, check_report, usable
-from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -42,60 +43,12 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, derive_seed
-from fedsync.core.roster import Roster
-from fedsync.core.scores import Scores
-from fedsync.core.sizing import Adaptation, LocalWork, Plan, Sizing
-from fedsync.core.stopping import Passes, StopRules
+from fedsync.core.sizing import Adaptation, LocalWork, Plan
+from fedsync.core.standing import MAX_FAILURES
+from fedsync.core.state import Policies, State
 from fedsync.core.views import ClusterView, SiloView, Verdict
-
-MAX_FAILURES = 3
-"""Orders that every silo must fail in a row before the run is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """Everything that decides, as values.
-
-    Args:
-        seed: of the run.
-        predictor: forecasts a silo's speed.
-        sizing: turns forecasts into batch sizes, steps and learning rates.
-        barrier: decides commits and releases.
-        weigher: gives the updates of a commit their coefficients.
-        stop: when the run has done enough.
-        declared_speeds: take speeds from what silos declare instead of measuring them.
-    """
-
-    seed: int
-    predictor: AnyPredictor
-    sizing: Sizing
-    barrier: AnyBarrier
-    weigher: Weigher
-    stop: StopRules
-    declared_speeds: bool = False
-
-
-@dataclass(slots=True)
-class _State:
-    forecasts: Forecasts
-    adaptation: Adaptation
-    version: int = 0
-    silos: Roster = field(default_factory=Roster)
-    pending: dict[str, UpdateMeta] = field(default_factory=dict)
-    barrier: Any = None
-    found_caps: dict[str, int] = field(default_factory=dict)
-    issued: dict[str, int] = field(default_factory=dict)
-    scores: Scores = field(default_factory=Scores)
-    passes: Passes = field(default_factory=Passes)
-    last_failure: str = ""
-    closing: str | None = None
-    awaiting: set[str] = field(default_factory=set)
-    halted: dict[str, str] = field(default_factory=dict)
-    timed: bool = False
-    stopped: bool = False
 
 
 class Coordinator:
@@ -107,7 +60,7 @@ class Coordinator:
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
-        self._state = _State(
+        self._state = State(
             Forecasts(policies.predictor, policies.declared_speeds, policies.sizing.fitter),
             Adaptation(policies.sizing),
             barrier=policies.barrier.init(),
@@ -125,6 +78,11 @@ class Coordinator:
     def version(self) -> int:
         """Current model version."""
         return self._state.version
+
+    @property
+    def able(self) -> bool:
+        """Whether anything can come of what the silos here do; not if each fails all that it is asked."""
+        return self._state.closing is not None or self._state.standing.able(self._state.silos)
 
     @property
     def unlearned(self) -> bool:
@@ -168,15 +126,7 @@ class Coordinator:
                 self._absorb_update(at_s, meta, report, actions)
             case SiloJoined(at_s, name, facts):
                 self._give_up_order(name, "the silo joined again", actions)
-                try:
-                    check_facts(name, facts)
-                except ProtocolError as error:
-                    state.silos.pop(name, None)
-                    state.passes.leave(name)
-                    state.last_failure = str(error)
-                    return
-                state.silos[name] = SiloView(facts, since_s=at_s, forecast=state.forecasts.first(name, facts))
-                state.passes.join(name, facts.examples)
+                self._admit(at_s, name, facts, actions)
             case SiloLost(_, name, reason):
                 self._give_up_order(name, f"the silo was lost: {reason}", actions)
                 state.awaiting.discard(name)
@@ -185,7 +135,8 @@ class Coordinator:
                 state.passes.leave(name)
             case WorkFailed(at_s, name, update_id, reason):
                 if self._order_of(name, update_id) is not None:
-                    self._fail(name, at_s, reason)
+                    self._fail(name, at_s)
+                    state.standing.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
             case Progressed(_, name, update_id, steps, _):
                 order = self._order_of(name, update_id)
@@ -201,6 +152,25 @@ class Coordinator:
             case TimerFired():
                 pass
 
+    def _admit(self, at_s: float, name: str, facts: SiloFacts, actions: list[Action]) -> None:
+        """Take a silo in, unless nothing can be made of what it says of itself."""
+        state = self._state
+        try:
+            check_facts(name, facts)
+            forecast = state.forecasts.first(name, facts)
+        except FedSyncError as error:
+            # Before any order is the time to mend a silo file; later, one silo does not end the run of all others.
+            if isinstance(error, ConfigError):
+                if not state.issued:
+                    raise
+                actions.append(Note(f"{name} takes no part: {error}"))
+            state.silos.pop(name, None)
+            state.passes.leave(name)
+            state.standing.last_failure = str(error)
+            return
+        state.silos[name] = SiloView(facts, since_s=at_s, forecast=forecast)
+        state.passes.join(name, facts.examples)
+
     def _absorb_update(self, at_s: float, meta: UpdateMeta, report: WorkReport, actions: list[Action]) -> None:
         state = self._state
         order = self._order_of(meta.silo, meta.update_id)
@@ -212,12 +182,14 @@ class Coordinator:
         try:
             check_report(meta.silo, order, meta, report)
         except ProtocolError as error:
-            self._fail(meta.silo, at_s, str(error))
+            self._fail(meta.silo, at_s)
+            state.standing.last_failure = f"{meta.silo}: {error}"
             actions.append(Discard(meta.update_id, str(error)))
             return
-        self._end_evaluation(order.base_version, meta.silo, report.evaluation)
+        state.standing.proven.add(meta.silo)
+        self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation))
         if self._policies.stop.relative_change is not None:
-            state.passes.add(meta.silo, report.samples, report.loss)
+            state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         if state.closing is not None:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
         else:
@@ -237,18 +209,19 @@ class Coordinator:
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
 
-    def _fail(self, name: str, at_s: float, reason: str) -> None:
+    def _fail(self, name: str, at_s: float) -> None:
         silo = self._state.silos[name]
         assert silo.order is not None
         self._end_evaluation(silo.order.base_version, name, None)
-        self._state.last_failure = f"{name}: {reason}"
         self._state.silos[name] = replace(silo, order=None, since_s=at_s, failures=silo.failures + 1, progress_steps=0)
+        if silo.failures + 1 >= MAX_FAILURES:
+            self._state.passes.leave(name)
 
     def _give_up_order(self, name: str, reason: str, actions: list[Action]) -> None:
         silo = self._state.silos.get(name)
         if silo is not None and silo.order is not None:
             actions.append(Discard(silo.order.update_id, reason))
-            self._fail(name, silo.since_s, reason)
+            self._fail(name, silo.since_s)
         if name in self._state.awaiting:
             self._state.scores.end(self._state.version, name, None)
             self._state.awaiting.discard(name)
@@ -266,12 +239,13 @@ class Coordinator:
         if not state.timed and self._policies.stop.seconds is not None:
             actions.append(WakeAt(self._policies.stop.seconds))
         state.timed = True
+        reason = ""
         if state.closing is None:
-            hopeless = self._hopeless()
+            hopeless = state.standing.hopeless(state.silos)
             if hopeless is not None:
                 self._stop(hopeless, actions, failed=True)
                 return hopeless
-            state.closing = self._policies.stop.decide(state.version, now_s, state.scores, state.passes)
+            state.closing = self._policies.stop.decide(state.commits, now_s, state.scores, state.passes)
             if state.closing is not None:
                 self._close(actions)
             else:
@@ -281,7 +255,7 @@ class Coordinator:
         if not state.awaiting:
             state.scores.settle()
             self._stop(state.closing, actions, failed=False)
-        return state.closing
+        return reason or state.closing
 
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:
         """Ask until nothing more is committed; the last commit may end the run."""
@@ -296,7 +270,7 @@ class Coordinator:
             if verdict.commit or verdict.rollback or verdict.discard or verdict.remember:
                 self._change_model(verdict, actions)
             if verdict.commit:
-                state.closing = self._policies.stop.decide(state.version, now_s, state.scores, state.passes)
+                state.closing = self._policies.stop.decide(state.commits, now_s, state.scores, state.passes)
                 if state.closing is not None:
                     self._close(actions)
                     return "; ".join([*reasons, state.closing])
@@ -312,9 +286,15 @@ class Coordinator:
             for name in verdict.probe:
                 actions.append(Probe(name, self._busy_order(name, "probes").update_id))
             if not verdict.commit:
-                if verdict.wake_at_s is not None:
-                    actions.append(WakeAt(verdict.wake_at_s))
+                self._wake_by(verdict.wake_at_s, now_s, actions)
                 return "; ".join(reasons)
+
+    def _wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
+        """Have the barrier asked again then, unless it will be anyway: at an earlier time that was asked for before."""
+        wake_s = self._state.wake_s
+        if at_s is not None and not now_s < wake_s <= at_s:
+            self._state.wake_s = at_s
+            actions.append(WakeAt(at_s))
 
     def _current_plan(self) -> Plan:
         """The plan that was made last, unless a silo, a forecast or a cap has changed since."""
@@ -352,6 +332,7 @@ class Coordinator:
                 raise PolicyError(f"the barrier commits {update_id!r}, which is not pending", self._recent)
             metas.append(meta)
         state.version += 1
+        state.commits += 1
         coefficients = tuple(weigher.coefficients(metas, state.version))
         if len(coefficients) != len(metas):
             raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", self._recent)
@@ -390,15 +371,6 @@ class Coordinator:
         )
 
     # Ending.
-
-    def _hopeless(self) -> str | None:
-        silos = self._state.silos
-        for silo in silos.values():
-            if silo.order is not None or silo.failures < MAX_FAILURES:
-                return None
-        if silos:
-            return f"every silo failed {MAX_FAILURES} orders in a row; the last: {self._state.last_failure}"
-        return None
 
     def _close(self, actions: list[Action]) -> None:
         """Have the final version evaluated, unless all silos already did."""

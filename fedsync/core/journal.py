@@ -171,6 +171,9 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
     if origin is tuple:
         item = _decoder(arguments[0])
         return lambda value: tuple(item(part) for part in value)
+    if origin is Mapping:
+        part_of = _decoder(arguments[1])
+        return lambda value: {key: part_of(part) for key, part in value.items()}
     if dataclasses.is_dataclass(kind):
         parts = {name: _decoder(hint) for name, hint in _field_types(typing.cast(type, kind)).items()}
         build = typing.cast(Callable[..., Any], kind)

@@ -12,7 +12,7 @@ class StopRules:
     """The run ends at whichever comes first; None switches a rule off.
 
     Args:
-        rounds: model versions committed.
+        rounds: commits; going back to an earlier model is none.
         seconds: virtual or wall seconds since the run began; the coordinator has itself woken then.
         target_accuracy: of an evaluated version; where the task scores something else than the share of correct
             predictions, any number.
@@ -26,7 +26,7 @@ class StopRules:
     patience: int | None = None
     relative_change: float | None = None
 
-    def decide(self, version: int, now_s: float, scores: Scores, passes: Passes) -> str | None:
+    def decide(self, commits: int, now_s: float, scores: Scores, passes: Passes) -> str | None:
         """The reason to stop, or None to go on."""
         if self.target_accuracy is not None and scores.best >= self.target_accuracy:
             return f"target accuracy {self.target_accuracy:g} reached: {scores.best:.4f}"
@@ -37,7 +37,7 @@ class StopRules:
             )
         if self.patience is not None and scores.since_best >= self.patience:
             return f"no better accuracy in {self.patience} evaluated versions"
-        if self.rounds is not None and version >= self.rounds:
+        if self.rounds is not None and commits >= self.rounds:
             return f"{self.rounds} rounds done"
         if self.seconds is not None and now_s >= self.seconds:
             return f"{self.seconds:g} s are over"
@@ -82,13 +82,18 @@ class Passes:
         self._unfinished += 1
 
     def leave(self, silo: str) -> None:
-        """A silo is gone; nobody waits for its pass."""
+        """A silo is gone, or nothing comes of its orders; nobody waits for its pass."""
         mine = self._since.pop(silo, None)
         if mine is not None and mine.samples < mine.examples:
             self._unfinished -= 1
 
-    def add(self, silo: str, samples: int, loss: float) -> None:
-        """A silo processed ``samples`` at this mean training loss; checks if that ends a pass of all."""
+    def add(self, silo: str, examples: int, samples: int, loss: float) -> None:
+        """A silo processed ``samples`` at this mean training loss; checks if that ends a pass of all.
+
+        One that had left is waited for again.
+        """
+        if silo not in self._since:
+            self.join(silo, examples)
         mine = self._since[silo]
         if mine.samples < mine.examples <= mine.samples + samples:
             self._unfinished -= 1

@@ -274,7 +274,7 @@ class Ledger:
         silo = self.silos.get(name)
         if silo is None or silo.order is None:
             return
-        self._scores.end(silo.order.base_version, name, report.evaluation if report else None)
+        self._scores.end(silo.order.base_version, name, usable(name, report.evaluation) if report else None)
         silo.order = None
         silo.busy_s += at_s - silo.since_s
         if report is None:

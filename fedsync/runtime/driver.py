@@ -136,7 +136,6 @@ class FlowerDriver:
                 continue
             pause_s = self._timing.poll_s
             now_s = self._now_s()
-            self._vigil.wake(now_s)
             while events:
                 began_s = time.monotonic()
                 entry = self._coordinator.handle(events, now_s)
@@ -144,6 +143,8 @@ class FlowerDriver:
                 self._recorder.record(entry)
                 for action in entry.actions:
                     self._carry_out(action)
+                if self._coordinator.able:
+                    self._vigil.wake(now_s)
                 self._save(entry)
                 # A push that fails at once is an event of its own.
                 events = self._flush()
@@ -184,7 +185,7 @@ class FlowerDriver:
         self._checkpoints.save(self._coordinator, self._store.state(), self._now_s(), position, tuple(self._timers))
 
     def _check_alive(self) -> None:
-        if self._timers or any(sent.works for sent in self._mail.waiting):
+        if self._coordinator.able and (self._timers or any(sent.works for sent in self._mail.waiting)):
             self._vigil.wake(self._now_s())
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)

@@ -18,6 +18,7 @@ from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError
 from fedsync.core.exchange import InTheClear, Payload, PlainPort, Port
 from fedsync.core.layout import Vector
 from fedsync.core.orders import SiloFacts, WorkOrder
@@ -118,9 +119,12 @@ def run_timing(
         The summary; accuracy and loss are None.
 
     Raises:
-        ConfigError: strategy and silos do not fit together.
+        ConfigError: strategy and silos do not fit together, or the run is to end by its training loss.
         RunError: the run could not reach its end.
     """
+    if config.stop.relative_change is not None:
+        remedy = "Train, or leave it out: `--set stop.relative_change=null`"
+        raise ConfigError("stop.relative_change", "there is no training loss where nothing is trained", remedy)
     plain = config.model_dump(mode="json")
     recorder = Recorder(
         out,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsync.core.budget import may_begin
+from fedsync.core.checks import usable
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
@@ -161,7 +162,7 @@ class Trainer:
                 self._renew_optimizer(order.learning_rate)
             if order.evaluate:
                 with self._timed(tally, "evaluate"):
-                    evaluation = self._evaluate()
+                    evaluation = usable(self._slot.name, self._evaluate())
             self._steps(order, tally, throttle, watch)
         with self._timed(tally, "store"):
             update = self._weights.read()

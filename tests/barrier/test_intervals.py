@@ -248,7 +248,7 @@ def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -
         [1024.0, 1024.0],  # steps of 1/32 s
         barrier,
         {"overhead_s": 0.5},
-        stop={"rounds": 7},
+        stop={"rounds": 6},
         twists=dict.fromkeys("ab", spoiling(lambda version: losses.get(version, 8.0))),
     )
     done = [

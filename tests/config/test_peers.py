@@ -69,6 +69,7 @@ def test_deadline_defaults(tmp_path: Path) -> None:
         ("barrier.inner.share=2.0", "barrier.inner.share", "2.0 is not allowed", "at most 1"),
         ("barrier.inner.count=3", "barrier.inner", "how many are enough is not clear", "either `count` or `share`"),
         ("barrier.late=never", "barrier.late", "'never' is not allowed", "drop, next"),
+        ("barrier.inner.late=drop", "barrier", "late 'next' of capped would commit what quorum", "the same `late`"),
         ("barrier.caps_s=3.0", "barrier.caps_s", "unknown key", "Did you mean 'cap_s'?"),
         ("barrier={kind: buffered}", "barrier.size", "missing", "Add this key"),
         ("barrier={kind: fedcompass, min_steps: 9, max_steps: 8}", "barrier", "max_steps 8", "Raise max_steps"),

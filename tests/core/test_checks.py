@@ -69,7 +69,6 @@ def test_the_error_names_the_silo_the_check_and_the_value() -> None:
         ({"overhead_s": {"x" * 129: 0.1}}, "overhead"),
         ({"overhead_s": {f"{number}": 0.0 for number in range(65)}}, "overhead"),
         ({"windows": (Window(5e-324),)}, "speed"),
-        ({"evaluation": Evaluation(1e300, 1.0, 100)}, "evaluation"),
     ],
 )
 def test_what_no_silo_can_mean_is_refused(changes: dict[str, Any], check: str) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from fedsync.barrier.ssp import Asp
 from fedsync.core.actions import Commit, Discard, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Progressed, SiloJoined, SiloLost, TimerFired, WorkFailed
-from fedsync.core.orders import SiloFacts, Window
+from fedsync.core.orders import Evaluation, SiloFacts, Window
+from fedsync.core.standing import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
@@ -179,8 +181,6 @@ BAD_REPORTS: list[tuple[dict[str, Any], str]] = [
     ({"windows": window(memory=-0.1)}, "resources"),
     ({"windows": window(cpu=math.nan)}, "resources"),
     ({"batch_cap": 0}, "batch cap"),
-    ({"evaluation": scored(math.nan)}, "evaluation"),
-    ({"evaluation": scored(0.5, samples=-1)}, "evaluation"),
 ]
 
 
@@ -214,6 +214,51 @@ def test_part_of_an_order_is_a_good_report() -> None:
     coordinator, first = begin("a")
     entry = coordinator.handle([answer("a", first["a"], steps=1, samples=3)], 1.0)
     assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
+
+
+@pytest.mark.parametrize("said", [scored(math.nan), scored(math.inf), scored(0.5, samples=-1)])
+def test_an_update_is_good_although_the_evaluation_with_it_is_not(said: Evaluation) -> None:
+    coordinator, first = begin("a", "b", stop=StopRules(rounds=9, target_accuracy=0.8))
+    coordinator.handle([answer("a", first["a"], evaluation=said)], 1.0)
+    entry = coordinator.handle([answer("b", first["b"], evaluation=scored(0.7))], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})]
+
+
+def test_a_silo_that_keeps_failing_does_not_end_the_run_while_others_may_come_back() -> None:
+    """b has worked, so it may again; without it nothing can be done, and the last failure is a's."""
+    coordinator, work = begin("a", "b", barrier=Asp(), stop=StopRules(rounds=9))
+    for number in (1, 2):
+        failed = WorkFailed(number, "a", f"a/{number}", "no disk")
+        work = orders(coordinator.handle([failed, answer("b", work["b"], number)], number))
+    entry = coordinator.handle([SiloLost(3.0, "b", "rebooted"), WorkFailed(3.0, "a", "a/3", "no disk")], 3.0)
+    assert of_type(entry, Stop) == []
+    assert not coordinator.able
+    entry = coordinator.handle(joined("b", at_s=4.0), 4.0)
+    assert coordinator.able and "b" in orders(entry)
+
+
+def test_without_hope_that_anybody_comes_back_the_run_is_given_up_at_last() -> None:
+    coordinator, work = begin("a", "b", barrier=Asp(), stop=StopRules(rounds=9))
+    coordinator.handle([answer("b", work["b"])], 1.0)
+    coordinator.handle([SiloLost(1.0, "b", "burnt down")], 1.0)
+    for number in range(1, MOST_FAILURES):
+        entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{number}", "no disk")], 1.0)
+        assert of_type(entry, Stop) == []
+    entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{MOST_FAILURES}", "no disk")], 1.0)
+    (stop,) = of_type(entry, Stop)
+    assert stop.failed and stop.reason.endswith("the last: a: no disk")
+
+
+def test_a_silo_that_keeps_failing_does_not_keep_the_loss_from_being_compared() -> None:
+    coordinator, work = begin("a", "b", barrier=Asp(), stop=StopRules(rounds=999, relative_change=0.01))
+    for number in range(1, 70):  # 32 samples an order, of 1000: the second pass ends with the 64th
+        failed = [WorkFailed(number, "a", f"a/{number}", "no disk")] if number <= 3 else []
+        entry = coordinator.handle([*failed, answer("b", work["b"], number)], number)
+        work = orders(entry)
+        if of_type(entry, Evaluate):
+            break
+    assert number == 64
+    assert "the training loss changed by 0" in entry.reason
 
 
 def test_a_run_in_which_everybody_keeps_failing_is_given_up() -> None:

@@ -42,6 +42,30 @@ def test_the_last_commit_is_followed_by_one_evaluation_of_it_and_then_the_stop()
     assert coordinator.stopped
 
 
+def test_the_last_commit_has_its_reason_in_the_journal() -> None:
+    coordinator, first = begin("a", stop=ONE_ROUND)
+    entry = coordinator.handle([answer("a", first["a"])], 1.0)
+    assert entry.reason == "all 1 updates are in; 1 rounds done"
+
+
+def test_going_back_to_an_earlier_model_is_no_round() -> None:
+    """Or a run could end with the model that it was sent back to, all training since then for nothing."""
+    barrier = Scripted(
+        [
+            lambda view: Verdict(remember=True, release=view.idle),
+            lambda view: Verdict(commit=tuple(view.pending)),
+            lambda view: Verdict(rollback=True, release=view.idle),
+            lambda view: Verdict(commit=tuple(view.pending)),
+        ]
+    )
+    coordinator, first = begin("a", barrier=barrier, stop=StopRules(rounds=2))
+    entry = coordinator.handle([answer("a", first["a"])], 1.0)
+    assert coordinator.version == 2 and of_type(entry, Evaluate) == []
+    entry = coordinator.handle([answer("a", orders(entry)["a"], 2.0)], 2.0)
+    assert of_type(entry, Commit) == [Commit(3, {"a/2": 1.0})]
+    assert of_type(entry, Evaluate) == [Evaluate(3, ("a",))]
+
+
 def test_seconds_end_a_run_although_nothing_happens_then() -> None:
     """The coordinator has itself woken, once."""
     coordinator = Coordinator(policies(stop=StopRules(seconds=5.0)))

@@ -14,11 +14,12 @@ from fedsync.aggregate.weighers import WeightedMean
 from fedsync.balance.proportional import ProportionalBalancer
 from fedsync.barrier.bsp import Bsp
 from fedsync.barrier.minimum import MinimumSilos
-from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Probe, Remember, Rollback, WakeAt
+from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Note, Probe, Remember, Rollback, WakeAt
 from fedsync.core.checks import MAX_SPEED
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.events import TimerFired
 from fedsync.core.orders import UpdateMeta, Window
 from fedsync.core.protocols import Bounds, Drivers, SpeedSample
 from fedsync.core.sizing import Sizing
@@ -96,6 +97,16 @@ def test_a_wake_up_is_passed_on() -> None:
     assert entry.reason == "later"
 
 
+def test_a_wake_up_that_another_comes_before_is_not_asked_for() -> None:
+    """At 4.5 s the barrier is asked anyway, and says then when the next is due."""
+    wakes = iter([4.5, 6.0, 3.0, 4.0, 4.0])
+    barrier = Scripted([lambda view: Verdict(wake_at_s=next(wakes))] * 5)
+    coordinator = Coordinator(policies(barrier=barrier))
+    said = [coordinator.handle(joined("a"), 0.0)]
+    said += [coordinator.handle([TimerFired(now_s)], now_s) for now_s in (1.0, 2.0, 2.5, 3.0)]
+    assert [of_type(entry, WakeAt) for entry in said] == [[WakeAt(4.5)], [], [WakeAt(3.0)], [], [WakeAt(4.0)]]
+
+
 def test_the_barrier_is_asked_again_until_it_commits_nothing() -> None:
     barrier = Scripted(
         [
@@ -154,6 +165,16 @@ def test_declared_speeds_need_a_declaration() -> None:
     coordinator = Coordinator(policies(sizing=BALANCED, declared_speeds=True))
     with pytest.raises(ConfigError, match=r"balancer\.speeds.*'b' declares no speed"):
         coordinator.handle([*joined("a", declared_speed=3.0), *joined("b")], 0.0)
+
+
+def test_a_silo_without_a_declaration_does_not_end_a_run_that_has_begun() -> None:
+    coordinator = Coordinator(policies(sizing=BALANCED, declared_speeds=True))
+    first = orders(coordinator.handle(joined("a", declared_speed=3.0), 0.0))
+    entry = coordinator.handle(joined("b", at_s=1.0), 1.0)
+    (note,) = of_type(entry, Note)
+    assert note.text.startswith("b takes no part: ") and "declares no speed" in note.text
+    entry = coordinator.handle([answer("a", first["a"], 2.0)], 2.0)
+    assert list(orders(entry)) == ["a"]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e12])

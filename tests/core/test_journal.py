@@ -114,7 +114,14 @@ def test_a_replay_decides_the_same_and_another_coordinator_does_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "bad", [{"loss": math.nan}, {"loss": math.inf}, {"compute_s": -math.inf}, {"evaluation": scored(math.nan)}]
+    "bad",
+    [
+        {"loss": math.nan},
+        {"loss": math.inf},
+        {"compute_s": -math.inf},
+        {"evaluation": scored(math.nan)},
+        {"overhead_s": {"load": math.nan}},
+    ],
 )
 def test_a_refused_report_with_numbers_that_json_lacks_can_be_written_and_replayed(
     tmp_path: Path, bad: dict[str, Any]

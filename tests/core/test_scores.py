@@ -190,15 +190,15 @@ def test_a_pass_ends_when_the_slowest_has_gone_through_its_data() -> None:
     passes = Passes()
     passes.join("a", 100)
     passes.join("b", 300)
-    passes.add("a", 250, 2.0)
-    passes.add("b", 200, 0.75)
-    passes.add("a", 250, 2.0)
+    passes.add("a", 100, 250, 2.0)
+    passes.add("b", 300, 200, 0.75)
+    passes.add("a", 100, 250, 2.0)
     assert (passes.loss, passes.change) == (None, None)
-    passes.add("b", 200, 1.25)  # half of its samples at 0.75, half at 1.25
+    passes.add("b", 300, 200, 1.25)  # half of its samples at 0.75, half at 1.25
     assert (passes.loss, passes.change) == (1.25, None)
-    passes.add("b", 300, 1.0)
+    passes.add("b", 300, 300, 1.0)
     assert passes.loss == 1.25, "a has its pass before it"
-    passes.add("a", 100, 1.0)
+    passes.add("a", 100, 100, 1.0)
     assert (passes.loss, passes.change) == (1.0, pytest.approx(0.2))  # |1 - 1.25| / 1.25
 
 
@@ -206,19 +206,19 @@ def test_nobody_waits_for_the_pass_of_a_silo_that_is_gone() -> None:
     passes = Passes()
     for silo in "abc":
         passes.join(silo, 10)
-    passes.add("a", 10, 1.0)
+    passes.add("a", 10, 10, 1.0)
     passes.leave("b")
     passes.leave("a")
     passes.leave("ghost")
     passes.join("c", 20)  # it joined again, with more data
-    passes.add("c", 10, 1.0)
+    passes.add("c", 20, 10, 1.0)
     assert passes.loss is None
-    passes.add("c", 10, 3.0)
+    passes.add("c", 20, 10, 3.0)
     assert passes.loss == 2.0
     passes.join("d", 5)
-    passes.add("c", 20, 2.0)
+    passes.add("c", 20, 20, 2.0)
     assert passes.change is None
-    passes.add("d", 5, 2.0)
+    passes.add("d", 5, 5, 2.0)
     assert passes.change == 0.0
 
 
@@ -226,8 +226,22 @@ def test_a_loss_of_zero_is_no_division_by_zero() -> None:
     passes = Passes()
     passes.join("a", 1)
     for _ in range(2):
-        passes.add("a", 1, 0.0)
+        passes.add("a", 1, 1, 0.0)
     assert passes.change == 0.0
+
+
+def test_a_silo_that_nobody_waited_for_is_waited_for_again_once_it_sends() -> None:
+    passes = Passes()
+    for silo in "ab":
+        passes.join(silo, 10)
+    passes.leave("b")
+    passes.add("a", 10, 10, 2.0)
+    assert passes.loss == 2.0, "nobody waits for b"
+    passes.add("b", 10, 5, 1.0)
+    passes.add("a", 10, 10, 1.0)
+    assert passes.change is None, "b is half through its data"
+    passes.add("b", 10, 5, 1.0)
+    assert passes.change == 0.5
 
 
 EVALUATED = Scores(best=0.8, since_best=3)

@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.coordinator import Policies
+from fedsync.core.state import Policies
 
 EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "predictor": {

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fedsync.aggregate.weighers import WeightedMean
-from fedsync.core.coordinator import Coordinator, Policies
+from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Progressed, TimerFired, UpdateArrived
 from fedsync.core.orders import WorkReport
 from fedsync.core.sizing import LocalWork, Sizing
+from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.predict.ema import Ema
