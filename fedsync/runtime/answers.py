@@ -102,7 +102,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """What came with an order continues another version of the model than the one that the silo holds."""
+    """What came with an order continues another version of the model than the silo holds, or did not come at all."""
 
     holds: int
 

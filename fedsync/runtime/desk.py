@@ -6,6 +6,7 @@ ready, else how far it is. The same order twice trains once.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -104,6 +105,7 @@ class Desk:
         done = Done.load(self._done_file) if self._done_file is not None else None
         self._cursor = Cursor() if done is None else done.cursor
         self._job = None if done is None else _Job.over(done)
+        self._evaluated: tuple[tuple[int, bytes], Evaluation] | None = None
         # The trainer serves one thread at a time; asking does not need it.
         self._training = threading.Lock()
         self._desk = threading.Lock()
@@ -192,24 +194,29 @@ class Desk:
     def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
         """Ask for an order that was begun; ``halt`` ends it after its current step.
 
+        One that is not known was lost on its way, or with an earlier trainer: the silo lacks it.
+
         Raises:
-            ConfigError: no such order is known here.
             Exception: whatever training raised.
         """
         job = self._job
         if job is None or job.order.update_id != update_id:
-            raise ConfigError("trainer", f"nothing is known of {update_id!r}", "The trainer was restarted: order again")
+            return Lacking(self.holds)
         if halt:
             job.halt.set()
         return self._answer(job, wait_s)
 
     def evaluate(self, brought: Payload, version: int) -> Evaluation | Lacking:
-        """Evaluate the model ``version``, once no order is in work."""
+        """Evaluate the model ``version``, once no order is in work; what comes twice is evaluated once."""
+        what = version, hashlib.blake2b(brought.tobytes()).digest()
         with self._training:
-            try:
-                return self._port.told(self._trainer.evaluate(self._port.receive(brought, version)))
-            except OtherVersion as error:
-                return Lacking(error.holds)
+            if self._evaluated is None or self._evaluated[0] != what:
+                try:
+                    model = self._port.receive(brought, version)
+                except OtherVersion as error:
+                    return Lacking(error.holds)
+                self._evaluated = what, self._port.told(self._trainer.evaluate(model))
+            return self._evaluated[1]
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's store asks; see `Port.answer`."""

@@ -242,6 +242,10 @@ class FlowerDriver:
         self._store.holds(name, holds)
         if sent.again or self._store.blocked or (sent.order is None and sent.version is None):
             raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
+        if sent.order is not None and sent.order.base_version != self._coordinator.version:
+            raise ProtocolError(name, "order", "it is lost, and the model has moved on since")
+        if sent.order is not None and sent.order.budget_s is not None and sent.collecting:
+            raise ProtocolError(name, "order", "it is lost, and its time with it")
         self._requests.repeat(sent, name, self._now_s())
 
     def _keep_snapshot(self, reply: Message, name: str, holds: int | None) -> None:
@@ -276,6 +280,7 @@ class FlowerDriver:
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
             sent = replace(sent, due_s=due_s, steps=progress.steps)
+        sent = replace(sent, asked=0)
         if sent.due_s <= now_s:
             return self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
         self._requests.collect(sent, order, now_s)
@@ -313,6 +318,10 @@ class FlowerDriver:
             event = self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
             if event is not None:
                 events.append(event)
+        for sent in self._mail.unanswered(now_s):
+            name = self._nodes.sender(sent.node)
+            logger.warning("%s has not answered a message; asking for the answer again", name)
+            self._requests.ask_again(sent, name, now_s)
         return events
 
     # What to do.

@@ -19,13 +19,19 @@ class Sent:
 
     ``again`` says that it was sent before, with what did not fit the version of the model that the silo keeps. A
     ``question`` is what a `Store` wants to know of silos. Of an order in work ``steps`` are known to be done, and
-    it has failed at ``end_s``, however far it is; ``halt`` says that its silo should stop and send what it has.
+    it has failed at ``end_s``, however far it is; ``collecting`` says that it was asked for since, and ``halt`` that
+    its silo should stop and send what it has.
+
+    A message that is not answered by ``ask_s`` is asked for again; ``asked`` counts how often it was.
     """
 
     node: int
     due_s: float
     end_s: float = inf
     steps: int = 0
+    ask_s: float = inf
+    asked: int = 0
+    collecting: bool = False
     halt: bool = False
     order: WorkOrder | None = None
     version: int | None = None
@@ -41,6 +47,11 @@ class Sent:
     def asks_for(self, update_id: str) -> bool:
         """Whether it is the order for this update."""
         return self.order is not None and self.order.update_id == update_id
+
+    @property
+    def about(self) -> tuple[int, str, int | None, bool, bool]:
+        """The same for all messages that have the same answer."""
+        return self.node, "" if self.order is None else self.order.update_id, self.version, self.snapshot, self.question
 
     def most(self, update_bytes: int, model_bytes: int) -> int:
         """Bytes that its answer may have, where an update and a model have at most so many."""
@@ -74,15 +85,16 @@ class Mail:
 
     def halt(self, update_id: str) -> bool:
         """Mark an order that has no answer yet; False if there is none."""
+        found = False
         for identifier, sent in self._sent.items():
             if sent.asks_for(update_id):
                 self._sent[identifier] = replace(sent, halt=True)
-                return True
+                found = True
         for place, (sent, message) in enumerate(self._outbox):
             if sent.asks_for(update_id):
                 self._outbox[place] = replace(sent, halt=True), message
-                return True
-        return False
+                found = True
+        return found
 
     def flush(self) -> list[Sent]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""
@@ -99,13 +111,30 @@ class Mail:
     def replies(self) -> list[tuple[Sent, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
         most = {identifier: sent.most(*self._sizes) for identifier, sent in self._sent.items()}
-        answered = [(self._sent.pop(arrival.answers, None), arrival) for arrival in self._arrivals.pull(most)]
+        answered = [(self._end(arrival.answers), arrival) for arrival in self._arrivals.pull(most)]
         return [(sent, arrival) for sent, arrival in answered if sent is not None]
 
     def overdue(self, now_s: float) -> list[Sent]:
         """Those that nobody has answered in time; an answer that still comes is not looked at."""
         late = [identifier for identifier, sent in self._sent.items() if sent.due_s <= now_s]
-        return [self._sent.pop(identifier) for identifier in late]
+        return [sent for identifier in late if (sent := self._end(identifier)) is not None]
+
+    def unanswered(self, now_s: float) -> list[Sent]:
+        """Those to ask for again, which they are not a second time."""
+        quiet = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s]
+        for identifier in quiet:
+            sent = self._sent[identifier]
+            self._sent[identifier] = replace(sent, ask_s=inf, asked=sent.asked + 1)
+        return [self._sent[identifier] for identifier in quiet]
+
+    def _end(self, identifier: str) -> Sent | None:
+        """What was sent needs no answer any more, nor does what asked for the same since."""
+        sent = self._sent.pop(identifier, None)
+        if sent is not None and sent.asked:
+            about = sent.about
+            self._sent = {each: other for each, other in self._sent.items() if other.about != about}
+            self._outbox = [(other, message) for other, message in self._outbox if other.about != about]
+        return sent
 
     def forget(self, node: int) -> None:
         """A node is gone: it answers nothing."""

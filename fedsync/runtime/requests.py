@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flwr.app import Message
+
 from fedsync.core.exchange import LastingStore, Payload
 from fedsync.core.orders import WorkOrder
 from fedsync.runtime import messages, payloads
@@ -13,6 +15,7 @@ from fedsync.runtime.timing import Timing
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
+_MOST_DOUBLINGS = 6
 
 
 class Requests:
@@ -40,8 +43,7 @@ class Requests:
 
     def greet(self, node: int, now_s: float) -> None:
         """Ask a node who it is."""
-        timeout_s = self._timing.order_timeout_s
-        self._mail.post(Sent(node, now_s + timeout_s), messages.query(node, self._spec, timeout_s))
+        self._query(Sent(node, now_s + self._timing.order_timeout_s), now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
         """Have a silo train."""
@@ -58,8 +60,17 @@ class Requests:
 
     def collect(self, sent: Sent, order: WorkOrder, now_s: float) -> None:
         """Ask for an order in work, which is also the way for the word to stop."""
-        request = messages.Collect(order.update_id, self._report_s, sent.halt)
-        self._mail.post(sent, messages.collect(sent.node, self._spec, request, max(sent.due_s - now_s, _LEAST_S)))
+        sent, request = replace(sent, collecting=True), messages.Collect(order.update_id, self._report_s, sent.halt)
+        self._post(sent, messages.collect(sent.node, self._spec, request, max(sent.due_s - now_s, _LEAST_S)), now_s)
+
+    def ask_again(self, sent: Sent, silo: str, now_s: float) -> None:
+        """Ask for the answer to what was sent: where a line breaks, a message is lost that was taken for delivered."""
+        if sent.order is not None:
+            self.collect(sent, sent.order, now_s)
+        elif sent.version is not None:
+            self._send(sent, silo, now_s)
+        else:
+            self._query(sent, now_s)
 
     def snapshot(self, answered: str, now_s: float) -> None:
         """Ask for a sealed model if the store wants one and none is under way: ``answered`` if it is here, else any."""
@@ -68,9 +79,7 @@ class Requests:
         if not self._nodes.by_name:
             return
         node = self._nodes.by_name.get(answered) or next(iter(self._nodes.by_name.values()))
-        timeout_s = self._timing.order_timeout_s
-        sent = Sent(node, now_s + timeout_s, snapshot=True)
-        self._mail.post(sent, messages.query_snapshot(node, self._spec, timeout_s))
+        self._query(Sent(node, now_s + self._timing.order_timeout_s, snapshot=True), now_s)
 
     def questions(self, now_s: float) -> None:
         """Ask what the store wants to know of silos before the last commit counts."""
@@ -90,7 +99,19 @@ class Requests:
             message = messages.train(sent.node, self._spec, sent.order, brought, left_s, self._report_s)
         else:
             message = messages.evaluate(sent.node, self._spec, sent.version or 0, brought, left_s)
-        self._mail.post(sent, message)
+        self._post(sent, message, now_s)
+
+    def _query(self, sent: Sent, now_s: float) -> None:
+        """Post the question who a node is, or for its snapshot."""
+        query = messages.query_snapshot if sent.snapshot else messages.query
+        self._post(sent, query(sent.node, self._spec, max(sent.due_s - now_s, _LEAST_S)), now_s)
+
+    def _post(self, sent: Sent, message: Message, now_s: float) -> None:
+        """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
+        patience_s = self._timing.ask_s * 2.0 ** min(sent.asked, _MOST_DOUBLINGS)
+        if sent.order is not None:
+            patience_s += self._report_s
+        self._mail.post(replace(sent, ask_s=now_s + patience_s), message)
 
     def _outgoing(self, silo: str) -> payloads.Packed:
         """For the wire; made once where it is the same for all."""

@@ -23,6 +23,8 @@ class Timing:
         poll_s: pause between two looks at an empty grid, at first.
         longest_poll_s: to which the pause grows while nothing happens; a look costs a real SuperLink 10 ms.
         look_s: between two looks at which nodes are there.
+        ask_s: after which a message that has no answer is asked for again, since it may be lost; twice as long each
+            time.
         report_s: after which a silo says how far an order is that is still in work, where the barrier does not want to
             know sooner.
         order_timeout_s: an order of which nothing new was heard for this time has failed.
@@ -35,6 +37,7 @@ class Timing:
     poll_s: float = 0.02
     longest_poll_s: float = 0.15
     look_s: float = 1.0
+    ask_s: float = 30.0
     report_s: float = 10.0
     order_timeout_s: float = 3600.0
     order_limit_s: float = inf

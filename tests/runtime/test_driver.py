@@ -224,6 +224,62 @@ def test_what_a_node_was_sent_before_it_was_started_again_is_not_waited_for(tmp_
     assert "no answer in" not in journal
 
 
+def _loses_first(kind: str) -> Answer:
+    """A silo whose line breaks as it fetches its first message of a kind; the server takes it for delivered."""
+    lost = False
+
+    def answer(message: Message, context: Context) -> Message | None:
+        nonlocal lost
+        if message.metadata.message_type == kind and not lost:
+            lost = True
+            return None
+        return honest(message, context)
+
+    return answer
+
+
+SOON = Timing(poll_s=0.001, ask_s=0.1, report_s=0.1, order_timeout_s=60.0)
+
+
+@pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
+def test_a_message_that_is_lost_on_its_way_is_sent_again(kind: str, tmp_path: Path) -> None:
+    _strategy(tmp_path, "min_silos=3", timing=SOON).start(DirectGrid(3, {1: _loses_first(kind)}))
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"]] * ROUNDS
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [silo["failures"] for silo in summary["silos"]] == [0, 0, 0]
+    assert summary["accuracy"] is not None
+
+
+def test_an_order_is_not_sent_again_where_the_model_has_moved_on(tmp_path: Path) -> None:
+    grid = DirectGrid(3, {1: _loses_first("train")})
+    overrides = ["barrier={kind: asp}", "aggregation={kind: fedbuff}", "stop={seconds: 1.0}"]
+    _strategy(tmp_path, *overrides, timing=SOON).start(grid)
+    assert "it is lost, and the model has moved on since" in (tmp_path / "journal.jsonl").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["silos"][0]["failures"] == 1 and summary["silos"][0]["orders"] > 0
+
+
+def test_a_silo_that_is_slow_to_answer_trains_and_evaluates_once(tmp_path: Path) -> None:
+    """It answers all that it was asked meanwhile, at last: the same order is trained once, and counts once."""
+    grid, held = DirectGrid(2), 0
+
+    def late(message: Message, context: Context) -> Message | None:
+        nonlocal held
+        reply = honest(message, context)
+        kind = message.metadata.message_type
+        if kind in ("train", "query.collect") and held < 2:
+            held += 1
+            return None
+        return reply
+
+    grid.answers[1] = late
+    _strategy(tmp_path, "min_silos=2", timing=SOON).start(grid)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(silo["orders"], silo["failures"]) for silo in summary["silos"][:2]] == [(ROUNDS, 0)] * 2
+    assert [kind for node, kind in grid.pushed if node == 1].count("query.collect") >= 2
+
+
 def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
     def silent(message: Message, context: Context) -> Message | None:
         return None if message.metadata.message_type == "train" else honest(message, context)

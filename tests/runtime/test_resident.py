@@ -26,8 +26,8 @@ import fedsync.runtime.watch
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.orders import WorkOrder
-from fedsync.runtime.answers import IDENTITY, OWNER, SOCKET, STATE, Finished, Identity, StillLoading, Working
+from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.runtime.answers import IDENTITY, OWNER, SOCKET, STATE, Finished, Identity, Lacking, StillLoading, Working
 from fedsync.runtime.calls import call, receive, send
 from fedsync.runtime.link import ResidentLink, make_room, stop_trainers
 from fedsync.runtime.resident import _Server
@@ -137,9 +137,15 @@ def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndar
     assert isinstance(link.train(order(2, steps=1), model, None), Finished)
 
 
-def test_an_order_nobody_knows_is_refused(root: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing is known of 'a/99'"):
-        ResidentLink(identity()).collect("a/99", 0.1, halt=False)
+def test_an_order_nobody_knows_is_to_be_sent_again(root: Path) -> None:
+    assert ResidentLink(identity()).collect("a/99", 0.1, halt=False) == Lacking(0)
+
+
+def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity())
+    found = link.evaluate(model, 3)
+    assert isinstance(found, Evaluation) and link.evaluate(model, 3) == found
+    assert link.evaluate(model + 1, 3) != found, "another model of the same version is another"
 
 
 def test_what_prevents_the_trainer_is_said(root: Path) -> None:
