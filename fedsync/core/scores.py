@@ -111,6 +111,10 @@ class Scores:
             self._newest[silo] = version, evaluation
             self._rolling.add(evaluation)
 
+    def under_way(self, version: int) -> bool:
+        """Whether an evaluation of ``version`` is."""
+        return version in self._open
+
     def forget(self, silo: str) -> None:
         """The silo is gone: what it found counts for the versions that it evaluated only."""
         found = self._newest.pop(silo, None)

@@ -36,14 +36,8 @@ class RoundFeed:
 
     def closed(self, ledger: Ledger) -> list[Round]:
         """Rounds that were not handed out before, in order."""
-        end = len(ledger.rounds)
-        if ledger.stopped is None:
-            # Versions are scored in order: whatever lies before a scored one was overtaken.
-            while end > self._next and ledger.rounds[end - 1].accuracy is None:
-                end -= 1
-        rows = ledger.rounds[self._next : end]
-        self._next = max(end, self._next)
-        return rows
+        begin, self._next = self._next, ledger.closed(self._next)
+        return ledger.rounds[begin : self._next]
 
 
 class Guarded:

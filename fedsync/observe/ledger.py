@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,6 @@ class Ledger:
     _arrived: dict[str, _Arrival] = field(default_factory=dict)
     _by_version: dict[int, Round] = field(default_factory=dict)
     _scores: Scores = field(default_factory=Scores)
-    _written: int = 0
     _last_scored: int = 0
     _accuracy: float | None = None
     _loss: float | None = None
@@ -128,20 +127,30 @@ class Ledger:
                     self._commit(entry.at_s, version, list(weights))
                 case Evaluate(version, names):
                     self._close(version, names)
+                case Discard(update_id, _):
+                    self._arrived.pop(update_id, None)
                 case Note(text):
                     self.notes.append(text)
                 case Stop():
                     self._cut_off()
                     self.stopped = action
 
-    def finished_rounds(self) -> Iterator[Round]:
-        """Rounds not handed out yet whose books are closed: scored, or overtaken, or the run is over."""
-        while self._written < len(self.rounds):
-            row = self.rounds[self._written]
-            if row.round > self._last_scored and self.stopped is None:
-                return
-            self._written += 1
-            yield row
+    def closed(self, known: int = 0) -> int:
+        """How many rounds, the first ones, get no score any more: they have one, or nobody is evaluating them.
+
+        Args:
+            known: so many are known to be among them.
+        """
+        if self.stopped is not None:
+            return len(self.rounds)
+        while known < len(self.rounds) and self._is_closed(known):
+            known += 1
+        return known
+
+    def _is_closed(self, index: int) -> bool:
+        """Scored or overtaken; or orders start from a later version by now, and none of this one is in work."""
+        version = self.rounds[index].round
+        return version <= self._last_scored or (index + 1 < len(self.rounds) and not self._scores.under_way(version))
 
     @property
     def seconds(self) -> float:
@@ -298,12 +307,14 @@ class Ledger:
 
     def _settle(self) -> None:
         for score in self._scores.settle():
+            # One that is overtaken was scored by what silos have found in later versions since.
+            if score.version < max(self._last_scored, 1):
+                continue
+            # The version that a rollback makes has no row, yet it may be what the run ends with.
             row = self._by_version.get(score.version)
             if row is not None:
                 row.accuracy, row.test_loss = score.accuracy, score.loss
-            # The version that a rollback makes has no row, yet it may be what the run ends with.
-            if score.version >= max(self._last_scored, 1):
-                self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
+            self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
 
 
 def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:

@@ -32,6 +32,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._rounds = rounds
         self._every_s = every_s
         self._trained = trained
+        self._before: int | None = None
         self._shown = 0
         self._begin_s = time.monotonic()
         self._shown_s = -math.inf
@@ -59,7 +60,9 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._bar.stop()
 
     def follow(self, ledger: Ledger) -> None:
-        """Show what is new."""
+        """Show what is new since the first time; the rounds that were there then are another process's."""
+        if self._before is None:
+            self._before = self._shown = len(ledger.rounds)
         if len(ledger.rounds) == self._shown:
             return
         first = self._shown
@@ -95,5 +98,5 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         """Wall-clock time to go, if the number of rounds is known."""
         if not self._rounds:
             return ""
-        left_s = (time.monotonic() - self._begin_s) / done * (self._rounds - done)
+        left_s = (time.monotonic() - self._begin_s) / (done - (self._before or 0)) * (self._rounds - done)
         return f"ETA {int(left_s // 60)}:{int(left_s % 60):02d}"

@@ -12,7 +12,7 @@ import yaml
 from fedsync import __version__
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, read_journal
-from fedsync.observe.export import Exporter
+from fedsync.observe.export import Exporter, RoundFeed
 from fedsync.observe.ledger import Ledger, Round, SiloShare
 
 
@@ -69,6 +69,7 @@ class Recorder:
             "sealed_share": sealed_share,
         }
         self._exporters = exporters
+        self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
         _write_yaml(out / "config.yaml", config)
         for name in ("silos.yaml", "rounds.jsonl", "summary.json", *([] if resume else [JOURNAL])):
@@ -106,7 +107,7 @@ class Recorder:
     def _follow(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
         if self._rounds is not None:
-            for row in self.ledger.finished_rounds():
+            for row in self._feed.closed(self.ledger):
                 self._rounds.write(json.dumps(round_row(row)) + "\n")
                 self._rounds.flush()
 

@@ -17,7 +17,7 @@ import yaml
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.core.private import private_folder
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
@@ -27,7 +27,7 @@ from fedsync.observe.recorder import Listener
 from fedsync.observe.tail import Tail
 from fedsync.runtime import executor
 from fedsync.runtime.bundle import submit, write_bundle
-from fedsync.runtime.checkpoints import digest, prepare
+from fedsync.runtime.checkpoints import digest, newest_version, prepare
 from fedsync.runtime.control import DONE_FILE, ERROR_FILE, PID_FILE, read_error
 from fedsync.runtime.environment import STATE_FOLDER as STATE
 from fedsync.runtime.environment import flower_environment
@@ -120,7 +120,7 @@ def run_local(
             keys = None if rings is None else rings[1]
             bundle = _write_bundle(home, config, cluster, out, target_accuracy, keys, registered=secure, resume=resume)
             submit(bundle, _CONNECTION, environment)
-            _follow(children, out, home, listeners)
+            _follow(children, out, home, listeners, resumed=resume)
             if rings is not None:
                 export_model(home / STATE, out)
         finally:
@@ -134,13 +134,18 @@ def run_local(
 def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig, *, resume: bool) -> None:
     """Remove from the run's folder what is of another run, or of the end of this one."""
     out.mkdir(parents=True, exist_ok=True)
-    for stale in ("summary.json", "model.pt", *([] if resume else [JOURNAL])):
-        (out / stale).unlink(missing_ok=True)
     if resume:
-        # Also done by the server, but the journal is to be short before it is followed here.
+        # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
+        # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
         prepare(out, digest(config, [silo.model_dump(mode="json") for silo in cluster.silos]))
     else:
+        if newest_version(out):
+            remedy = f"Go on with it: --resume {out}; or choose another --out, or remove the folder"
+            raise ConfigError(str(out), "a run was cut off here, and can go on", remedy)
+        (out / JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(out / STATE, ignore_errors=True)
+    for stale in ("summary.json", "model.pt"):
+        (out / stale).unlink(missing_ok=True)
 
 
 def _start_processes(
@@ -203,10 +208,12 @@ def _write_bundle(
     return write_bundle(home / "app", settings)
 
 
-def _follow(children: Children, out: Path, control: Path, listeners: Sequence[Listener]) -> None:
-    """Follow the run's journal until its files are complete."""
+def _follow(children: Children, out: Path, control: Path, listeners: Sequence[Listener], *, resumed: bool) -> None:
+    """Follow the run's journal until its files are complete; what a resumed run did before is no news."""
     server_pid: int | None = None
     begin, journal, ledger = time.monotonic(), Tail(out / JOURNAL), Ledger()
+    for entry in journal.entries() if resumed else ():
+        ledger.add(entry)
     while True:
         done = (control / DONE_FILE).exists()
         for entry in journal.entries():

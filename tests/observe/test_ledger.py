@@ -7,14 +7,17 @@ from collections.abc import Iterable
 
 import pytest
 
+from fedsync.barrier.ssp import Asp
 from fedsync.core.actions import Commit, Evaluate, Rollback, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, SiloLost, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
+from fedsync.core.views import Verdict
+from fedsync.observe.export import RoundFeed
 from fedsync.observe.ledger import Ledger, SiloShare
-from tests.core.make import answer, begin, joined, orders, policies, scored
+from tests.core.make import Scripted, answer, begin, joined, orders, policies, scored
 
 Batch = tuple[float, list[Event]]
 
@@ -115,19 +118,19 @@ def test_nothing_is_known_before_the_first_order() -> None:
     assert (summary["seconds"], summary["rounds"], summary["accuracy"], summary["utilisation"]) == (0.0, 0, None, 0.0)
 
 
-def test_rounds_are_handed_out_once_scored_or_overtaken_or_at_the_end() -> None:
+def test_rounds_are_handed_out_once_scored_or_past_all_scores_or_at_the_end() -> None:
     coordinator, work = begin("a", stop=StopRules(rounds=3))
     ledger = books(coordinator, [], "a")
-    handed: list[list[int]] = []
+    handed, feed = list[list[int]](), RoundFeed()
     for number, accuracy in [(1, None), (2, None), (3, 0.5)]:  # version 1 is never scored, version 2 is
         said = None if accuracy is None else scored(accuracy)
         entry = coordinator.handle([answer("a", work["a"], float(number), evaluation=said)], float(number))
         work = orders(entry)
         ledger.add(entry)
-        handed.append([row.round for row in ledger.finished_rounds()])
-    assert handed == [[], [], [1, 2]]
+        handed.append([row.round for row in feed.closed(ledger)])
+    assert handed == [[], [1], [2]]
     ledger.add(coordinator.handle([Evaluated(4.0, "a", 3, None)], 4.0))
-    assert [row.round for row in ledger.finished_rounds()] == [3]
+    assert [row.round for row in feed.closed(ledger)] == [3]
     assert ledger.rounds[0].accuracy is None
 
 
@@ -211,6 +214,38 @@ def test_an_update_that_meets_the_end_is_no_failure() -> None:
     row = ledger.summary()["silos"][0]
     assert (row["orders"], row["failures"], row["samples"]) == (2, 0, 64)
     assert ledger.accuracy == pytest.approx(0.6)
+
+
+def test_a_score_that_comes_late_is_not_its_versions() -> None:
+    """c alone starts from its version, and is slow. It is pooled with what others have found in later ones by then."""
+    coordinator, work = begin("a", "b", "c", barrier=Asp(), stop=StopRules(rounds=99))
+    ledger = books(coordinator, [], "a", "b", "c")
+    entry = coordinator.handle([answer("a", work["a"], 1.0, evaluation=scored(0.1))], 1.0)
+    ledger.add(entry)
+    entry_c = coordinator.handle([answer("c", work["c"], 1.5, evaluation=scored(0.1))], 1.5)
+    ledger.add(entry_c)
+    version_c = orders(entry_c)["c"].base_version
+    latest = {"a": orders(entry)["a"], "b": work["b"]}
+    for number in range(2, 8):
+        for name in "ab":
+            said = scored(0.1 if number == 2 else 0.9)
+            entry = coordinator.handle([answer(name, latest[name], number, evaluation=said)], number)
+            ledger.add(entry)
+            latest[name] = orders(entry)[name]
+    ledger.add(coordinator.handle([answer("c", orders(entry_c)["c"], 9.0, evaluation=scored(0.3))], 9.0))
+    assert ledger.rounds[version_c - 1].accuracy is None
+    first = next(row for row in ledger.rounds if row.accuracy is not None and row.accuracy >= 0.5)
+    assert ledger.seconds_to_target == first.at_s and first.round > version_c
+
+
+def test_of_an_update_that_a_barrier_drops_nothing_is_kept() -> None:
+    barrier = Scripted(
+        [lambda view: Verdict(release=view.idle), lambda view: Verdict(discard=tuple(view.pending), reason="late")]
+    )
+    coordinator, work = begin("a", barrier=barrier)
+    ledger = books(coordinator, [(1.0, [answer("a", work["a"])])], "a")
+    assert ledger.summary()["samples"] == 32, "it was trained"
+    assert ledger._arrived == {}
 
 
 def test_the_last_version_has_a_score_although_others_were_still_at_work_on_it() -> None:

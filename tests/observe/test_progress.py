@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from fedsync.observe.ledger import Ledger, Round, SiloShare
@@ -15,10 +16,12 @@ def row(version: int) -> Round:
     return Round(version, at_s=2.0 * version, seconds=2.0, loss=1.0, silos={"a": share})
 
 
-def lines_of(versions: list[int]) -> list[str]:
+def lines_of(versions: list[int], before: int = 0) -> list[str]:
+    """Of a run that goes on behind this many rounds, the same for each version."""
     text = io.StringIO()
-    ledger = Ledger()
+    ledger = Ledger(rounds=[row(version) for version in range(1, before + 1)])
     with RunProgress(Console(file=text, width=200), "mine", rounds=9) as progress:
+        progress.follow(ledger)
         for version in versions:
             ledger.rounds.append(row(version))
             progress.follow(ledger)
@@ -32,6 +35,14 @@ def test_each_round_gets_one_line() -> None:
     assert "1/9" in one
     assert "2/9" in two
     assert "slowest a (2.0 s)" in one
+
+
+def test_a_resumed_run_shows_what_is_new_and_expects_the_rest_to_take_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round in 60 s, and five to go."""
+    times = iter([100.0, 160.0])
+    monkeypatch.setattr("fedsync.observe.progress.time.monotonic", lambda: next(times, 160.0))
+    (line,) = lines_of([4], before=3)
+    assert "4/9" in line and "ETA 5:00" in line
 
 
 def test_a_version_that_was_rolled_back_to_hides_no_round() -> None:
