@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.core import ParameterSource
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
@@ -73,6 +75,7 @@ Journal = Annotated[
 
 @app.command()
 def run(
+    context: typer.Context,
     strategy: Annotated[
         str | None, typer.Argument(help="Strategy file: a path, or the name of a shipped one.", show_default=False)
     ] = None,
@@ -96,7 +99,8 @@ def run(
     if insecure:
         start = _without_tls(start, runtime)
     if resume is not None:
-        start = _resuming(start, runtime, strategy or out or _overrides(assignments, seed))
+        named = context.get_parameter_source("silos") is not ParameterSource.DEFAULT
+        start = _resuming(start, runtime, strategy or named or out or _overrides(assignments, seed))
         strategy, silos, out = str(resume / "config.yaml"), str(resume / "silos.yaml"), resume
     if strategy is None:
         raise ConfigError("STRATEGY", "no strategy is named", "Name a file or a shipped strategy, or give --resume DIR")
@@ -249,7 +253,8 @@ def _resuming(start: Runner, runtime: Runtime, given: object) -> Runner:
         remedy = "Run it again, it comes to the same" if runtime is Runtime.VIRTUAL else "Run it again"
         raise ConfigError("--resume", problem, remedy)
     if given:
-        raise ConfigError("--resume", "the folder says what is run and where", "Leave out STRATEGY, --set and --out")
+        remedy = "Leave out STRATEGY, --silos, --set, --seed and --out"
+        raise ConfigError("--resume", "the folder says what is run and where", remedy)
     return partial(start, resume=True)
 
 
@@ -314,19 +319,37 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     # A polite kill is to clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    errors = Console(stderr=True)
     try:
         app()
     except FedSyncError as error:
-        users = isinstance(error, ConfigError)
-        # Escaped: a message may well hold brackets, which are markup to rich.
-        errors.print(
-            f"[bold red]{'error' if users else 'failed'}:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
-        sys.exit(EXIT_USER if users else EXIT_FAILED)
+        sys.exit(_say(error))
+    except OSError as error:
+        unusable = _unusable(error)
+        if unusable is None:
+            raise
+        sys.exit(_say(unusable))
     except KeyboardInterrupt:
-        errors.print("stopped")
+        Console(stderr=True).print("stopped")
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _say(error: FedSyncError) -> int:
+    """One line about what went wrong; returns the exit status."""
+    users = isinstance(error, ConfigError)
+    # Escaped: a message may well hold brackets, which are markup to rich.
+    line = f"[bold red]{'error' if users else 'failed'}:[/] {escape(str(error))}"
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    return EXIT_USER if users else EXIT_FAILED
+
+
+def _unusable(error: OSError) -> ConfigError | None:
+    """What to tell the user of a path that could not be used; None where the fault is ours, or where a pipe broke."""
+    # A descriptor may stand in for a name; the user knows none.
+    names = [name for name in (error.filename, error.filename2) if name is not None and not isinstance(name, int)]
+    if not names or isinstance(error, BrokenPipeError):
+        return None
+    place = " -> ".join(os.fsdecode(name) for name in names)
+    return ConfigError(place, error.strerror or type(error).__name__, "Check the path, its permissions and the disk")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def init(
     ] = False,
 ) -> None:
     """Make an authority and the server's certificate. localhost and 127.0.0.1 are always covered."""
+    from datetime import UTC, datetime
+
     from fedsync.identity import certificates
     from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 
@@ -43,9 +45,13 @@ def init(
     elif not hosts:
         remedy = "Give the name or address under which silos reach the server, for example --host fl.example.org"
         raise ConfigError("--host", "missing", remedy)
+    # Before the authority is made: with one there, the corrected command would be refused.
     certificates.check_hosts(hosts)
-    authority = Authority.at(folder) if renew else make_authority(folder)
-    server = make_server_certificate(authority, hosts, folder, days)
+    certificates.check_days(days, certificates.MAX_DAYS if renew else certificates.AUTHORITY_DAYS)
+    # Certificates know no fractions of a second, and none may outlive the authority by one.
+    now = datetime.now(UTC).replace(microsecond=0)
+    authority = Authority.at(folder) if renew else make_authority(folder, now=now)
+    server = make_server_certificate(authority, hosts, folder, days, now)
     typer.echo(f"{authority.certificate}: to the server and to every silo")
     typer.echo(f"{server.certificate}, {server.key}: to the server")
     typer.echo(f"{authority.key}: secret; keep it offline, it signs renewals")

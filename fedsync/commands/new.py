@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +31,7 @@ def new(
     files = make_project(folder, task)
     typer.echo(f"{folder}: {', '.join(str(file) for file in files)}")
     typer.echo("Try it:")
-    typer.echo(f"  cd {folder}")
+    typer.echo(f"  cd {shlex.quote(str(folder))}")
     typer.echo("  fedsync run strategy.yaml --silos silos.yaml --runtime virtual --out runs/virtual")
     typer.echo("README.md goes on from there.")
 

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.config.section import near_miss
-from fedsync.core.checks import MAX_SPEED
+from fedsync.core.checks import MAX_SPEED, MIN_SPEED
 from fedsync.core.errors import ConfigError
+from fedsync.core.private import check_result, write_result
 
 if TYPE_CHECKING:
     from fedsync.predict.backtest import Score, Step
@@ -42,8 +43,8 @@ def predict(
     from fedsync.predict.backtest import backtest
 
     kinds = _kinds(predictors)
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError("--out", f"there is no folder {str(out.parent)!r}", "Make it, or name another")
+    if out is not None:
+        check_result(out, "--out")
     steps = read_trace(trace)
     if len(steps) <= warmup:
         raise ConfigError(
@@ -63,7 +64,7 @@ def predict(
     if out is not None:
         errors = {kind: {"rmse": scores[kind].rmse, "mae": scores[kind].mae} for kind in kinds}
         content = {"predictors": errors, "steps": len(steps), "warmup": warmup}
-        out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_result(out, f"{json.dumps(content, indent=2)}\n".encode())
 
 
 def read_trace(path: Path) -> list[Step]:
@@ -103,8 +104,9 @@ def _steps(file: TextIO, path: Path) -> list[Step]:
         step, speed, cpu, memory = (_number(place, name, row, at[name]) for name in _COLUMNS)
         if step <= last:
             raise ConfigError(f"{place}, column 'step'", f"{step:g} does not follow {last:g}", "Sort by step")
-        if not 0 < speed <= MAX_SPEED:
-            raise ConfigError(f"{place}, column 'speed'", f"{speed:g}", "Write samples per second, more than 0")
+        if not MIN_SPEED <= speed <= MAX_SPEED:
+            remedy = f"Write samples per second, from {MIN_SPEED:g} to {MAX_SPEED:g}"
+            raise ConfigError(f"{place}, column 'speed'", f"{speed:g}", remedy)
         for name, share in (("cpu", cpu), ("memory", memory)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{place}, column {name!r}", f"{share:g}", "Write a share, from 0 to 1")

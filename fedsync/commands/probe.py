@@ -20,7 +20,7 @@ from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, LinearCurve
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import CsvConfig
 from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
+from fedsync.core.private import check_result, write_result
 
 if TYPE_CHECKING:
     from fedsync.train.loop import Trainer
@@ -44,8 +44,8 @@ def probe(
     """Measure this machine: its time a step by batch size, and the entry for a silo file."""
     from fedsync.train.measure import measure
 
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError("--out", f"there is no folder {str(out.parent)!r}", "Make it, or name another")
+    if out is not None:
+        check_result(out, "--out")
     trainer, name = _trainer(task, device)
     bar = Progress(
         TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True)
@@ -64,7 +64,7 @@ def probe(
     # Plain, for a terminal's width may not break it.
     sys.stdout.write(text)
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write_result(out, text.encode())
         console.print(f"File: {out}")
 
 

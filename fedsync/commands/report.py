@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.private import check_result, write_result
 
 
 class FigureName(StrEnum):
@@ -35,8 +36,8 @@ def report(
     from fedsync.observe.report.style import write_picture
     from fedsync.observe.report.timeline import timeline
 
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError("--out", f"there is no folder {str(out.parent)!r}", "Make it, or name another")
+    if out is not None:
+        check_result(out, "--out")
     if figure is not None:
         if len(folders) != 1:
             raise ConfigError("--figure", f"{len(folders)} runs, but a figure shows one", "Name one folder")
@@ -49,7 +50,7 @@ def report(
         write_picture(picture, path)
     else:
         path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-        path.write_text(page(read_runs(folders)), encoding="utf-8")
+        write_result(path, page(read_runs(folders)).encode())
     Console().print(f"Report: {path}", highlight=False, soft_wrap=True)
     if open_it:
         typer.launch(path.resolve().as_uri())

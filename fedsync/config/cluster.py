@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.config.locate import locate
+from fedsync.config.locate import beside, locate
 from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.curve import Curve
@@ -236,9 +236,9 @@ class ClusterConfig(Section):
         entries = file.data.get("silos")
         for index, entry in enumerate(entries if isinstance(entries, list) else []):
             if isinstance(entry, dict) and isinstance(entry.get("trace"), str):
-                trace = (path.parent / entry["trace"]).resolve()
+                place = file.place(("silos", str(index), "trace"))
+                trace = beside(path, entry["trace"], place)
                 if not trace.is_file():
-                    place = file.place(("silos", str(index), "trace"))
                     raise ConfigError(place, f"no file {entry['trace']!r}", "Give a path relative to the silo file")
                 entry["trace"] = str(trace)
         return file.validate(cls)

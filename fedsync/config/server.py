@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedsync.config.locate import beside
 from fedsync.config.section import Section
 from fedsync.config.silo import LogsConfig, absolute, must_exist
 from fedsync.config.yaml_file import YamlFile
@@ -64,8 +65,7 @@ class ServerStartConfig(Section):
         config = absolute(file.validate(cls), path, ("certificates", "state", "keys"))
         must_exist(file, config, {"certificates": "Make it with `fedsync certs init`"})
         must_exist(file, config, {"keys": "The administrator makes it with `fedsync keys issue`"})
-        beside = path.resolve().parent
-        silos = {name: str((beside / key).resolve()) for name, key in config.silos.items()}
+        silos = {name: str(beside(path, key, file.place(("silos", name)))) for name, key in config.silos.items()}
         for name, key in silos.items():
             if not Path(key).is_file():
                 remedy = f"The silo makes it: `fedsync certs silo {name} --dir FOLDER`"

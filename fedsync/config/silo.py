@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from fedsync.config.locate import beside
 from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
@@ -17,7 +19,7 @@ ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"
 """``host:port``; an IPv6 address in brackets."""
 
 LONGEST_STATE = 60
-"""Characters of the path of a silo's state folder: sockets below it may have about 100."""
+"""Bytes of the path of a silo's state folder: sockets below it may have about 100."""
 
 Model = TypeVar("Model", bound=Section)
 
@@ -128,26 +130,32 @@ class SiloStartConfig(Section):
             file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
         )
         config = config._with_folders_beside(file, path)
-        if len(config.state) > LONGEST_STATE:
-            problem = f"{config.state} has {len(config.state)} characters, at most {LONGEST_STATE}"
+        length = len(os.fsencode(config.state))
+        if length > LONGEST_STATE:
+            problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
             raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
         return config
 
     def _with_folders_beside(self, file: YamlFile, path: Path) -> Self:
-        folders = [(path.resolve().parent / name).resolve() for name in self.data or ()]
-        for index, folder in enumerate(folders):
-            if not folder.is_dir():
-                raise ConfigError(
-                    file.place(("data", str(index))), f"{folder} is no folder", "Make it, or remove it here"
-                )
+        folders = []
+        for index, name in enumerate(self.data or ()):
+            place = file.place(("data", str(index)))
+            folders.append(beside(path, name, place))
+            if not folders[-1].is_dir():
+                raise ConfigError(place, f"{folders[-1]} is no folder", "Make it, or remove it here")
         return self if self.data is None else self.model_copy(update={"data": [str(folder) for folder in folders]})
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:
-    """The section with its paths resolved beside the file ``path``."""
-    beside = path.resolve().parent
+    """The section with its paths resolved beside the file ``path``.
+
+    Raises:
+        ConfigError: one is no path.
+    """
     found = {field: getattr(config, field) for field in fields}
-    return config.model_copy(update={field: str((beside / name).resolve()) for field, name in found.items() if name})
+    return config.model_copy(
+        update={field: str(beside(path, name, f"{path}, {field}")) for field, name in found.items() if name}
+    )
 
 
 def must_exist(file: YamlFile, config: Section, remedies: dict[str, str]) -> None:

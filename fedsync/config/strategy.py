@@ -17,7 +17,7 @@ from fedsync.config.barriers import AbspConfig, BspConfig, ElasticConfig, FspCon
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, seal_plan
 from fedsync.config.export import ExportConfig
 from fedsync.config.local import LocalConfig, PositiveInt
-from fedsync.config.locate import locate
+from fedsync.config.locate import beside, locate
 from fedsync.config.peers import CompassConfig, innermost, mixes_rounds
 from fedsync.config.policies import BarrierConfig
 from fedsync.config.predictors import EmaConfig, PredictorConfig, Share
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from fedsync.cipher.plan import SealPlan
     from fedsync.core.layout import Layout
     from fedsync.core.terms import Solver
+
+MAX_SEED = 2**63 - 1
+"""Of 63 bits, as those that follow from it: PyTorch, NumPy and every message take such a number."""
 
 UNEQUAL_STEPS = ("fsp", "a-bsp", "elastic", "fedcompass")
 """Barriers under which silos do unequal numbers of local steps, so that a plain mean would follow the fast."""
@@ -100,7 +103,7 @@ class StrategyConfig(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     """Names the run's folder and the rows of tables."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     """Everything random in the run follows from it."""
 
     min_silos: PositiveInt | None = None
@@ -235,11 +238,11 @@ class StrategyConfig(Section):
         file.override(overrides)
         config = file.validate(cls)
 
-        def beside(relative: str) -> str:
-            candidate = (path.parent / relative).resolve()
+        def relocated(relative: str) -> str:
+            candidate = beside(path, relative, f"{name}, task")
             return str(candidate) if candidate.exists() else relative
 
-        return config.model_copy(update={"task": config.task.relocated(beside)})
+        return config.model_copy(update={"task": config.task.relocated(relocated)})
 
     @property
     def report_s(self) -> float | None:

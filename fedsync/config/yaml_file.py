@@ -17,6 +17,15 @@ from fedsync.core.errors import ConfigError
 Model = TypeVar("Model", bound=Section)
 
 _NUMBER_AS_TEXT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+_TAKEN_FOR = {
+    "tag:yaml.org,2002:int": "a whole number",
+    "tag:yaml.org,2002:float": "a number",
+    "tag:yaml.org,2002:bool": "true or false",
+    "tag:yaml.org,2002:timestamp": "a date",
+}
+_SLIPS = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
+"""What PyYAML lets pass, with neither line nor cause, where a text is not what it has been taken for."""
+_PLAIN = "Quote it, or write a plain value"
 _QUOTED = re.compile(r"'([^']*)'")
 _DOTTED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
 _SECTION_EXPECTED = ("model_type", "model_attributes_type", "dict_type")
@@ -38,6 +47,42 @@ _REMEDIES = {
 """By pydantic's type of error, or how it begins; the longest that fits counts."""
 
 
+class _NoValueError(yaml.MarkedYAMLError):
+    """YAML by its form, with a value that nothing can be made of."""
+
+
+class _Loader(yaml.SafeLoader):
+    """As its base, but it says which value nothing can be made of, and where it stands."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node."""
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int):
+                str(value)  # Python reads any number in base 16, but writes none of more than 4300 digits in base 10
+            return value
+        except _SLIPS as error:
+            found = _shown(node.value) if isinstance(node, yaml.ScalarNode) else "this"
+            problem = f"YAML takes {found} for {_TAKEN_FOR.get(node.tag, 'something else')}, and can make nothing of it"
+            raise _NoValueError(problem=problem, problem_mark=node.start_mark) from error
+
+
+def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
+    """Nodes and values of a text.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or a value is none.
+    """
+    loader = _Loader(text)
+    try:
+        # Values are made of nodes of their own: on the way, merge keys are replaced by what they stand for.
+        return loader.get_single_node(), yaml.load(text, Loader=_Loader)
+    except RecursionError as error:
+        raise _NoValueError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
+    except _SLIPS as error:
+        raise _NoValueError(problem=f"not YAML: {error}", problem_mark=loader.get_mark()) from error
+
+
 class YamlFile:
     """A parsed file that knows on which line each value stands.
 
@@ -46,22 +91,24 @@ class YamlFile:
         text: its content.
 
     Raises:
-        ConfigError: not YAML, not a mapping, or a key twice.
+        ConfigError: not YAML, a value that is none, not a mapping, or a key twice.
     """
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self._overridden: set[tuple[str, ...]] = set()
         try:
-            self._root = yaml.compose(text, Loader=yaml.SafeLoader)
-            self.data: dict[str, Any] = yaml.safe_load(text) or {}
+            self._root, data = _parsed(text)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            place, problem = f"{name}, line {line}", f"not YAML: {error.problem}"
-            raise ConfigError(place, problem, "Check indentation, quotes and brackets") from error
-        except (yaml.YAMLError, ValueError) as error:
+            place, problem = f"{name}, line {line}", f"{error.problem}"
+            if isinstance(error, _NoValueError):
+                raise ConfigError(place, problem, _PLAIN) from error
+            raise ConfigError(place, f"not YAML: {problem}", "Check indentation, quotes and brackets") from error
+        except yaml.YAMLError as error:
             problem = " ".join(f"not YAML: {error}".split())
             raise ConfigError(name, problem, "Save it as UTF-8 text") from error
+        self.data: dict[str, Any] = data or {}
         if not isinstance(self.data, dict):
             raise ConfigError(name, "not a mapping", "Write `key: value` lines")
         self._refuse_duplicates(self._root)
@@ -86,19 +133,21 @@ class YamlFile:
         """
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
-            path = tuple(key.strip().split("."))
+            path, place = tuple(key.strip().split(".")), f"--set {_short(assignment)}"
             if not equals or not all(path):
-                raise ConfigError(f"--set {assignment}", "not an assignment", "Write --set section.key=value")
+                raise ConfigError(place, "not an assignment", "Write --set section.key=value")
             target = self.data
             for part in path[:-1]:
                 inner = target.setdefault(part, {})
                 if not isinstance(inner, dict):
-                    raise ConfigError(f"--set {assignment}", f"{part!r} is not a section", f"Set {part!r} itself")
+                    raise ConfigError(place, f"{part!r} is not a section", f"Set {part!r} itself")
                 target = inner
             try:
-                target[path[-1]] = yaml.safe_load(text)
+                target[path[-1]] = _parsed(text)[1]
+            except _NoValueError as error:
+                raise ConfigError(place, str(error.problem), _PLAIN) from error
             except yaml.YAMLError as error:
-                raise ConfigError(f"--set {assignment}", f"{text!r} is not YAML", "Quote it") from error
+                raise ConfigError(place, f"{_shown(text)} is not YAML", _PLAIN) from error
             self._overridden.add(path)
 
     def validate(self, model: type[Model]) -> Model:
@@ -252,5 +301,8 @@ def _plain(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    return _short(repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

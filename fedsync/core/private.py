@@ -1,10 +1,11 @@
-"""Files that only their owner may read: 0600 in folders of 0700, written whole or not at all."""
+"""Files that are written whole or not at all; secrets are 0600 in folders of 0700, for their owner alone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedsync.core.errors import ConfigError
@@ -70,6 +71,52 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
         raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from None
 
 
+def check_result(path: Path, place: str) -> None:
+    """See that `write_result` will be able to write a file, before the work that it is the result of.
+
+    Args:
+        path: the file.
+        place: where the user named it, for example ``--out``.
+
+    Raises:
+        ConfigError: its folder is not there, it is a folder itself, or the permissions are missing.
+    """
+    file = _behind_links(path)
+    if not file.parent.is_dir():
+        raise ConfigError(place, f"there is no folder {str(file.parent)!r}", "Make it, or name another")
+    if file.is_dir():
+        raise ConfigError(place, f"{str(path)!r} is a folder", "Name a file in it")
+    changed = [file] if file.exists() else []
+    if not _stays(file):
+        changed.append(file.parent)
+    for each in changed:
+        if not os.access(each, os.W_OK):
+            raise ConfigError(place, f"{str(each)!r} cannot be written", "Change its permissions, or name another")
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Write a file that the user named: as a whole, with the permissions that it has or any new file would get.
+
+    Raises:
+        ConfigError: nothing can be written there.
+        OSError: it is a device or a pipe that takes no more.
+    """
+    file = _behind_links(path)
+    if _stays(file):
+        # Another file in the place of /dev/null, or of what /dev/stdout leads to, would not do as well.
+        with file.open("wb") as device:
+            device.write(data)
+        return
+    if file.exists():
+        mode = stat.S_IMODE(file.stat().st_mode)
+    else:
+        # The mask can only be read by setting another: a strict one, for other threads may write meanwhile.
+        mask = os.umask(0o077)
+        os.umask(mask)
+        mode = 0o666 & ~mask
+    write_atomically(file, data, mode)
+
+
 def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], bool] = lambda pid: False) -> None:
     """Remove what killed processes have left in the middle of `write_atomically`, each as large as the file itself.
 
@@ -107,6 +154,28 @@ def read_private(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise ConfigError(str(path), f"longer than {limit} bytes", "Check that it is the right file")
     return data
+
+
+def _behind_links(path: Path) -> Path:
+    """The file that a link leads to: the link is to stay when the file is replaced."""
+    # What leads to a pipe, as /dev/stdout may, is named after nothing that could be opened.
+    return path if _stays(path) else Path(os.path.realpath(path))
+
+
+def _stays(path: Path) -> bool:
+    """Whether what is there is to be written into, not replaced: a device, a pipe, or where this process prints."""
+    if not path.exists() or path.is_dir():
+        return False
+    status = path.stat()
+    return not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, printed) for printed in _outputs())
+
+
+def _outputs() -> Iterator[os.stat_result]:
+    """The files behind standard output and standard error."""
+    for descriptor in (1, 2):
+        # One may have been closed.
+        with contextlib.suppress(OSError):
+            yield os.fstat(descriptor)
 
 
 def _check_folder(path: Path) -> None:

@@ -26,6 +26,7 @@ from fedsync.core.private import private_folder, read_private, write_atomically,
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
+MAX_DAYS = 36_500
 
 _LOCAL = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -133,6 +134,20 @@ def check_hosts(hosts: Iterable[str]) -> list[x509.GeneralName]:
     return [_host(host) for host in dict.fromkeys(hosts)]
 
 
+def check_days(days: int, most: int = MAX_DAYS) -> None:
+    """Check how long a certificate is to hold.
+
+    Args:
+        days: how long.
+        most: the longest it may.
+
+    Raises:
+        ConfigError: it is less than a day or more than ``most``.
+    """
+    if not 1 <= days <= most:
+        raise ConfigError("--days", f"{days} days", f"Give a number from 1 to {most}")
+
+
 def make_server_certificate(
     authority: Authority,
     hosts: Iterable[str],
@@ -216,8 +231,7 @@ def check_server_certificate(authority: Path, server: ServerCertificate) -> None
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int, now: datetime | None
 ) -> x509.CertificateBuilder:
-    if not 1 <= days <= 36_500:
-        raise ConfigError("--days", f"{days} days", "Give a number from 1 to 36500")
+    check_days(days)
     begin = now or datetime.now(UTC)
     return (
         x509.CertificateBuilder()

@@ -10,6 +10,8 @@ from fedsync.core.protocols import Drivers, Predictor, SpeedSample
 
 S = TypeVar("S")
 
+_LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0
+
 
 class Expert(Predictor[S], Protocol[S]):
     """A predictor that can say what its training has found."""
@@ -54,7 +56,8 @@ class Mixture:
     weights follow when another expert becomes the best. One squared error counts up to 25 times the median expert's
     mean: a stall that nobody foresaw shall not decide. When an expert puts its first trained model to use, its record
     is that of the moving average that stood in for it; the record is scaled by what training has found on held-out
-    samples, or a good model would wait for its weight.
+    samples, or a good model would wait for its weight. The scale is 25 at most, as for one error: a bad model loses
+    its weight by that, and has it back soon if it turns out good.
 
     Experts are judged by what they would have forecast from what was known before the order (`SpeedSample.known`).
 
@@ -166,7 +169,10 @@ class Mixture:
         promise = self.experts[index].promise(state.states[index])
         if promise is None or state.promised[index] or not state.errors:
             return state
-        errors = _put(state.errors, index, max(promise, 1e-6) * state.errors[index])
+        # Where the average was exact there is no ratio to speak of: unbounded, it would ban the expert for ever, or
+        # overflow to an infinite error, which becomes NaN with the next order.
+        scale = min(max(promise, _LEAST_PROMISE), _MOST_PROMISE)
+        errors = _put(state.errors, index, scale * state.errors[index])
         return replace(state, errors=errors, promised=_put(state.promised, index, True))
 
 

@@ -29,6 +29,7 @@ _HELD_OUT = 0.2
 _BATCH = 128
 _LEARNING_RATE = 0.01
 _PATIENCE, _MOST_EPOCHS = 3, 30
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,12 +164,14 @@ class Recurrent(ABC):
         if session.stale < _PATIENCE and session.epochs < _MOST_EPOCHS:
             return replace(state, session=session)
         error = session.error * session.best.scale**2
+        # After a constant speed the average's error is 0: no network is to be measured against less than rounding.
+        least = _ROUNDING * session.best.mean**2
         return replace(
             state,
             trained=session.best,
             session=None,
             due=state.seen + self.renew,
-            promise=error / max(_average_error(session.speeds), 1e-300),
+            promise=error / max(_average_error(session.speeds), least),
         )
 
     def reuse(self, state: RecurrentState, donor: RecurrentState) -> RecurrentState:

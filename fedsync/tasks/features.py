@@ -12,6 +12,9 @@ from fedsync.tasks.table import MISSING, Table, number
 
 BUCKETS = 8
 
+_ROUNDING = 1e-12
+"""A deviation within this share of the mean is the rounding of numbers that are all the same."""
+
 
 def is_text(cells: Sequence[str]) -> bool:
     """Whether some cell is neither missing nor a finite number."""
@@ -49,9 +52,17 @@ def _hashed(cells: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _standardised(cells: Sequence[str], train: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Imputed and standardised, float64 [n, 1]; a column that is constant or wholly missing is zero."""
+    """Imputed and standardised, float64 [n, 1].
+
+    A column that is constant or wholly missing on the training rows is zero there, and elsewhere the plain
+    difference from that constant.
+    """
     values = np.array([np.nan if cell in MISSING else float(cell) for cell in cells])
     known = values[train][~np.isnan(values[train])]
     values[np.isnan(values)] = np.median(known) if known.size else 0.0
     mean, deviation = float(values[train].mean()), float(values[train].std())
-    return ((values - mean) / (deviation or 1.0)).reshape(-1, 1)
+    if deviation <= _ROUNDING * abs(mean):
+        # The mean of many 0.1 is not quite 0.1, their median is: a test row that holds the constant is zero too.
+        mean, deviation = float(np.median(values[train])), 1.0
+        values[train] = mean
+    return ((values - mean) / deviation).reshape(-1, 1)

@@ -31,6 +31,11 @@ def made(folder: Path, kind: TaskKind = TaskKind.CLASSES) -> Path:
     return folder
 
 
+def test_the_line_that_enters_the_folder_can_be_pasted(tmp_path: Path) -> None:
+    assert f"  cd '{tmp_path / 'my proj'}'\n" in call("new", tmp_path / "my proj")
+    assert f"  cd {tmp_path / 'plain'}\n" in call("new", tmp_path / "plain")
+
+
 @every_kind
 def test_a_project_validates_and_learns_until_its_target_is_reached(tmp_path: Path, kind: TaskKind) -> None:
     project = made(tmp_path / "deep" / "project", kind)
@@ -76,6 +81,16 @@ def test_a_silo_s_own_data_are_read_beside_the_task(tmp_path: Path, kind: TaskKi
     assert parts(20, features) == [16, 4]
     with pytest.raises(ConfigError, match=r"inputs of .* are \(20, 5\)"):
         parts(20, 5)
+
+
+@every_kind
+def test_any_seed_of_a_run_makes_data_up(tmp_path: Path, kind: TaskKind) -> None:
+    from fedsync.config.strategy import MAX_SEED
+    from fedsync.tasks.custom import load_task
+    from fedsync.tasks.protocol import SiloSlot
+
+    task = load_task(made(tmp_path / "project", kind) / "task.py", {"samples": 10})
+    assert len(task.data(SiloSlot("north", index=1, count=2, seed=MAX_SEED)).train) == 8  # type: ignore[arg-type]
 
 
 def test_the_files_of_server_and_silo_are_of_their_form_and_fit_the_silos(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def test_it_prints_a_table_and_writes_the_errors(tmp_path: Path) -> None:
         (HEADER + "0,1,0.5\n", "line 2, column 'memory'"),
         (HEADER + "0,0,0.5,0.5\n", "line 2, column 'speed'"),
         (HEADER + "0,inf,0.5,0.5\n", "line 2, column 'speed'"),
+        (HEADER + "0,1,0.5,0.5\n1,1e-160,0.5,0.5\n", "line 3, column 'speed': 1e-160. Write samples per second, from"),
+        (HEADER + "0,9.9e-10,0.5,0.5\n", "from 1e-09 to 1e+09"),
+        (HEADER + "0,1.1e9,0.5,0.5\n", "line 2, column 'speed': 1.1e+09"),
         (HEADER + "0,1,50,0.5\n", "line 2, column 'cpu'"),
         (HEADER + "0,1,0.5,-0.1\n", "line 2, column 'memory'"),
         (HEADER + "1,1,0.5,0.5\n1,1,0.5,0.5\n", "line 3, column 'step'"),
@@ -74,6 +77,7 @@ def test_columns_may_come_in_any_order_with_others_between(tmp_path: Path) -> No
         (["--predictors", ","], "names none"),
         (["--warmup", "2"], "2 steps, of which 2 are warm-up"),
         (["--out", "nowhere/out.json"], "no folder"),
+        (["--out", "."], "'.' is a folder"),
     ],
 )
 def test_bad_options_are_the_users_mistake(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -81,6 +85,21 @@ def test_bad_options_are_the_users_mistake(tmp_path: Path, arguments: list[str],
     done = CliRunner().invoke(app, ["predict", str(trace), *arguments])
     assert isinstance(done.exception, ConfigError)
     assert said in str(done.exception)
+
+
+def test_the_file_of_a_former_run_stays_whole_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    trace, out = write(tmp_path, HEADER + "0,1,0.5,0.5\n1,1,0.5,0.5\n"), tmp_path / "out.json"
+    out.write_text("old")
+    monkeypatch.setattr("os.fsync", full)
+    arguments = ["predict", str(trace), "--predictors", "ema", "--warmup", "1", "--out", str(out)]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, ConfigError) and "No space left on device" in error.problem
+    assert out.read_text() == "old"
 
 
 def test_a_missing_file_is_the_users_mistake(tmp_path: Path) -> None:

@@ -75,7 +75,12 @@ def test_the_command_prints_a_table_and_an_entry_that_loads(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("arguments", "place"),
-    [(["--out", "nowhere/silo.yaml"], "--out"), (["--device", "gpu"], "--device"), (["--task", "nothing"], "nothing")],
+    [
+        (["--out", "nowhere/silo.yaml"], "--out: there is no folder"),
+        (["--out", "."], "--out: '.' is a folder"),
+        (["--device", "gpu"], "--device"),
+        (["--task", "nothing"], "nothing"),
+    ],
 )
 def test_mistakes_are_named(arguments: list[str], place: str) -> None:
     done = CliRunner().invoke(app, ["probe", *arguments])

@@ -59,6 +59,34 @@ def test_a_figure_can_be_had_alone(tmp_path: Path) -> None:
         call("report", tmp_path, "--out", tmp_path / "nowhere" / "x.html")
 
 
+def test_a_folder_as_the_file_is_refused_before_the_runs_are_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--out: .* is a folder\. Name a file in it"):
+        call("report", tmp_path / "none", "--out", tmp_path)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("arguments", [[], ["--figure", "timeline"]])
+def test_a_report_stays_whole_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    two_silos(tmp_path)
+    out = tmp_path / "out.svg"
+    out.write_text("old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        call("report", tmp_path, *arguments, "--out", out)
+    assert out.read_text() == "old"
+
+
+def test_a_summary_without_a_journal_and_without_figures_is_named(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"silos": [], "strategy": "x"}')
+    with pytest.raises(ConfigError, match=r"summary\.json: not a whole summary: 'accuracy', .*'runtime', .* missing"):
+        call("report", tmp_path)
+
+
 def test_watch_shows_how_a_run_ended(tmp_path: Path) -> None:
     two_silos(tmp_path)
     assert "stopped: 3 rounds done" in " ".join(call("watch", tmp_path).split())

@@ -102,6 +102,11 @@ def test_a_missing_file_lists_what_is_shipped() -> None:
         ClusterConfig.load("heterro")
 
 
+def test_a_path_that_cannot_be_used_is_the_users_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"^x{300}: File name too long\. Check the path"):
+        ClusterConfig.load(300 * "x")
+
+
 @pytest.mark.parametrize("path", sorted((shipped_folder() / "silos").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_silo_file_loads_by_name(path: Path) -> None:
     assert len(ClusterConfig.load(path.stem).silos) >= 1

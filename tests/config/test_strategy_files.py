@@ -50,6 +50,8 @@ MISTAKES = [
     # what to replace, by what; line and key that the message names; the problem; the remedy
     ("steps: 20", "stpes: 20", 5, "local.stpes", "unknown key", "Did you mean 'steps'? Allowed: batch_size, channels_"),
     ("seed: 7", "sede: 7", 2, "sede", "unknown key", "Did you mean 'seed'?"),
+    ("seed: 7", "seed: -1", 2, "seed", "-1 is not allowed", "at least 0"),
+    ("seed: 7", f"seed: {2**63}", 2, "seed", f"{2**63} is not allowed", f"at most {2**63 - 1}"),
     ("seed: 7", "7: 7", 2, "7", "unknown key", "Allowed: aggregation, balancer"),
     ("steps: 20", "steps: many", 5, "local.steps", "'many' is not allowed", "Write a whole number"),
     ("steps: 20", "steps: 20.0", 5, "local.steps", "20.0 is not allowed", "Write a whole number"),
@@ -133,6 +135,7 @@ def test_a_mistake_is_named_by_file_line_and_key_with_a_remedy(
         ("stop.rounds=null", "stop", "nothing bounds the run", "rounds"),
         ("local.steps", "--set local.steps", "not an assignment", "--set section.key=value"),
         ("=3", "--set =3", "not an assignment", "--set section.key=value"),
+        ("seed=99999999999999999999", "--set seed", "is not allowed", f"at most {2**63 - 1}"),
         ("local..steps=3", "--set local..steps=3", "not an assignment", "--set section.key=value"),
         ("local.steps.x=3", "--set local.steps.x=3", "'steps' is not a section", "Set 'steps' itself"),
         ("stop.rounds=[", "--set stop.rounds=[", "is not YAML", "Quote it"),
@@ -145,6 +148,56 @@ def test_a_mistake_on_the_command_line_is_named_as_such(
     assert error.place.endswith(place)
     assert problem in f"{error.place} {error.problem}"
     assert remedy in error.remedy
+
+
+NO_VALUES = [
+    # the value; what the message says of it
+    ("2024-13-45", "takes '2024-13-45' for a date"),
+    ("2024-01-01 00:00:00 +99:99", "for a date"),
+    ("!!timestamp foo", "takes 'foo' for a date"),
+    ("!!timestamp {=: foo}", "takes this for a date"),
+    ("0b_", "takes '0b_' for a whole number"),
+    ("!!int ''", "takes '' for a whole number"),
+    ("9" * 5000, "for a whole number"),
+    ("0x" + "f" * 5000, "for a whole number"),
+    ("!!float x", "takes 'x' for a number"),
+    ("1" + ":1" * 300 + ".5", "for a number"),
+    ("!!bool maybe", "takes 'maybe' for true or false"),
+    ('"\\UFFFFFFFF"', "not YAML"),
+    ("[" * 3000, "nested too deeply"),
+    ("{a: " * 3000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("value", "problem"), NO_VALUES, ids=[value[:12] for value, _ in NO_VALUES])
+def test_what_yaml_can_make_nothing_of_is_one_mistake_in_a_file_and_on_the_command_line(
+    tmp_path: Path, value: str, problem: str
+) -> None:
+    in_file = complaint(tmp_path, GOOD.replace("steps: 20", f"steps: {value}"))
+    said = complaint(tmp_path, GOOD, f"local.steps={value}")
+    assert in_file.place.endswith("mine.yaml, line 5")
+    assert said.place.startswith("--set local.steps=")
+    for error in (in_file, said):
+        assert problem in error.problem
+        assert "Quote it" in error.remedy
+        assert len(error.place) < 80 + len(str(tmp_path)), "what is long is cut"
+        assert len(error.problem) < 150
+
+
+def test_what_is_quoted_is_text(tmp_path: Path) -> None:
+    config = load(tmp_path, GOOD.replace("name: mine", "name: '2024-13-45'"))
+    assert config.name == "2024-13-45"
+    assert load(tmp_path, GOOD, "name='0b_'").name == "0b_"
+
+
+def test_merge_keys_are_no_keys_that_stand_twice(tmp_path: Path) -> None:
+    text = GOOD.replace("local:\n", "local:\n  <<: {steps: 10, batch_size: 8}\n")
+    assert load(tmp_path, text).local.steps == 20
+
+
+def test_the_largest_seed_counts(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD, f"seed={2**63 - 1}").policies().seed == 2**63 - 1
+    assert load(tmp_path, GOOD, "seed=0").seed == 0
 
 
 def test_of_several_mistakes_one_is_told(tmp_path: Path) -> None:

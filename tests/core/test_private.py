@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.private import private_folder, read_private, remove_unfinished, write_atomically, write_private
+from fedsync.core.private import (
+    check_result,
+    private_folder,
+    read_private,
+    remove_unfinished,
+    write_atomically,
+    write_private,
+    write_result,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -54,6 +66,73 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
         write_private(folder / "key", b"new")
     assert [path.name for path in folder.iterdir()] == ["key"]
     assert (folder / "key").read_bytes() == b"old"
+
+
+def test_a_result_has_the_permissions_of_any_new_file_and_keeps_those_it_has(folder: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_result(folder / "new", b"x")
+        (folder / "old").touch(0o600)
+        write_result(folder / "old", b"y")
+    finally:
+        os.umask(before)
+    assert (mode(folder / "new"), mode(folder / "old")) == (0o640, 0o600)
+    assert (folder / "old").read_bytes() == b"y"
+
+
+def test_a_result_that_does_not_fit_on_the_disk_leaves_the_old_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_result(folder / "out", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        write_result(folder / "out", b"new")
+    assert [path.name for path in folder.iterdir()] == ["out"]
+    assert (folder / "out").read_bytes() == b"old"
+
+
+def test_a_result_goes_behind_links_and_into_pipes(folder: Path) -> None:
+    (folder / "link").symlink_to("file")
+    check_result(folder / "link", "--out")
+    write_result(folder / "link", b"x")
+    assert (folder / "link").is_symlink() and (folder / "file").read_bytes() == b"x"
+    os.mkfifo(folder / "pipe")
+    reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    check_result(folder / "pipe", "--out")
+    write_result(folder / "pipe", b"y")
+    assert os.read(reader, 9) == b"y"
+    os.close(reader)
+    assert (folder / "pipe").is_fifo()
+
+
+def test_a_result_that_goes_where_the_process_prints_takes_nobody_s_output_away(folder: Path) -> None:
+    """/dev/stdout may lead to a file; to replace it would lose all that is printed there later on."""
+    code = "from pathlib import Path; from fedsync.core.private import write_result as w; w(Path('/dev/stdout'), b'x')"
+    with (folder / "out").open("w+b") as out:
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=out, check=True)
+        assert os.path.samestat(os.fstat(out.fileno()), (folder / "out").stat())
+        assert out.read() == b"x"
+
+
+def test_where_no_result_can_be_written_is_known_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "link").symlink_to("nowhere/file")
+    for path, problem in (
+        (folder / "none" / "x", "there is no folder"),
+        (folder / "link", "there is no folder .*nowhere"),
+        (folder, "is a folder. Name a file in it"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--out: .*{problem}"):
+            check_result(path, "--out")
+    write_result(folder / "x", b"old")
+    for shut in (folder, folder / "x"):
+        # The superuser may write everywhere, so the answer is made up.
+        monkeypatch.setattr(os, "access", lambda path, mode, shut=shut: path != shut)
+        with pytest.raises(ConfigError, match=f"'{shut}' cannot be written"):
+            check_result(folder / "x", "--out")
 
 
 def test_what_killed_writers_have_left_goes_and_nothing_else(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.core.errors import ConfigError
-from fedsync.observe.report.data import natural, read_run, read_runs
+from fedsync.observe.report.data import FIGURES, natural, read_run, read_runs
 from tests.observe.runs import two_silos
 from tests.sim.fake import machines, simulate, spoil, strategy
 
@@ -103,6 +103,16 @@ def test_a_run_without_a_journal_has_its_summary(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run.summary["rounds"] == 3
     assert run.orders == ()
+
+
+@pytest.mark.parametrize(
+    ("silos", "missing"), [({}, "a list of silos"), (["a"], "a list of silos"), ([{"name": "a"}], "'wait_s' of a silo")]
+)
+def test_a_summary_alone_has_to_be_whole(tmp_path: Path, silos: object, missing: str) -> None:
+    summary = {"silos": silos} | dict.fromkeys(FIGURES - {"silos", "seed"}, 0.0)
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ConfigError, match=rf"summary\.json: not a whole summary: 'seed', .*{missing} missing\. Name"):
+        read_run(tmp_path)
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fedsync.core.errors import ConfigError
 from fedsync.observe.report import draw
-from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run, read_runs
+from fedsync.observe.report.data import FIGURES, SILO_FIGURES, OrderSpan, Point, RunData, read_run, read_runs
 from fedsync.observe.report.page import page
 from fedsync.observe.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg, write_picture
 from fedsync.observe.report.timeline import timeline
@@ -184,6 +184,17 @@ def test_losses_stand_in_where_nothing_was_evaluated(runs: list[RunData]) -> Non
     idle = replace(blind, points=tuple(replace(point, loss=0.0) for point in blind.points))
     assert draw.progress([idle], "time") is None, "as in a run that trains nothing"
     assert draw.progress([replace(blind, points=())], "time") is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_page_shows_no_figure_that_a_summary_alone_might_not_have(tmp_path: Path, count: int) -> None:
+    two_silos(tmp_path)
+    (tmp_path / "journal.jsonl").unlink()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    least = {key: summary[key] for key in FIGURES}
+    least["silos"] = [{key: silo[key] for key in SILO_FIGURES} for silo in summary["silos"]]
+    (tmp_path / "summary.json").write_text(json.dumps(least))
+    assert "Who waited" in page(read_runs(count * [tmp_path]))
 
 
 def test_a_figure_can_be_a_file(runs: list[RunData], tmp_path: Path) -> None:

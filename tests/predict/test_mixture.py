@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
 
 from fedsync.core.protocols import Drivers, SpeedSample
 from fedsync.predict.ema import Ema
+from fedsync.predict.lstm import Lstm
 from fedsync.predict.mixture import Mixture
 from fedsync.predict.narx import Narx
 from fedsync.predict.plain import Plain
+from fedsync.predict.rnn import Rnn
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,41 @@ def test_a_promise_counts_once() -> None:
     state = mixture.learn(state, 1)
     assert state.errors == (before[0], 0.25 * before[1])
     assert mixture.learn(state, 1).errors == state.errors
+
+
+@pytest.mark.parametrize(("promise", "counts"), [(0.0, 1e-6), (24.0, 24.0), (1e296, 25.0), (math.inf, 25.0)])
+def test_a_promise_counts_within_bounds(promise: float, counts: float) -> None:
+    """Unbounded, one of 1e296 would be an error that no later orders could make up for."""
+
+    @dataclass(frozen=True)
+    class Promising(Off):
+        def unlearned(self, state: float | None) -> bool:
+            return True
+
+        def promise(self, state: float | None) -> float:
+            return promise
+
+    mixture = Mixture((Off(1.0), Promising(2.0)))
+    state = mixture.init()
+    for _ in range(2):
+        state = mixture.observe(state, SpeedSample(100.0))
+    assert mixture.learn(state, 1).errors == pytest.approx((1.0, 4.0 * counts))
+
+
+@pytest.mark.parametrize("speed", [1e8, 37.2])
+def test_networks_trained_on_a_constant_speed_still_count_when_it_varies(speed: float) -> None:
+    """The average is exact there, so that a promise is no ratio; 1e8 gave infinite errors, and NaN one order later."""
+    mixture = Mixture((Ema(0.2), Rnn(samples=50, hidden=4), Lstm(samples=50, hidden=4), Narx(samples=50)))
+    state = mixture.init()
+    for _ in range(60):
+        state = mixture.observe(state, SpeedSample(speed, 0.5, 0.5))
+        while mixture.unlearned(state):
+            state = mixture.learn(state, 100)
+    assert state.promised == (False, True, True, True)
+    for order in range(20):
+        state = mixture.observe(state, SpeedSample(speed * (1.0 + 0.5 * (order % 2)), 0.5, 0.5))
+    assert 0.5 * speed < (mixture.forecast(state) or 0.0) < 2 * speed
+    assert min(mixture.weights(state)) > 1e-4, "nobody is banned"
 
 
 def test_experts_take_turns_and_reuse_what_their_like_has_learned() -> None:

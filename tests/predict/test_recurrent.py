@@ -53,3 +53,18 @@ def test_training_draws_nothing_from_pytorch_and_repeats(kind: type[Recurrent]) 
     assert predictor.forecast(first) == predictor.forecast(second)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
+
+
+@KINDS
+def test_after_a_constant_speed_the_promise_is_still_a_ratio(kind: type[Recurrent]) -> None:
+    """The average's error is 0; what counts in its place is 1e-12 of the squared speed, whatever the unit is."""
+    promises = []
+    for speed in (1e-9, 37.2, 1e8):
+        predictor = kind(samples=200)
+        state = seen(predictor, [speed] * 200)
+        while predictor.unlearned(state):
+            state = predictor.learn(state, 10)
+        promises.append(predictor.promise(state))
+    assert promises[0] is not None
+    assert 0.0 <= promises[0] < 1e6
+    assert promises == pytest.approx([promises[0]] * 3, rel=1e-3)

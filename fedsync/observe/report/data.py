@@ -20,6 +20,15 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.tail import Tail
 
+FIGURES = frozenset(
+    {"strategy", "runtime", "seed", "rounds", "seconds", "accuracy", "loss", "target_accuracy", "seconds_to_target"}
+    | {"stopped_by", "notes", "samples", "utilisation", "wait_fraction", "bytes_up", "bytes_down", "silos"}
+)
+"""What a report shows of a summary."""
+
+SILO_FIGURES = frozenset({"name", "failures", "compute_s", "overhead_s", "wait_s"})
+"""What it shows of each silo in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class OrderSpan:
@@ -117,6 +126,7 @@ def read_run(folder: Path) -> RunData:
     if not journal.is_file():
         if summary is None:
             raise ConfigError(str(folder), "no run: neither journal.jsonl nor summary.json is there", "Name its folder")
+        _check_whole(folder / "summary.json", summary)
         return RunData(_label(folder), summary, config)
     tail, books = Tail(journal), None
     for entry in tail.entries():
@@ -263,6 +273,24 @@ def _label(folder: Path) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:
+    """Check that a summary has all that a report shows; a run without a journal has nothing else.
+
+    Raises:
+        ConfigError: it has not; names the file and what is missing.
+    """
+    missing = [repr(key) for key in sorted(FIGURES - summary.keys())]
+    silos = summary["silos"]
+    if not isinstance(silos, list) or not all(isinstance(silo, dict) for silo in silos):
+        missing.append("a list of silos")
+    else:
+        found = {key for silo in silos for key in SILO_FIGURES - silo.keys()}
+        missing += [f"{key!r} of a silo" for key in sorted(found)]
+    if missing:
+        remedy = "Name the folder of a run, or put the run's journal.jsonl beside it"
+        raise ConfigError(str(path), f"not a whole summary: {', '.join(missing)} missing", remedy)
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsync.core.errors import ConfigError, not_installed
+from fedsync.core.private import write_result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -179,12 +180,15 @@ def write_picture(picture: Picture, path: Path) -> None:
     """Write one picture on white paper as a file; its ending, ``.svg`` or ``.png``, says which kind.
 
     Raises:
-        ConfigError: another ending.
+        ConfigError: another ending, or nothing can be written there.
     """
     match path.suffix.lower():
         case ".svg":
-            path.write_text(to_svg(picture.figure, PAPER, picture.alt), encoding="utf-8")
+            data = to_svg(picture.figure, PAPER, picture.alt).encode()
         case ".png":
-            picture.figure.savefig(path, dpi=160, facecolor=PAPER)
+            buffer = io.BytesIO()
+            picture.figure.savefig(buffer, format="png", dpi=160, facecolor=PAPER)
+            data = buffer.getvalue()
         case other:
             raise ConfigError("--out", f"{other or 'no ending'!r} is no kind of picture", "End it in .svg or .png")
+    write_result(path, data)

@@ -35,17 +35,19 @@ class IdxSource:
 
     def shape(self) -> Shape:
         """See `Source.shape`; reads a header."""
-        path = find(self.folder, "*train-images*")
-        return Shape((1, *_header(path, read_at_most(path, 16), 3)[1:]), self.classes)
+        return Shape(_image_shape(find(self.folder, "*train-images*")), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""
-        train = self._pair(find(self.folder, "*train-images*"), find(self.folder, "*train-labels*"))
+        known = find(self.folder, "*train-images*")
+        train = self._pair(known, find(self.folder, "*train-labels*"))
         images = optional(self.folder, "*t10k-images*", "*test-images*")
         if images is None:
             return train, None
-        test = self._pair(images, find(self.folder, "*t10k-labels*", "*test-labels*"))
-        return train, test
+        if (found := _image_shape(images)) != (wanted := _image_shape(known)):
+            problem = f"the shape of an image is {found}, those of {known.name} have {wanted}"
+            raise ConfigError(str(images), problem, "Take both from one data set")
+        return train, self._pair(images, find(self.folder, "*t10k-labels*", "*test-labels*"))
 
     def _pair(self, images: Path, labels: Path) -> Samples:
         pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64) - self.first_class
@@ -72,6 +74,11 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
             str(path), f"the header promises {start + prod(shape)} bytes, there are {found}", "Copy it again"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _image_shape(path: Path) -> tuple[int, ...]:
+    """Shape (1, height, width) of one image, by the header."""
+    return (1, *_header(path, read_at_most(path, 16), 3)[1:])
 
 
 def _header(path: Path, head: bytes, axes: int) -> tuple[int, ...]:

@@ -40,13 +40,27 @@ class NpzSource:
     def shape(self) -> Shape:
         """See `Source.shape`; reads a header."""
         with _Archive(self.file) as archive:
-            return Shape(archive.header("inputs")[0][1:], self.classes)
+            return Shape(self._sample_shape(archive, ""), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""
         with _Archive(self.file) as archive:
-            train = self._samples(archive, "")
-            return train, self._samples(archive, "test_") if "test_inputs" in archive.names else None
+            shape = self._sample_shape(archive, "")
+            if "test_inputs" not in archive.names:
+                return self._samples(archive, ""), None
+            found = self._sample_shape(archive, "test_")
+            if found != shape:
+                problem = f"the shape of a sample is {found}, the inputs have {shape}"
+                raise ConfigError(f"{self.file}, test_inputs", problem, "Save both in one shape")
+            return self._samples(archive, ""), self._samples(archive, "test_")
+
+    def _sample_shape(self, archive: _Archive, prefix: str) -> tuple[int, ...]:
+        """Of one sample of the inputs, by their header."""
+        shape = archive.header(f"{prefix}inputs")[0]
+        if len(shape) < 2:
+            problem = f"the shape is {shape}, with no axis of features"
+            raise ConfigError(f"{self.file}, {prefix}inputs", problem, "Save one row a sample: inputs.reshape(-1, 1)")
+        return shape[1:]
 
     def _samples(self, archive: _Archive, prefix: str) -> Samples:
         inputs = self._inputs(archive.array(f"{prefix}inputs"))

@@ -65,7 +65,7 @@ class MachineTask(Task):
 
     def _make_up(self, slot: SiloSlot) -> tuple[Tensor, Tensor]:
         """Data for trials: each state has its own frequency, and each silo sees one of the states more than others."""
-        generator = torch.Generator().manual_seed(1000 * slot.seed + slot.index)
+        generator = torch.Generator().manual_seed((1000 * slot.seed + slot.index) % 2**63)
         labels = torch.randint(STATES, (self.samples,), generator=generator)
         often = torch.rand(self.samples, generator=generator) < 0.4
         labels = torch.where(often, slot.index % STATES, labels)

@@ -73,7 +73,7 @@ class DemandTask(Task):
 
     def _make_up(self, slot: SiloSlot) -> tuple[Tensor, Tensor]:
         """Data for trials: one truth for all, of which each silo sees another region; variance about 1."""
-        generator = torch.Generator().manual_seed(1000 * slot.seed + slot.index)
+        generator = torch.Generator().manual_seed((1000 * slot.seed + slot.index) % 2**63)
         inputs = torch.randn(self.samples, FEATURES, generator=generator)
         inputs[:, 0] += slot.index / slot.count
         noise = 0.1 * torch.randn(self.samples, generator=generator)

@@ -83,6 +83,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, messa
         IdxSource(str(tmp_path)).read()
 
 
+def test_test_images_of_another_size_are_named(tmp_path: Path) -> None:
+    fill(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(IMAGES[:, :3]))
+
+    with pytest.raises(ConfigError, match=r"t10k-images.*: the shape of an image is \(1, 3, 6\), .* \(1, 4, 6\)"):
+        IdxSource(str(tmp_path)).read()
+
+
 def test_folders_and_files_that_are_missing_or_twice_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder.*task\.data\.folder"):
         IdxSource(str(tmp_path / "no")).read()

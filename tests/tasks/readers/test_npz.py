@@ -75,11 +75,29 @@ def test_what_is_missing_is_a_mistake_unless_it_is_asked_for(tmp_path: Path) -> 
         ({"inputs": np.array([None]), "targets": [1]}, r"inputs: the array is one of object, not of numbers"),
         ({"inputs": np.float32(1), "targets": [1]}, r"inputs: the array is empty"),
         ({"inputs": INPUTS[:0], "targets": []}, r"inputs: the array is empty"),
+        ({"inputs": [1.0, 2.0], "targets": [0, 1]}, r"a\.npz, inputs: the shape is \(2,\).*\. Save one row a sample"),
+        (
+            {"inputs": INPUTS, "targets": [0] * 4, "test_inputs": [1.0], "test_targets": [0]},
+            r"a\.npz, test_inputs: the shape is \(1,\)",
+        ),
+        (
+            {"inputs": INPUTS, "targets": [0] * 4, "test_inputs": INPUTS[:, :1], "test_targets": [0] * 4},
+            r"test_inputs: the shape of a sample is \(1, 3\), the inputs have \(2, 3\)",
+        ),
+        (
+            {"inputs": INPUTS, "targets": [0] * 4, "test_inputs": INPUTS[:, 0], "test_targets": [0] * 4},
+            r"test_inputs: the shape of a sample is \(3,\), the inputs have \(2, 3\)",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NpzSource(write(tmp_path, **arrays)).read()
+
+
+def test_inputs_without_features_are_refused_before_a_model_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"inputs: the shape is \(3,\)"):
+        NpzSource(write(tmp_path, inputs=[1.0, 2.0, 3.0], targets=[0, 1, 1])).shape()
 
 
 @pytest.mark.parametrize("shape", [(2**30,), (2**62, 2), (10**9, 10**9)])

@@ -1,0 +1,108 @@
+"""What `main` says of paths that cannot be used: one line for the user; a traceback where the fault is ours."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsync import cli
+from tests.observe.runs import two_silos
+
+TIMING = ["--runtime", "virtual", "--timing-only", "--set", "stop.rounds=1"]
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """`main` is made for a process of its own: what it sets there goes again."""
+    handler, handlers, level = signal.getsignal(signal.SIGTERM), logging.root.handlers[:], logging.root.level
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["fedsync", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """As if a command raised it."""
+
+    def app() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "lb-bsp", *TIMING, "--out", "file"], "file: File exists"),
+        (["compare", "lb-bsp", *TIMING, "--out", "file"], "file/lb-bsp-7: Not a directory"),
+        (["validate", 300 * "x"], f"{300 * 'x'}: File name too long"),
+        (["run", 300 * "x"], f"{300 * 'x'}: File name too long"),
+        (["export", "run", "--tensorboard", "file"], "file/events.out.tfevents."),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_path_that_cannot_be_used_is_named_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    if "--tensorboard" in arguments:
+        pytest.importorskip("tensorboardX")
+        two_silos(tmp_path / "run")
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(monkeypatch, *arguments) == cli.EXIT_USER
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert lines[-1].startswith(f"error: {said}") and ". Check the path" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a [b]"), "a [b]: Permission denied. "),
+        (PermissionError(errno.EACCES, "Permission denied", b"a"), "a: Permission denied. "),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", Path("a"), None, "b"), "a -> b: No such file"),
+        (OSError(errno.EIO, None, "a"), "a: OSError. "),
+    ],
+)
+def test_whatever_the_path_is_given_as(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, said: str
+) -> None:
+    raising(monkeypatch, error)
+    assert main(monkeypatch) == cli.EXIT_USER
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {said}") and line.endswith("Check the path, its permissions and the disk\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError("only words"),
+        OSError(errno.EBADF, "Bad file descriptor", 7),
+        BrokenPipeError(errno.EPIPE, "Broken pipe", "a"),
+    ],
+    ids=repr,
+)
+def test_an_error_that_names_no_path_of_the_users_is_ours(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    raising(monkeypatch, error)
+    with pytest.raises(type(error)) as caught:
+        cli.main()
+    assert caught.value is error
