@@ -127,7 +127,11 @@ class Scores:
         self._done = []
 
     def settle(self) -> list[Score]:
-        """Settle every version on which no evaluation is under way; returns them, oldest first."""
+        """Settle every version on which no evaluation is under way; returns the scores, oldest version first.
+
+        One that a newer version has overtaken gets none. The score would be of what silos have found in newer ones by
+        now, and what its last silo found counts for the next.
+        """
         if not self._done:
             return []
         scores = []
@@ -135,7 +139,7 @@ class Scores:
             if self._open[version].under_way > 0:
                 continue  # more have begun since
             pool = self._open.pop(version)
-            if pool.samples == 0:
+            if pool.samples == 0 or version < self.settled:
                 continue
             if len(pool.silos) < len(self._newest):
                 pool = self._rolling

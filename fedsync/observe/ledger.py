@@ -307,14 +307,12 @@ class Ledger:
 
     def _settle(self) -> None:
         for score in self._scores.settle():
-            # One that is overtaken was scored by what silos have found in later versions since.
-            if score.version < max(self._last_scored, 1):
-                continue
-            # The version that a rollback makes has no row, yet it may be what the run ends with.
             row = self._by_version.get(score.version)
             if row is not None:
                 row.accuracy, row.test_loss = score.accuracy, score.loss
-            self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
+            # The version that a rollback makes has no row, yet it may be what the run ends with.
+            if score.version >= 1:
+                self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
 
 
 def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:
