@@ -88,10 +88,6 @@ def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any
     out.mkdir(parents=True, exist_ok=True)
     made: list[Exporter] = []
     try:
-        if export.csv:
-            from fedsync.observe.export_csv import CsvExporter
-
-            made.append(Guarded("csv", CsvExporter(out / "rounds.csv")))
         if export.tensorboard is not None:
             from fedsync.observe.export_tensorboard import TensorBoardExporter
 
@@ -104,6 +100,11 @@ def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any
             from fedsync.observe.export_prometheus import PrometheusExporter
 
             made.append(Guarded("prometheus", PrometheusExporter(export.prometheus, out / "metrics.url")))
+        if export.csv:
+            from fedsync.observe.export_csv import CsvExporter
+
+            # Last, for it takes the place of a table that may be there: by now nothing else can prevent the run.
+            made.append(Guarded("csv", CsvExporter(out / "rounds.csv")))
     except BaseException:
         for exporter in made:
             exporter.close()

@@ -208,8 +208,11 @@ def test_a_port_that_is_taken_is_found_before_the_run_and_the_rest_is_closed(tmp
     pytest.importorskip("prometheus_client")
     (first,) = open_exporters(ExportConfig(prometheus=PrometheusConfig(port=0)), tmp_path / "first", {})
     port = int((tmp_path / "first" / "metrics.url").read_text().split(":")[2].split("/")[0])
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "rounds.csv").write_text("of the run before")
     with pytest.raises(ConfigError, match="Choose another port"):
         open_exporters(ExportConfig(csv=True, prometheus=PrometheusConfig(port=port)), tmp_path / "second", {})
+    assert (tmp_path / "second" / "rounds.csv").read_text() == "of the run before"
     first.close()
 
 
