@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -153,6 +154,7 @@ def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return results[-1]
 
     monkeypatch.setattr(fedsync.FedSync, "start", start)
+    torch.manual_seed(1)  # the page's model begins with random weights
     with silos_in_this_process():
         main_of(app / "server_app.py-after")(DirectGrid(5), None)
 
