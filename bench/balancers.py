@@ -29,16 +29,16 @@ from typing import Any
 import numpy as np
 from plots import beside, figure, line, print_table, save, write_json
 
-from fedsync.balance.equalise import EqualisingBalancer
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.protocols import Bounds
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
+from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.sim.timing import NoStore, TimingWorker
+from fedsync.sim.timing_only import NoStore, TimingWorker
 
 BALANCERS: dict[str, dict[str, Any]] = {
     "bsp": {"kind": "fixed"},

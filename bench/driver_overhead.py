@@ -31,9 +31,9 @@ from rich.table import Table
 
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
-from fedsync.runtime import messages
-from fedsync.runtime.environment import flower_in_this_process
-from fedsync.runtime.strategy import FedSync
+from fedsync.flower import messages
+from fedsync.flower.environment import flower_in_this_process
+from fedsync.flower.strategy import FedSync
 
 SILOS, ROUNDS = 5, 12
 

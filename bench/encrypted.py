@@ -50,7 +50,7 @@ def accuracy_run(job: tuple[str, int, int]) -> dict[str, Any]:
 
 def _round_updates() -> None:
     """Have plain silos in this process round their updates, relative to the largest value, to 24 bits."""
-    from fedsync.core.exchange import PlainPort
+    from fedsync.core.transfer import PlainPort
 
     def send(self: PlainPort, update: Any, order: Any, report: Any) -> Any:
         step = np.float32(np.abs(update).max() * 2.0**-23)
@@ -78,7 +78,7 @@ def accuracy(quick: bool, processes: int) -> list[dict[str, Any]]:
 
 
 def seconds_run(name: str, rounds: int) -> dict[str, Any]:
-    from fedsync.runtime.local import run_local
+    from fedsync.ops.local import run_local
 
     task = f"{{kind: custom, file: {Path(__file__).with_name('million.py')}}}"
     overrides = [f"task={task}", f"stop.rounds={rounds}", "local.steps=20", f"cipher={CIPHERS[name]}"]

@@ -56,7 +56,7 @@ def barrier(interval: str) -> list[str]:
 
 def waiting_run(job: tuple[str, float | None, int, float]) -> dict[str, Any]:
     """Without training."""
-    from fedsync.sim.timing import run_timing
+    from fedsync.sim.timing_only import run_timing
 
     name, interval_s, seed, seconds = job
     sets = [] if interval_s is None else barrier(f"{{kind: fixed, interval_s: {interval_s}}}")

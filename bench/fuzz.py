@@ -29,14 +29,15 @@ try:
 except ImportError:  # run as a script, whose own folder is the path
     from fuzz_whole import Whole
 
-from fedsync.cipher import bfv, header, wire
-from fedsync.cipher.grid import Grid
-from fedsync.cipher.keys import GroupKey, Purpose, SiloKeys
-from fedsync.cipher.lanes import Lanes
-from fedsync.cipher.sealing import Serial, open_portions, seal_message
-from fedsync.cipher.suite import Adder, Member, form_of
-from fedsync.cipher.suites import open_suite
-from fedsync.cipher.tags import Tagger, added
+from fedsync.cipher.encoding import tally, wire
+from fedsync.cipher.encoding.integrity import Tagger, added
+from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.quantization import Grid
+from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
+from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
+from fedsync.cipher.suites import bfv
+from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites.suite import Adder, Member, form_of
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 
@@ -166,13 +167,13 @@ class Targets:
         tagger = self._tagger()
         tagger.take(slots)
         tagger.check(envelope.tag, members, "server")
-        tally = header.read(slots[0], len(members), self._grid.cap, 2, "server")
+        added_up = tally.read(slots[0], len(members), self._grid.cap, 2, "server")
         mean = np.empty(VALUES, np.float32)
-        self._grid.decode([slots], tally.mean_factor(self._grid.cap), mean)
+        self._grid.decode([slots], added_up.mean_factor(self._grid.cap), mean)
         return mean
 
     def _update(self, update_id: str, keys: SiloKeys) -> bytearray:
-        own = header.build(header.Contribution(3, (0, 0)), self._grid.cap)
+        own = tally.build(tally.Contribution(3, (0, 0)), self._grid.cap)
         rng = np.random.default_rng(1)
         values = rng.normal(size=VALUES).astype(np.float32) / 8
         portions = (slots for slots, _ in self._grid.encode(own, values, 3 / self._grid.cap, rng))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsync.cipher.copy import SealedCopy
-from fedsync.cipher.emulated import emulated_rings
+from fedsync.cipher.keys.emulated import emulated_rings
 from fedsync.cipher.plan import SealPlan
-from fedsync.cipher.store import SealedStore
-from fedsync.cipher.suites import open_suite
+from fedsync.cipher.server.aggregator import SealedStore
+from fedsync.cipher.silo.replica import SealedCopy
+from fedsync.cipher.suites.registry import open_suite
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ProtocolError
-from fedsync.core.exchange import OtherVersion
 from fedsync.core.layout import Layout
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.terms import Terms
+from fedsync.core.transfer import OtherVersion
+from fedsync.core.weighting import Terms
 
 SIZE = 3000
 NAMES = ("a", "b")

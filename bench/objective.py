@@ -84,7 +84,7 @@ def retimed(row: dict[str, Any], job: Job) -> dict[str, Any]:
     Where every order is of a fixed number of steps and all are waited for, the machines' speeds do not change what is
     learnt, only when: nothing needs to be trained again.
     """
-    from fedsync.sim.timing import run_timing
+    from fedsync.sim.timing_only import run_timing
 
     config = StrategyConfig.load(job.strategy, [*job.sets, f"stop={{rounds: {len(row['curve'])}}}"])
     cluster = ClusterConfig.model_validate({"silos": list(job.silos)})

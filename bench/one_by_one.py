@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from fedsync.runtime import arrivals
-from fedsync.runtime.server import app
+from fedsync.flower.internals import pull
+from fedsync.flower.server_app import app
 
-patch.object(arrivals, "_has_superlink", lambda grid: False).start()
+patch.object(pull, "_has_superlink", lambda grid: False).start()
 
 __all__ = ["app"]

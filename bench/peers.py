@@ -299,7 +299,7 @@ class CompassRun:
 def own_compass(cluster: ClusterConfig, seconds: float) -> Books:
     """FedSync's ``fedcompass.yaml`` on the same silos."""
     from fedsync.observe.replay import read_ledger
-    from fedsync.sim.timing import run_timing
+    from fedsync.sim.timing_only import run_timing
 
     config = StrategyConfig.load("fedcompass", [f"stop={{seconds: {seconds}}}"])
     with tempfile.TemporaryDirectory() as folder:

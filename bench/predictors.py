@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from plots import in_parallel, print_table, write_json
 
-from fedsync.balance.proportional import ProportionalBalancer
 from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
-from fedsync.predict.backtest import Score, Step, backtest
+from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.predict.backtest import Score, Step, backtest
 from fedsync.sim.contention import Contention, contention_trace
 
 BATCH = 64

@@ -16,7 +16,7 @@ from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.sim.timing import NoStore, TimingWorker
+from fedsync.sim.timing_only import NoStore, TimingWorker
 
 BARRIERS: dict[str, dict[str, Any]] = {
     "BSP": {"kind": "bsp"},

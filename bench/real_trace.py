@@ -23,7 +23,7 @@ from rich.progress import Progress
 
 from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.orders import WorkOrder
-from fedsync.predict.backtest import Step, backtest
+from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.protocol import SiloSlot

@@ -21,8 +21,8 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.runtime import executor
-from fedsync.runtime.local import run_local
+from fedsync.flower.internals import executor
+from fedsync.ops.local import run_local
 
 WARM_UP = 2
 QUICK = ["task={kind: digits}", "local.steps=1", "local.batch_size=1"]

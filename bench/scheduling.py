@@ -30,7 +30,6 @@ from unittest.mock import patch
 import numpy as np
 from plots import beside, figure, line, print_table, save, write_json
 
-from fedsync.barrier.bsp import Bsp
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
 from fedsync.core.coordinator import Coordinator
@@ -40,6 +39,7 @@ from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.sizing import Adaptation, Sizing
+from fedsync.policies.barrier.kinds.bsp import Bsp
 
 SIZES = (12, 96, 1_000, 10_000)
 BALANCERS: dict[str, dict[str, Any]] = {

@@ -22,10 +22,10 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import RunError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.runtime.control import DONE_FILE, ERROR_FILE
-from fedsync.runtime.runs import submit_run
+from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
+from fedsync.ops.runs import submit_run
 
-WAYS = {"one after the other": "one_by_one:app", "each apart": "fedsync.runtime.server:app"}
+WAYS = {"one after the other": "one_by_one:app", "each apart": "fedsync.flower.server_app:app"}
 COLUMNS = ("answers are fetched", "updates of the slow line", "updates of each other silo", "ratio")
 
 

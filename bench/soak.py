@@ -36,9 +36,9 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import UpdateArrived
-from fedsync.runtime.apps import OWN
-from fedsync.runtime.control import DONE_FILE, ERROR_FILE
-from fedsync.runtime.runs import resume_run, stop_run, submit_run
+from fedsync.flower.internals.apps import OWN
+from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
+from fedsync.ops.runs import resume_run, stop_run, submit_run
 
 CUT_S = 30.0
 BY_HAND, BOUND_S = 3, 420.0
@@ -137,7 +137,7 @@ def _fill_server(run: Run, rng: random.Random) -> None:
 
 def _fill_silo(run: Run, rng: random.Random) -> None:
     """One trainer can write nothing for two seconds."""
-    trainer = rng.choice(run.find("fedsync.runtime.resident"))
+    trainer = rng.choice(run.find("fedsync.trainer.server"))
     trainer.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     time.sleep(2.0)
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -145,11 +145,11 @@ def _fill_silo(run: Run, rng: random.Random) -> None:
 
 
 FAULTS: dict[str, Callable[[Run, random.Random], None]] = {
-    "kill -9 trainer": _kill("fedsync.runtime.resident"),
-    "kill -9 ClientApp process": _kill("fedsync.runtime.executor"),
-    "kill -9 SuperNode": _kill("fedsync.runtime.child supernode"),
+    "kill -9 trainer": _kill("fedsync.trainer.server"),
+    "kill -9 ClientApp process": _kill("fedsync.flower.internals.executor"),
+    "kill -9 SuperNode": _kill("fedsync.flower.internals.launch supernode"),
     "kill -9 ServerApp": _kill("flwr-serverapp"),
-    "kill -9 SuperLink": _kill("fedsync.runtime.child superlink"),
+    "kill -9 SuperLink": _kill("fedsync.flower.internals.launch superlink"),
     "kill -9 all at once": _kill_all,
     f"network of a silo cut for {CUT_S:g} s": _cut,
     "disk full at the server": _fill_server,
@@ -286,8 +286,8 @@ def watch_memory(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
     Not their unique memory, which grows when another process that has the same libraries ends.
     """
-    words = {"trainer": "fedsync.runtime.resident", "SuperNode": "child supernode", "ServerApp": "flwr-serverapp"}
-    words |= {"SuperLink": "child superlink", "ClientApp process": "fedsync.runtime.executor"}
+    words = {"trainer": "fedsync.trainer.server", "SuperNode": "child supernode", "ServerApp": "flwr-serverapp"}
+    words |= {"SuperLink": "child superlink", "ClientApp process": "fedsync.flower.internals.executor"}
     found: dict[str, dict[str, float]] = {name: {} for name in words}
     settings = [
         "task={kind: digits}",

@@ -21,15 +21,15 @@ from unittest.mock import patch
 import psutil
 import yaml
 
-from fedsync.cipher.emulated import emulated_keys
-from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import SiloStartConfig
+from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.common.processes import end_processes, free_ports
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
-from fedsync.identity.nodes import make_node_key
-from fedsync.runtime import bundle
-from fedsync.runtime.export import export_kept
-from fedsync.runtime.processes import end_processes, free_ports
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops import bundle
+from fedsync.trainer.model_export import export_kept
 
 START_S = 120.0
 

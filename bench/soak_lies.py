@@ -8,8 +8,8 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsync.runtime import messages
-from fedsync.runtime.silo import app as honest
+from fedsync.flower import messages
+from fedsync.flower.client_app import app as honest
 
 LIAR = 0
 """The silo that lies, by its share of the data."""

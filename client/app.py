@@ -1,5 +1,5 @@
 """Flower ClientApp: wiring only."""
 
-from fedsync.runtime.silo import app
+from fedsync.flower.client_app import app
 
 __all__ = ["app"]

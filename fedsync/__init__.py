@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fedsync.config.cluster import ClusterConfig
     from fedsync.config.strategy import StrategyConfig
     from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
+    from fedsync.flower.strategy import FedSync
     from fedsync.observe.replay import replay
-    from fedsync.runtime.strategy import FedSync
     from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ _HOMES = {
     "ProtocolError": "fedsync.core.errors",
     "RunError": "fedsync.core.errors",
     "replay": "fedsync.observe.replay",
-    "FedSync": "fedsync.runtime.strategy",
+    "FedSync": "fedsync.flower.strategy",
     "SiloData": "fedsync.tasks.protocol",
     "SiloSlot": "fedsync.tasks.protocol",
     "Task": "fedsync.tasks.protocol",

@@ -236,7 +236,7 @@ def _starter(
         raise ConfigError("--timing-only", f"the {runtime} runtime takes real time", "Add --runtime virtual")
     if target_accuracy is not None:
         raise ConfigError("--target-accuracy", "there is no accuracy without training", "Leave out --timing-only")
-    from fedsync.sim.timing import MODEL_BYTES, run_timing
+    from fedsync.sim.timing_only import MODEL_BYTES, run_timing
 
     return partial(run_timing, model_bytes=model_bytes or MODEL_BYTES, journal=journal)
 
@@ -286,11 +286,11 @@ def runner(runtime: Runtime) -> Runner:
 
             return run_virtual
         case Runtime.FLOWER:
-            from fedsync.runtime.simulation import run_simulation
+            from fedsync.flower.simulation import run_simulation
 
             return run_simulation
         case Runtime.LOCAL:
-            from fedsync.runtime.local import run_local
+            from fedsync.ops.local import run_local
 
             return run_local
 

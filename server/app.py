@@ -1,5 +1,5 @@
 """Flower ServerApp: wiring only."""
 
-from fedsync.runtime.server import app
+from fedsync.flower.server_app import app
 
 __all__ = ["app"]

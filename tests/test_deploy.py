@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from fedsync.cli import app
 from fedsync.config.section import Section
-from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import SiloStartConfig
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from fedsync.commands.report import FigureName, report
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.timing import run_timing
+from fedsync.sim.timing_only import run_timing
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "pictures"

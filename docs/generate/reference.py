@@ -20,8 +20,8 @@ from pydantic_core import PydanticUndefined
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.meanings import meanings
 from fedsync.config.section import Section
-from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import SiloStartConfig
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 
 LONGEST_DEFAULT = 60

@@ -16,15 +16,15 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher import header, wire
-from fedsync.cipher.grid import Grid, needed_exponents
-from fedsync.cipher.keys import GroupKey, Purpose, SiloKeys
-from fedsync.cipher.lanes import Lanes, Slots
-from fedsync.cipher.masks import MIN_SURVIVORS, Masked, MaskRound, Unmasker
-from fedsync.cipher.sealing import Serial, open_portions, seal_message
-from fedsync.cipher.suite import NONCE_BYTES, Adder, Member, Words, form_of, smallest_limit
-from fedsync.cipher.suites import open_suite
-from fedsync.cipher.tags import Tagger, added
+from fedsync.cipher.encoding import tally, wire
+from fedsync.cipher.encoding.integrity import Tagger, added
+from fedsync.cipher.encoding.packing import Lanes, Slots
+from fedsync.cipher.encoding.quantization import Grid, needed_exponents
+from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
+from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmasker
+from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
+from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Member, Words, form_of, smallest_limit
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 
@@ -205,11 +205,11 @@ class _Round:
     def __init__(self, kind: str, grid: Grid, silos: int) -> None:
         context = b"no context"
         if kind == "ckks":
-            from fedsync.cipher import ckks
+            from fedsync.cipher.suites import ckks
 
             context = ckks.new_context()
         elif kind != "pad":
-            from fedsync.cipher import bfv
+            from fedsync.cipher.suites import bfv
 
             context = bfv.new_context()
         self._keys = [SiloKeys.generate(f"silo{silo}") for silo in range(silos)]
@@ -228,7 +228,7 @@ class _Round:
         member = Member(f"{keys.name}/1", 0, secrets.token_bytes(NONCE_BYTES))
         factor = _weight(silo) / grid.cap
         votes = needed_exponents(update, grid.layout, factor, grid.lanes.bits)
-        own = header.build(header.Contribution(_weight(silo), votes), grid.cap)
+        own = tally.build(tally.Contribution(_weight(silo), votes), grid.cap)
         rng = np.random.Generator(np.random.SFC64(silo))
         portions: Iterator[Slots] = (slots for slots, _ in grid.encode(own, update, factor, rng))
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
@@ -264,11 +264,11 @@ class _Round:
             sealer, tag = Masked(sealer, unmasker=unmasker), unmasker.unmask_tag(tag)
         pipeline = Serial(sealer)
         (first,) = open_portions(envelope.words[:1], members, pipeline, "server")
-        tally = header.read(first, len(members), self._grid.cap, len(self._grid.layout.names), "server")
+        added_up = tally.read(first, len(members), self._grid.cap, len(self._grid.layout.names), "server")
         tagger = self._tagger()
         mean = np.empty(self._grid.layout.size, dtype=np.float32)
         portions = open_portions(envelope.words, members, pipeline, "server")
-        self._grid.decode(_taken(portions, tagger), tally.mean_factor(self._grid.cap), mean)
+        self._grid.decode(_taken(portions, tagger), added_up.mean_factor(self._grid.cap), mean)
         tagger.check(tag, members, "server")
         return mean
 

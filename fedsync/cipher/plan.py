@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from fedsync.cipher.grid import Grid
-from fedsync.cipher.lanes import Lanes
-from fedsync.cipher.suite import MASKED, Form, form_of, smallest_limit
+from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.quantization import Grid
+from fedsync.cipher.suites.suite import MASKED, Form, form_of, smallest_limit
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
-from fedsync.core.terms import Terms
+from fedsync.core.weighting import Terms
 
 CAP = 2**20
 """Largest weight n_i where silos weigh by samples; nobody learns who has how many, only that nobody has more."""

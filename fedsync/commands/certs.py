@@ -63,7 +63,7 @@ def silo(
     folder: Annotated[Path, typer.Option("--dir", help="The silo's folder for its node key.")],
 ) -> None:
     """Make a silo's node key, at the silo; or say again where it is."""
-    from fedsync.identity.nodes import make_node_key
+    from fedsync.identity.node_keys import make_node_key
 
     key = make_node_key(name, folder)
     typer.echo(f"{name} {key.fingerprint}")
@@ -78,7 +78,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder with certificates o
     from datetime import UTC, datetime
 
     from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
-    from fedsync.identity.nodes import read_node_keys
+    from fedsync.identity.node_keys import read_node_keys
 
     authority, server = Authority.at(folder), ServerCertificate.at(folder)
     paths = [path for path in (authority.certificate, server.certificate) if path.exists()]

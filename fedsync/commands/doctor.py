@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedsync.runtime.doctor_checks import Check
+    from fedsync.ops.doctor.checks import Check
 
 _WIDTH = 14
 
@@ -22,14 +22,14 @@ def doctor(
     ] = None,
 ) -> None:
     """Check versions, certificates, keys, clock, disk, memory, device and the way to the server."""
-    from fedsync.config.server import ServerStartConfig
-    from fedsync.config.silo import SiloStartConfig
+    from fedsync.config.server_start import ServerStartConfig
+    from fedsync.config.silo_start import SiloStartConfig
     from fedsync.config.strategy import StrategyConfig
 
     wanted = None if strategy is None else StrategyConfig.load(strategy)
     at_silo = None if silo is None else SiloStartConfig.load(silo)
     at_server = None if server is None else ServerStartConfig.load(server)
-    from fedsync.runtime import doctor as checks
+    from fedsync.ops.doctor import preflight as checks
 
     def all_checks() -> Iterator[Check]:
         now = checks.utc_now()

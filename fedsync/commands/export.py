@@ -11,7 +11,7 @@ from rich.console import Console
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsync.observe.export import Exporter
+    from fedsync.observe.exporters.base import Exporter
 
 
 def export(
@@ -23,7 +23,7 @@ def export(
     mlflow: Annotated[str | None, typer.Option("--mlflow", metavar="URI", help="Tracking URI.")] = None,
 ) -> None:
     """Write the rounds of a run, finished or not, for other programs."""
-    from fedsync.observe.export_csv import CsvExporter, silos_beside
+    from fedsync.observe.exporters.csv_exporter import CsvExporter, silos_beside
     from fedsync.observe.ledger import Ledger
     from fedsync.observe.tail import Tail
 
@@ -42,12 +42,12 @@ def export(
             exporters.append(CsvExporter(csv))
             console.print(f"Tables: {csv}, {silos_beside(csv)}", highlight=False, soft_wrap=True)
         if tensorboard is not None:
-            from fedsync.observe.export_tensorboard import TensorBoardExporter
+            from fedsync.observe.exporters.tensorboard_exporter import TensorBoardExporter
 
             exporters.append(TensorBoardExporter(tensorboard))
             console.print(f"TensorBoard: {tensorboard}", highlight=False, soft_wrap=True)
         if mlflow is not None:
-            from fedsync.observe.export_mlflow import MlflowExporter
+            from fedsync.observe.exporters.mlflow_exporter import MlflowExporter
 
             header = tail.header or {}
             exporters.append(MlflowExporter(mlflow, {**header.get("config", {}), "runtime": header.get("runtime")}))

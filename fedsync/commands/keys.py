@@ -11,7 +11,7 @@ import typer
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsync.cipher.administrator import Issue
+    from fedsync.cipher.keys.authority import Issue
 
 app = typer.Typer(help="Keys of encrypted aggregation: the server never has any.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ _MAX_FILE_BYTES = 4 * 2**20
 @app.command()
 def init(folder: AdminFolder) -> None:
     """Make the administrator's signing key and the group secret. On a machine that is not the server."""
-    from fedsync.cipher.administrator import new_administrator
+    from fedsync.cipher.keys.authority import new_administrator
 
     public = new_administrator(folder)
     sys.stdout.write(public.hex() + "\n")
@@ -37,8 +37,8 @@ def silo(
     folder: SiloFolder,
 ) -> None:
     """Make a silo's own keys, at the silo, and print their public part; or print it again."""
-    from fedsync.cipher.keyring import new_silo
-    from fedsync.cipher.keywrap import announce
+    from fedsync.cipher.keys.keyring import new_silo
+    from fedsync.cipher.keys.keywrap import announce
 
     keys = new_silo(folder, name)
     sys.stdout.write(announce(keys) + "\n")
@@ -54,10 +54,10 @@ def issue(
     ] = None,
 ) -> None:
     """Pin silos and wrap the group secret for every pinned one. A new silo begins a new epoch."""
-    from fedsync.cipher import administrator
+    from fedsync.cipher.keys import authority
 
-    issued = administrator.issue(folder, [_line(text) for text in silos or ()])
-    members = administrator.open_administrator(folder).members
+    issued = authority.issue(folder, [_line(text) for text in silos or ()])
+    members = authority.open_administrator(folder).members
     _tell("Compare these with the silos by telephone before you send anything:")
     for name, public in members.items():
         _tell(f"  {name} {public.fingerprint}")
@@ -72,9 +72,9 @@ def rotate(
     ] = None,
 ) -> None:
     """Begin a new epoch with a fresh group secret."""
-    from fedsync.cipher import administrator
+    from fedsync.cipher.keys import authority
 
-    _say_issued(administrator.rotate(folder, without or ()))
+    _say_issued(authority.rotate(folder, without or ()))
 
 
 @app.command()
@@ -87,7 +87,7 @@ def accept(
     ] = None,
 ) -> None:
     """Check a bundle, at its silo, and keep the group key. Older epochs are refused."""
-    from fedsync.cipher import keyring
+    from fedsync.cipher.keys import keyring
 
     pin = None if admin is None else _public_key(admin)
     group = keyring.accept(folder, keyring.read_bundle(bundle), pin)
@@ -99,8 +99,8 @@ def show(
     folder: Annotated[Path, typer.Argument(help="A folder of an administrator, a silo or the server.")],
 ) -> None:
     """Say what a folder holds and what is missing. Never shows a secret."""
-    from fedsync.cipher.administrator import ADMINISTRATOR_FILE, SERVER_FILE
-    from fedsync.cipher.keyring import SILO_FILE
+    from fedsync.cipher.keys.authority import ADMINISTRATOR_FILE, SERVER_FILE
+    from fedsync.cipher.keys.keyring import SILO_FILE
 
     shown = False
     for name, describe in ((ADMINISTRATOR_FILE, _administrator), (SILO_FILE, _silo), (SERVER_FILE, _server)):
@@ -114,7 +114,7 @@ def show(
 
 
 def _administrator(folder: Path) -> list[str]:
-    from fedsync.cipher.administrator import issued_folder, open_administrator
+    from fedsync.cipher.keys.authority import issued_folder, open_administrator
 
     held = open_administrator(folder)
     lines = [f"administrator {held.public.hex()}", f"epoch {held.epoch}, group {held.fingerprint.hex()}"]
@@ -130,7 +130,7 @@ def _administrator(folder: Path) -> list[str]:
 
 
 def _silo(folder: Path) -> list[str]:
-    from fedsync.cipher.keyring import GROUP_FILE, open_ring, open_silo
+    from fedsync.cipher.keys.keyring import GROUP_FILE, open_ring, open_silo
 
     own = open_silo(folder)
     lines = [f"silo {own.name} {own.public.fingerprint}"]
@@ -142,8 +142,8 @@ def _silo(folder: Path) -> list[str]:
 
 
 def _server(folder: Path) -> list[str]:
-    from fedsync.cipher.administrator import SERVER_FILE
-    from fedsync.cipher.keywrap import read_server_file
+    from fedsync.cipher.keys.authority import SERVER_FILE
+    from fedsync.cipher.keys.keywrap import read_server_file
 
     path = folder / SERVER_FILE
     server = read_server_file(_read(path), str(path))

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedsync.common.files import check_result, write_result
 from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.config.section import near_miss
 from fedsync.core.checks import MAX_SPEED, MIN_SPEED
 from fedsync.core.errors import ConfigError
-from fedsync.core.private import check_result, write_result
 
 if TYPE_CHECKING:
-    from fedsync.predict.backtest import Score, Step
+    from fedsync.policies.predict.backtest import Score, Step
 
 _COLUMNS = ("step", "speed", "cpu", "memory")
 
@@ -40,7 +40,7 @@ def predict(
 
     A row's cpu and memory are known when its speed is forecast, its speed is not.
     """
-    from fedsync.predict.backtest import backtest
+    from fedsync.policies.predict.backtest import backtest
 
     kinds = _kinds(predictors)
     if out is not None:
@@ -86,7 +86,7 @@ def read_trace(path: Path) -> list[Step]:
 
 
 def _steps(file: TextIO, path: Path) -> list[Step]:
-    from fedsync.predict.backtest import Step
+    from fedsync.policies.predict.backtest import Step
 
     reader = csv.reader(file, skipinitialspace=True)
     header = [name.strip().lower() for name in next(reader, [])]

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedsync.common.files import check_result, write_result
 from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, LinearCurveConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import CsvConfig
 from fedsync.core.curve import Curve
-from fedsync.core.private import check_result, write_result
 
 if TYPE_CHECKING:
     from fedsync.train.loop import Trainer

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedsync.common.files import check_result, write_result
 from fedsync.core.errors import ConfigError
-from fedsync.core.private import check_result, write_result
 
 
 class FigureName(StrEnum):

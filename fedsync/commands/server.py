@@ -16,11 +16,11 @@ File = Annotated[Path, typer.Option("--server", metavar="FILE", help="The server
 @app.command()
 def start(file: File) -> None:
     """Run the server until it is told to end; restart what fails."""
-    from fedsync.config.server import ServerStartConfig
+    from fedsync.config.server_start import ServerStartConfig
 
     config = ServerStartConfig.load(file)
-    from fedsync.runtime.supervise import start_server
-    from fedsync.runtime.supervisor_plans import way
+    from fedsync.ops.programs import way
+    from fedsync.ops.start import start_server
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
     typer.echo(f"server on {config.host}:{config.port}, {way()} way; files in {config.state}")
@@ -35,11 +35,11 @@ def register(file: File) -> None:
 
     The key that a silo had before is turned away from then on.
     """
-    from fedsync.config.server import ServerStartConfig
+    from fedsync.config.server_start import ServerStartConfig
 
     config = ServerStartConfig.load(file)
-    from fedsync.runtime.registrar import tell_what_else
-    from fedsync.runtime.supervise import register_silos
+    from fedsync.ops.registration_loop import tell_what_else
+    from fedsync.ops.start import register_silos
 
     found = register_silos(config)
     typer.echo(f"registered: {', '.join(name for name in config.silos if name not in found.problems) or 'none'}")
@@ -52,10 +52,10 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Name of the silo, which the file lists no more.")], file: File
 ) -> None:
     """Have the server that runs here turn a silo away from now on."""
-    from fedsync.config.server import ServerStartConfig
+    from fedsync.config.server_start import ServerStartConfig
 
     config = ServerStartConfig.load(file)
-    from fedsync.runtime.supervise import revoke_silo
+    from fedsync.ops.start import revoke_silo
 
     revoke_silo(config, name)
     typer.echo(f"revoked: {name}")
@@ -79,13 +79,13 @@ def run(
     ] = None,
 ) -> None:
     """Start a run on the server that runs here, or go on with one that failed or was stopped."""
-    from fedsync.config.server import ServerStartConfig
+    from fedsync.config.server_start import ServerStartConfig
     from fedsync.config.strategy import StrategyConfig
     from fedsync.core.errors import ConfigError
 
     config = ServerStartConfig.load(file)
     if resume is not None and not (strategy or assignments or out or target_accuracy is not None):
-        from fedsync.runtime.runs import resume_run
+        from fedsync.ops.runs import resume_run
 
         resume_run(config, resume)
         typer.echo(f"Resumed. Files: {resume}")
@@ -95,7 +95,7 @@ def run(
         raise ConfigError("fedsync server run", "it is not clear what to run", remedy)
     wanted = StrategyConfig.load(strategy, assignments or [])
     wanted.check_target(target_accuracy)
-    from fedsync.runtime.runs import submit_run
+    from fedsync.ops.runs import submit_run
 
     folder = submit_run(config, wanted, out=out, target_accuracy=target_accuracy)
     typer.echo(f"Started. Files: {folder}")
@@ -104,7 +104,7 @@ def run(
 @app.command()
 def stop(folder: Annotated[Path, typer.Argument(help="Folder of the run's files.")]) -> None:
     """End a run before its time, whatever it does; `fedsync server run --resume` goes on with it."""
-    from fedsync.runtime.runs import stop_run
+    from fedsync.ops.runs import stop_run
 
     stop_run(folder)
     typer.echo(f"Stopped: {folder}")

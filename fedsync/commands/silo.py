@@ -16,11 +16,11 @@ File = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's f
 @app.command()
 def start(file: File) -> None:
     """Run the silo until it is told to end; restart what fails."""
-    from fedsync.config.silo import SiloStartConfig
+    from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
-    from fedsync.runtime.supervise import start_silo
-    from fedsync.runtime.supervisor_plans import way
+    from fedsync.ops.programs import way
+    from fedsync.ops.start import start_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
     typer.echo(f"silo {config.name}, server {config.server}, {way()} way; files in {config.state}")
@@ -30,10 +30,10 @@ def start(file: File) -> None:
 @app.command()
 def serve(file: File) -> None:
     """Have the trainer of the silo's newest run ready before a message asks for it, for example after a restart."""
-    from fedsync.config.silo import SiloStartConfig
+    from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
-    from fedsync.runtime.serve import serve_silo
+    from fedsync.ops.serve import serve_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
     serve_silo(config)
@@ -48,10 +48,10 @@ def export(
     ] = None,
 ) -> None:
     """Write the model of an encrypted run, of which the server has none, as this silo keeps it."""
-    from fedsync.config.silo import SiloStartConfig
+    from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
-    from fedsync.runtime.export import export_kept
+    from fedsync.trainer.model_export import export_kept
 
     done = export_kept(config, out, run)
     typer.echo(f"{done.file}: version {done.version} of run {done.run}")

@@ -11,6 +11,6 @@ from rich.console import Console
 
 def watch(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
     """Show who works and who waits in a run until it ends; Ctrl-C ends only the showing."""
-    from fedsync.observe.watch import watch as show
+    from fedsync.observe.live import watch as show
 
     show(folder, Console())

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsync.aggregate.fednova import FedNova
-from fedsync.aggregate.staleness import Constant, Discount, Hinge, Polynomial
-from fedsync.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
-from fedsync.config.local import NonNegative
 from fedsync.config.section import Section
+from fedsync.config.training import NonNegative
 from fedsync.core.protocols import Weigher
-from fedsync.core.terms import Solver
+from fedsync.core.weighting import Solver
+from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.staleness import Constant, Discount, Hinge, Polynomial
+from fedsync.policies.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
 
 Rate = Annotated[float, Field(gt=0)]
 Part = Annotated[float, Field(gt=0, le=1)]

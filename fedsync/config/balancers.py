@@ -6,15 +6,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.balance.equalise import EqualisingBalancer
-from fedsync.balance.leader_straggler import LeaderStraggler, Pace
-from fedsync.balance.multiples import InMultiples
-from fedsync.balance.proportional import ProportionalBalancer
-from fedsync.config.local import PositiveInt
 from fedsync.config.section import Section
+from fedsync.config.training import PositiveInt
 from fedsync.core.fitting import CurveFitter
 from fedsync.core.protocols import Balancer
 from fedsync.core.sizing import LocalWork, Scale, Sizing
+from fedsync.policies.balance.equalise import EqualisingBalancer
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace
+from fedsync.policies.balance.multiples import InMultiples
+from fedsync.policies.balance.proportional import ProportionalBalancer
 
 
 class FixedConfig(Section):

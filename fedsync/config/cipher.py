@@ -14,7 +14,7 @@ from fedsync.core.errors import ConfigError
 if TYPE_CHECKING:
     from fedsync.cipher.plan import SealPlan
     from fedsync.core.layout import Layout
-    from fedsync.core.terms import Solver, Terms
+    from fedsync.core.weighting import Solver, Terms
 
 Bits = Literal[8, 12, 16]
 

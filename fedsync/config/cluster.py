@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsync.common.names import SILO_NAME
 from fedsync.config.locate import beside, locate
 from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
-from fedsync.core.names import SILO_NAME
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.barrier.buffered import Buffered
-from fedsync.barrier.capped import Capped
-from fedsync.barrier.compass import Compass
-from fedsync.barrier.deadline import Deadline
-from fedsync.barrier.late import LateRule
-from fedsync.barrier.quorum import Quorum, Required
 from fedsync.config.barriers import FspConfig
-from fedsync.config.local import NonNegative, PositiveInt
 from fedsync.config.section import Section
+from fedsync.config.training import NonNegative, PositiveInt
 from fedsync.core.protocols import AnyBarrier
+from fedsync.policies.barrier.kinds.buffered import Buffered
+from fedsync.policies.barrier.kinds.compass import Compass
+from fedsync.policies.barrier.late import LateRule
+from fedsync.policies.barrier.wrappers.capped import Capped
+from fedsync.policies.barrier.wrappers.deadline import Deadline
+from fedsync.policies.barrier.wrappers.quorum import Quorum, Required
 
 if TYPE_CHECKING:
     from fedsync.config.policies import BarrierConfig

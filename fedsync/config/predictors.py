@@ -8,17 +8,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsync.config.local import PositiveInt
 from fedsync.config.section import Section
+from fedsync.config.training import PositiveInt
 from fedsync.core.errors import ConfigError
 from fedsync.core.protocols import AnyPredictor
-from fedsync.predict.arima import Arima
-from fedsync.predict.ema import Ema
-from fedsync.predict.kalman import Kalman
-from fedsync.predict.lstm import Lstm
-from fedsync.predict.mixture import Mixture
-from fedsync.predict.narx import Narx, load
-from fedsync.predict.rnn import Rnn
+from fedsync.policies.predict.arima import Arima
+from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.kalman import Kalman
+from fedsync.policies.predict.lstm import Lstm
+from fedsync.policies.predict.mixture import Mixture
+from fedsync.policies.predict.narx import Narx, load
+from fedsync.policies.predict.rnn import Rnn
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.barrier.minimum import MinimumSilos
-from fedsync.barrier.resting import Resting
+from fedsync.common.names import SILO_NAME
 from fedsync.config.aggregation import AggregationConfig, ConstantConfig, FedAvgConfig, FedNovaConfig
 from fedsync.config.balancers import BalancerConfig, ForecastSharingConfig, LeaderStragglerConfig, SharingConfig
 from fedsync.config.barriers import AbspConfig, BspConfig, ElasticConfig, FspConfig
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, seal_plan
-from fedsync.config.export import ExportConfig
-from fedsync.config.local import LocalConfig, PositiveInt
+from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.peers import CompassConfig, innermost, mixes_rounds
 from fedsync.config.policies import BarrierConfig
@@ -24,18 +22,20 @@ from fedsync.config.predictors import EmaConfig, PredictorConfig, Share
 from fedsync.config.section import Section, near_miss
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
+from fedsync.config.training import LocalConfig, PositiveInt
 from fedsync.config.waiting import WaitingConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
-from fedsync.core.names import SILO_NAME
 from fedsync.core.sizing import LocalWork
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
+from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
+from fedsync.policies.barrier.wrappers.resting import Resting
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import SealPlan
     from fedsync.core.layout import Layout
-    from fedsync.core.terms import Solver
+    from fedsync.core.weighting import Solver
 
 MAX_SEED = 2**63 - 1
 """Of 63 bits, as those that follow from it: PyTorch, NumPy and every message take such a number."""

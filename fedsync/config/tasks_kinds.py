@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.config.local import LocalConfig
 from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_data import (
     AnyData,
@@ -25,7 +24,8 @@ from fedsync.config.tasks_data import (
     SparseConfig,
 )
 from fedsync.config.tasks_partition import OwnConfig, SourcePartitionConfig, iid
-from fedsync.core.terms import Solver
+from fedsync.config.training import LocalConfig
+from fedsync.core.weighting import Solver
 
 if TYPE_CHECKING:
     from fedsync.tasks.partition import Partition
@@ -251,7 +251,7 @@ class MixtureConfig(StatisticsSection):
 
     def build(self) -> Task:
         """The task."""
-        from fedsync.tasks.mixture import MixtureTask
+        from fedsync.tasks.gaussian_mixture import MixtureTask
 
         return MixtureTask(*self.source(), components=self.components, spread=self.spread, floor=self.floor)
 

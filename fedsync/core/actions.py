@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedsync.core.fast_dataclass import quick
 from fedsync.core.orders import WorkOrder
-from fedsync.core.values import quick
 
 
 @quick

@@ -41,12 +41,12 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
+from fedsync.core.failure_policy import MAX_FAILURES
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.core.sizing import Adaptation, LocalWork, Plan
-from fedsync.core.standing import MAX_FAILURES
 from fedsync.core.state import Policies, State
 from fedsync.core.views import ClusterView, SiloView, Verdict
 

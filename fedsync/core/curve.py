@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.values import quick
+from fedsync.core.fast_dataclass import quick
 
 
 @quick

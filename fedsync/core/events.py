@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsync.core.fast_dataclass import quick
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkReport
-from fedsync.core.values import quick
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from fedsync.core import events as event_types
 from fedsync.core.actions import Action
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event
-from fedsync.core.values import quick
+from fedsync.core.fast_dataclass import quick
 
 JOURNAL = "journal.jsonl"
 """Name of the file in a run's folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedsync.core.values import quick
+from fedsync.core.fast_dataclass import quick
 
 
 @quick

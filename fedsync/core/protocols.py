@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.curve import Curve
+from fedsync.core.fast_dataclass import quick
 from fedsync.core.orders import UpdateMeta, Window
-from fedsync.core.terms import Terms
-from fedsync.core.values import quick
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.core.weighting import Terms
 
 S = TypeVar("S")
 

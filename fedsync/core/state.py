@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from fedsync.core.failure_policy import Standing
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Sizing
-from fedsync.core.standing import Standing
 from fedsync.core.stopping import Passes, StopRules
 
 

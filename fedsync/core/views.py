@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from fedsync.core.curve import Curve
+from fedsync.core.fast_dataclass import quick
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
-from fedsync.core.values import quick
 
 if TYPE_CHECKING:
     from fedsync.core.sizing import LocalWork

@@ -9,10 +9,10 @@ from typing import Any
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Note, Stop
 from fedsync.core.checks import sound, usable
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.fast_dataclass import quick
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.scores import Scores
-from fedsync.core.values import quick
 
 
 @quick

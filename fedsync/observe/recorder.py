@@ -12,7 +12,7 @@ import yaml
 from fedsync import __version__
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, read_journal
-from fedsync.observe.export import Exporter, RoundFeed
+from fedsync.observe.exporters.base import Exporter, RoundFeed
 from fedsync.observe.ledger import Ledger, Round, SiloShare
 
 

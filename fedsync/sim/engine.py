@@ -44,8 +44,8 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
-from fedsync.core.exchange import Payload, Port, Store
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.transfer import Payload, Port, Store
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages

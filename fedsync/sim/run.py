@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsync.aggregate.store import ModelStore
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.exchange import PlainPort, Port, Store
 from fedsync.core.layout import Vector
-from fedsync.observe.export import open_exporters
+from fedsync.core.transfer import PlainPort, Port, Store
+from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.recorder import Listener, Recorder
+from fedsync.policies.aggregate.aggregator import ModelStore
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
 from fedsync.sim.sealed import sealed_store

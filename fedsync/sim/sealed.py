@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.exchange import Port, Store
+from fedsync.core.transfer import Port, Store
 from fedsync.train.loop import Trainer
 from fedsync.train.sample import likely_update
 
@@ -24,10 +24,10 @@ def sealed_store(
         config: the strategy.
         trainers: of the silos, by name.
     """
-    from fedsync.cipher.copy import SealedCopy
-    from fedsync.cipher.emulated import emulated_rings
-    from fedsync.cipher.store import SealedStore
-    from fedsync.cipher.suites import open_suite
+    from fedsync.cipher.keys.emulated import emulated_rings
+    from fedsync.cipher.server.aggregator import SealedStore
+    from fedsync.cipher.silo.replica import SealedCopy
+    from fedsync.cipher.suites.registry import open_suite
 
     local = config.local
     server, rings = emulated_rings(list(trainers), config.seed)

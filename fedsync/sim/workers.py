@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fedsync.config.cluster import SiloConfig
-from fedsync.core.exchange import Payload, PlainPort, Port
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.transfer import Payload, PlainPort, Port
 from fedsync.train.loop import Trainer
 from fedsync.train.sampler import Cursor
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.limits import at_least
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
-from fedsync.tasks.networks.recurrent import Lstm
+from fedsync.tasks.networks.lstm_classifier import Lstm
 from fedsync.tasks.partition import Partition
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.samples import Samples, Source, deal

@@ -20,10 +20,10 @@ from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
+from fedsync.train.machine_probe import Probe, Series
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision
-from fedsync.train.probe import Probe, Series
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.throttle import Throttle
 from fedsync.train.weights import Weights, build_model, initial_model

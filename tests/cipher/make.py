@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsync.cipher.copy import SealedCopy
-from fedsync.cipher.emulated import emulated_keys
-from fedsync.cipher.keyring import open_ring
+from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import SealPlan
-from fedsync.cipher.store import SealedStore
-from fedsync.cipher.suites import open_suite
+from fedsync.cipher.server.aggregator import SealedStore
+from fedsync.cipher.silo.replica import SealedCopy
+from fedsync.cipher.suites.registry import open_suite
 from fedsync.core.actions import Commit
-from fedsync.core.exchange import OtherVersion, Payload
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
-from fedsync.core.terms import Terms
+from fedsync.core.transfer import OtherVersion, Payload
+from fedsync.core.weighting import Terms
 
 LAYOUT = Layout(("body.weight", "body.bias", "head.weight"), ((90, 60), (60,), (10, 60)))
 INITIAL = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from fedsync.cipher.keys import SiloKeys
-from fedsync.cipher.lanes import Lanes
-from fedsync.cipher.suite import FORMS, Member
-from fedsync.cipher.wire import Expected, Head, Kind, encode
+from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.wire import Expected, Head, Kind, encode
+from fedsync.cipher.keys.material import SiloKeys
+from fedsync.cipher.suites.suite import FORMS, Member
 from tests.cipher.sealers import member
 
 FINGERPRINT, GRID = bytes(range(16)), bytes(range(32))

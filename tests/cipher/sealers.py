@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from fedsync.cipher import bfv, ckks
-from fedsync.cipher.keys import GroupKey
-from fedsync.cipher.lanes import SLOTS, Slots
-from fedsync.cipher.suite import FORMS, Adder, Member, Sealer, Words
-from fedsync.cipher.suites import open_suite
+from fedsync.cipher.encoding.packing import SLOTS, Slots
+from fedsync.cipher.keys.material import GroupKey
+from fedsync.cipher.suites import bfv, ckks
+from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites.suite import FORMS, Adder, Member, Sealer, Words
 
 KINDS = tuple(FORMS)
 NOT_USED = Member("nobody/0", 0, bytes(16))

@@ -46,10 +46,10 @@ def test_without_json_a_table_is_printed() -> None:
 )
 def test_a_million_values_take_no_more_bytes_than_promised(kind: str, bits: int, most: float) -> None:
     """By the length that a message must have; messages of that length are made by the other tests."""
-    from fedsync.cipher.grid import Grid
-    from fedsync.cipher.lanes import Lanes
-    from fedsync.cipher.suite import Member, form_of
-    from fedsync.cipher.wire import Head, Kind
+    from fedsync.cipher.encoding.packing import Lanes
+    from fedsync.cipher.encoding.quantization import Grid
+    from fedsync.cipher.encoding.wire import Head, Kind
+    from fedsync.cipher.suites.suite import Member, form_of
 
     form, layout = form_of(kind), _layout(10**6)
     lanes = Lanes(bits, form.slot_bits)

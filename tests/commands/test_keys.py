@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fedsync.cipher.keyring import open_group, open_silo
+from fedsync.cipher.keys.keyring import open_group, open_silo
 from fedsync.commands.keys import app
 from fedsync.core.errors import ConfigError, FedSyncError, ProtocolError
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from fedsync.cli import app
 from fedsync.commands.new import TEMPLATES, TaskKind
-from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import SiloStartConfig
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 

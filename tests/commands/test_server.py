@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from fedsync.commands.server import app
 from fedsync.core.errors import ConfigError
-from fedsync.runtime import supervise
-from fedsync.runtime.registration import Registered
+from fedsync.flower.internals.registration import Registered
+from fedsync.ops import start
 
 
 def test_register_says_who_is_registered_and_fails_for_who_is_not(
@@ -23,9 +23,9 @@ def test_register_says_who_is_registered_and_fails_for_who_is_not(
     silos = "{berlin: berlin.node.pub, paris: paris.node.pub}"
     file.write_text(f"{{certificates: certs, state: state, silos: {silos}}}\n")
     problem = ConfigError("silos, berlin", "its key was revoked before", "Make another")
-    monkeypatch.setattr(supervise, "register_silos", lambda config: Registered({"berlin": problem}))
+    monkeypatch.setattr(start, "register_silos", lambda config: Registered({"berlin": problem}))
     done = CliRunner().invoke(app, ["register", "--server", str(file)])
     assert done.exception is problem and "registered: paris\n" in done.stdout
-    monkeypatch.setattr(supervise, "register_silos", lambda config: Registered())
+    monkeypatch.setattr(start, "register_silos", lambda config: Registered())
     done = CliRunner().invoke(app, ["register", "--server", str(file)])
     assert done.exit_code == 0 and done.stdout == "registered: berlin, paris\n"

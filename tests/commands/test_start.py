@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsync.cli import app
+from fedsync.common.processes import free_ports
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.runtime.processes import free_ports
 
 
 @pytest.mark.parametrize(

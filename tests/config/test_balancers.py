@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from fedsync.balance.equalise import EqualisingBalancer
-from fedsync.balance.leader_straggler import LeaderStraggler, Pace
-from fedsync.balance.multiples import InMultiples
-from fedsync.balance.proportional import ProportionalBalancer
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 from fedsync.core.fitting import CurveFitter
 from fedsync.core.sizing import LocalWork, Scale, Sizing
+from fedsync.policies.balance.equalise import EqualisingBalancer
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace
+from fedsync.policies.balance.multiples import InMultiples
+from fedsync.policies.balance.proportional import ProportionalBalancer
 
 WORK = LocalWork(20, 32, 0.1)
 

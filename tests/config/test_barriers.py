@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from fedsync.barrier.absp import Absp
-from fedsync.barrier.bsp import Bsp
-from fedsync.barrier.climbing import ClimbingInterval
-from fedsync.barrier.elastic import Elastic
-from fedsync.barrier.fsp import Fsp, Late, WaitFor
-from fedsync.barrier.intervals import FittedInterval, FixedInterval, HalvingInterval
-from fedsync.barrier.sampled import Sampled, Sampling
-from fedsync.barrier.ssp import Asp, Ssp
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
+from fedsync.policies.barrier.climbing import ClimbingInterval
+from fedsync.policies.barrier.intervals import FittedInterval, FixedInterval, HalvingInterval
+from fedsync.policies.barrier.kinds.absp import Absp
+from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.elastic import Elastic
+from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
+from fedsync.policies.barrier.kinds.sampled import Sampled, Sampling
+from fedsync.policies.barrier.kinds.ssp import Asp, Ssp
 
 GOOD = """\
 name: mine

@@ -11,8 +11,8 @@ from pydantic import Field
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.meanings import meanings
 from fedsync.config.section import Section
-from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import SiloStartConfig
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from fedsync.aggregate.fednova import FedNova
-from fedsync.aggregate.staleness import Hinge, Polynomial
-from fedsync.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
-from fedsync.barrier.bsp import Bsp
-from fedsync.barrier.capped import Capped
-from fedsync.barrier.deadline import Deadline
-from fedsync.barrier.late import LateRule
-from fedsync.barrier.minimum import MinimumSilos
-from fedsync.barrier.quorum import Quorum, Required
-from fedsync.barrier.resting import Resting
 from fedsync.config.strategy import UNEQUAL_STEPS, StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.stopping import StopRules
+from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.staleness import Hinge, Polynomial
+from fedsync.policies.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
+from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.late import LateRule
+from fedsync.policies.barrier.wrappers.capped import Capped
+from fedsync.policies.barrier.wrappers.deadline import Deadline
+from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
+from fedsync.policies.barrier.wrappers.quorum import Quorum, Required
+from fedsync.policies.barrier.wrappers.resting import Resting
 from tests.laws.kinds import EXAMPLES
 
 GOOD = """\

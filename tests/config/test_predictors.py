@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedsync.config.predictors import PREDICTORS, default_predictor
-from fedsync.predict.arima import Arima
-from fedsync.predict.ema import Ema
-from fedsync.predict.mixture import Mixture
+from fedsync.policies.predict.arima import Arima
+from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.mixture import Mixture
 from tests.sim.fake import strategy
 
 

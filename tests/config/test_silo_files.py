@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.names import check_silo_name
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
-from fedsync.core.names import check_silo_name
 
 GOOD = """\
 silos:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.config.server import ServerStartConfig
-from fedsync.config.silo import LONGEST_STATE, SealConfig, SiloStartConfig
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import LONGEST_STATE, SealConfig, SiloStartConfig
 from fedsync.core.errors import ConfigError
 
 SILO = """\

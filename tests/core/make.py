@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsync.aggregate.weighers import WeightedMean
-from fedsync.barrier.bsp import Bsp
 from fedsync.core.actions import Action, Dispatch
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, SiloJoined, UpdateArrived
@@ -17,7 +15,9 @@ from fedsync.core.sizing import LocalWork, Sizing
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.predict.ema import Ema
+from fedsync.policies.aggregate.weighers import WeightedMean
+from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.predict.ema import Ema
 
 WORK = LocalWork(steps=4, batch_size=8, learning_rate=0.1)
 

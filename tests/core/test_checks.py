@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedsync.aggregate.weighers import WeightedMean
-from fedsync.balance.equalise import EqualisingBalancer
-from fedsync.balance.proportional import ProportionalBalancer
 from fedsync.core.actions import Commit
 from fedsync.core.checks import check_evaluation, check_facts, check_report, check_speed, usable
 from fedsync.core.coordinator import Coordinator
@@ -18,7 +15,10 @@ from fedsync.core.events import Event, SiloJoined
 from fedsync.core.orders import Evaluation, SiloFacts, Window, WorkOrder
 from fedsync.core.protocols import Balancer
 from fedsync.core.sizing import LocalWork, Sizing
-from fedsync.core.terms import Share
+from fedsync.core.weighting import Share
+from fedsync.policies.aggregate.weighers import WeightedMean
+from fedsync.policies.balance.equalise import EqualisingBalancer
+from fedsync.policies.balance.proportional import ProportionalBalancer
 from tests.core.make import answer, of_type, orders, policies, scored
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)

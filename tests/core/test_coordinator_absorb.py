@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fedsync.barrier.ssp import Asp
 from fedsync.core.actions import Commit, Discard, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Progressed, SiloJoined, SiloLost, TimerFired, WorkFailed
+from fedsync.core.failure_policy import MOST_FAILURES
 from fedsync.core.orders import Evaluation, SiloFacts, Window
-from fedsync.core.standing import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
+from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
 
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from fedsync.barrier.ssp import Asp
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop, WakeAt
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, SiloLost, TimerFired, WorkFailed
@@ -14,6 +13,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
+from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
 
 ONE_ROUND = StopRules(rounds=1)

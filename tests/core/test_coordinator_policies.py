@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsync.aggregate.weighers import WeightedMean
-from fedsync.balance.proportional import ProportionalBalancer
-from fedsync.barrier.bsp import Bsp
-from fedsync.barrier.minimum import MinimumSilos
 from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Note, Probe, Remember, Rollback, WakeAt
 from fedsync.core.checks import MAX_SPEED
 from fedsync.core.coordinator import Coordinator
@@ -25,7 +21,11 @@ from fedsync.core.protocols import Bounds, Drivers, SpeedSample
 from fedsync.core.sizing import Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.predict.ema import Ema
+from fedsync.policies.aggregate.weighers import WeightedMean
+from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
+from fedsync.policies.predict.ema import Ema
 from tests.core.make import WORK, Scripted, answer, begin, joined, of_type, orders, policies
 
 BALANCED = Sizing(WORK, ProportionalBalancer())  # 8 samples a silo on average

@@ -12,9 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsync.balance.equalise import EqualisingBalancer
-from fedsync.balance.leader_straggler import LeaderStraggler, Pace
-from fedsync.balance.proportional import ProportionalBalancer
 from fedsync.core.actions import Action, Note
 from fedsync.core.curve import Curve
 from fedsync.core.events import SiloLost
@@ -22,6 +19,9 @@ from fedsync.core.orders import SiloFacts, Window, WorkReport
 from fedsync.core.protocols import Bounds
 from fedsync.core.sizing import Adaptation, LocalWork, Plan, Scale, Sizing
 from fedsync.core.views import ClusterView, SiloView, Verdict
+from fedsync.policies.balance.equalise import EqualisingBalancer
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace
+from fedsync.policies.balance.proportional import ProportionalBalancer
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders
 
 WORK = LocalWork(steps=20, batch_size=32, learning_rate=0.1)

@@ -19,12 +19,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 import fedsync
-from fedsync.runtime import payloads
-from fedsync.runtime.answers import OWNER, STATE, Identity
-from fedsync.runtime.link import ResidentLink, stop_trainers
-from fedsync.runtime.spec import RunSpec
-from fedsync.runtime.timing import Timing
-from tests.runtime.grid import DirectGrid, silos_in_this_process
+from fedsync.common.processes import OWNER
+from fedsync.config.run_spec import RunSpec
+from fedsync.flower import payloads
+from fedsync.flower.timeouts import Timing
+from fedsync.trainer.client import ResidentLink, stop_trainers
+from fedsync.trainer.protocol import STATE, Identity
+from tests.flower.grid import DirectGrid, silos_in_this_process
 from tests.test_deploy import takes
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +184,7 @@ def test_a_silos_trainer_finds_what_the_task_imports(
 
 
 def test_the_client_is_fedsyncs(app: Path) -> None:
-    from fedsync.runtime.silo import app as silo_app
+    from fedsync.flower.client_app import app as silo_app
 
     names: dict[str, Any] = {}
     exec((app / "client_app.py").read_text(encoding="utf-8"), names)

@@ -19,7 +19,7 @@ from fedsync.core.actions import Commit, Discard
 from fedsync.core.errors import RunError
 from fedsync.core.events import SiloLost, UpdateArrived
 from fedsync.observe.ledger import Ledger
-from fedsync.runtime.local import run_local
+from fedsync.ops.local import run_local
 
 ROUNDS = 5
 # 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
@@ -53,10 +53,10 @@ class _Killer:
 def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path) -> None:
     config = StrategyConfig.load("fedavg", QUICK)
     cluster = ClusterConfig.model_validate({"silos": SILOS})
-    killer = _Killer({1: "fedsync.runtime.resident", 3: "flwr-serverapp"})
+    killer = _Killer({1: "fedsync.trainer.server", 3: "flwr-serverapp"})
     with pytest.raises(RunError, match="the ServerApp died"):
         run_local(config, cluster, tmp_path, listeners=[killer])
-    assert killer.killed == ["fedsync.runtime.resident", "flwr-serverapp"]
+    assert killer.killed == ["fedsync.trainer.server", "flwr-serverapp"]
     assert not (tmp_path / "summary.json").exists()
     trainers = sorted(path.parent.name for path in (tmp_path / "state").glob("*/identity.json"))
     assert len(trainers) == 2

@@ -65,7 +65,7 @@ def _check_files(out: Path, summary: dict[str, object], runtime: Runtime) -> Non
 def test_an_untested_flwr_runs_the_stock_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fedsync.runtime.executor.TESTED", frozenset())
+    monkeypatch.setattr("fedsync.flower.internals.executor.TESTED", frozenset())
     config = StrategyConfig.load("fedavg", [*SHORT, "stop.rounds=1"])
     summary = runner(Runtime.LOCAL)(config, CLUSTER, tmp_path / "stock")
     assert "stock" in caplog.text

@@ -24,19 +24,19 @@ from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedsync import replay
-from fedsync.config.server import ServerStartConfig
+from fedsync.common.locks import held
+from fedsync.common.processes import end_processes, free_ports
+from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
-from fedsync.core.locks import held
+from fedsync.flower.environment import QUIET
+from fedsync.flower.internals.registration import Registered
+from fedsync.flower.run_folder import RUN_LOCK
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
-from fedsync.identity.nodes import make_node_key
-from fedsync.runtime.control import RUN_LOCK
-from fedsync.runtime.environment import QUIET
-from fedsync.runtime.processes import end_processes, free_ports
-from fedsync.runtime.registration import Registered
-from fedsync.runtime.runs import Phase, phase, resume_run, stop_run, submit_run
-from fedsync.runtime.supervise import register_silos, revoke_silo
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops.runs import Phase, phase, resume_run, stop_run, submit_run
+from fedsync.ops.start import register_silos, revoke_silo
 
 WAIT_S = 120.0
 
@@ -116,7 +116,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def supernode(federation: Federation, port: int, *options: str | Path) -> tuple[int, str]:
     """Exit code and output of a SuperNode, which ends where it is refused."""
-    command = [sys.executable, "-m", "fedsync.runtime.child", "supernode", "--superlink", f"localhost:{port}"]
+    command = [sys.executable, "-m", "fedsync.flower.internals.launch", "supernode", "--superlink", f"localhost:{port}"]
     command += ["--isolation", "process", "--host", "127.0.0.1", "--port", str(free_ports(1)[0]), "--max-retries", "1"]
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(federation.folder / "home")}
     done = subprocess.run(

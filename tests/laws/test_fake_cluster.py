@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fedsync.aggregate.weighers import WeightedMean
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Progressed, TimerFired, UpdateArrived
 from fedsync.core.orders import WorkReport
@@ -16,7 +15,8 @@ from fedsync.core.sizing import LocalWork, Sizing
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.predict.ema import Ema
+from fedsync.policies.aggregate.weighers import WeightedMean
+from fedsync.policies.predict.ema import Ema
 from tests.laws import test_runs
 from tests.laws.fake_cluster import FakeCluster, Outcome, Scenario, _steps_in_time
 

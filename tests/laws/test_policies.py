@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts, UpdateMeta
 from fedsync.core.protocols import SpeedSample
-from fedsync.core.terms import Terms
 from fedsync.core.views import SiloView
+from fedsync.core.weighting import Terms
 from tests.laws.kinds import BATCH_SIZE, STEPS, cases, policies_of
 
 Case = tuple[str, str, dict[str, Any]]

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fedsync.aggregate.weighers import WeightedMean
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Rollback, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry, decode, encode, replay
 from fedsync.observe.ledger import Ledger
+from fedsync.policies.aggregate.weighers import WeightedMean
 from tests.laws.fake_cluster import FakeCluster, Outcome, Scenario
 from tests.laws.kinds import BATCH_SIZE, EXAMPLES, UNIONS, cases, policies_of, registered
 

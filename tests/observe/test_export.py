@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedsync.config.export import ExportConfig, PrometheusConfig
+from fedsync.config.exporters import ExportConfig, PrometheusConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.export import Guarded, RoundFeed, open_exporters
+from fedsync.observe.exporters.base import Guarded, RoundFeed, open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
 from tests.observe.runs import two_silos

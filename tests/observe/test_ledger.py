@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from fedsync.barrier.ssp import Asp
 from fedsync.core.actions import Commit, Evaluate, Rollback, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, SiloLost, WorkFailed
@@ -15,8 +14,9 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from fedsync.observe.export import RoundFeed
+from fedsync.observe.exporters.base import RoundFeed
 from fedsync.observe.ledger import Ledger, SiloShare
+from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import Scripted, answer, begin, joined, orders, policies, scored
 
 Batch = tuple[float, list[Event]]

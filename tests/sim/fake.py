@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.aggregate.store import ModelStore
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event
-from fedsync.core.exchange import PlainPort, Port
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.transfer import PlainPort, Port
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
+from fedsync.policies.aggregate.aggregator import ModelStore
 from fedsync.sim.engine import VirtualDriver, Worker
 from fedsync.sim.machine import Machine
 

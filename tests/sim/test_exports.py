@@ -10,7 +10,7 @@ import pytest
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.sim.run import run_virtual
-from fedsync.sim.timing import run_timing
+from fedsync.sim.timing_only import run_timing
 from tests.sim.fake import machines, strategy
 
 SILOS = ClusterConfig(silos=machines({"speed": 100.0}, {"speed": 50.0}))

@@ -37,10 +37,10 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     final = runs.final_model
 
-    def seen(store, ports):  # type: ignore[no-untyped-def]
+    def seen(aggregator, ports):  # type: ignore[no-untyped-def]
         newest = max(port.holds for port in ports.values())
         found.extend(port.model for port in ports.values() if port.holds == newest)
-        return final(store, ports)
+        return final(aggregator, ports)
 
     monkeypatch.setattr(runs, "final_model", seen)
     return found
@@ -96,17 +96,17 @@ def test_a_run_that_goes_on_takes_snapshots_and_a_newcomer_starts_from_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[np.ndarray]
 ) -> None:
     """With few links kept, the silo that joins late cannot begin from version 0."""
-    from fedsync.cipher import store
+    from fedsync.cipher.server import aggregator
 
-    monkeypatch.setattr(store, "MAX_LINKS", 4)
+    monkeypatch.setattr(aggregator, "MAX_LINKS", 4)
     taken: list[int] = []
-    put = store.SealedStore.put_snapshot
+    put = aggregator.SealedStore.put_snapshot
 
     def counting(self, silo, version, snapshot):  # type: ignore[no-untyped-def]
         taken.append(version)
         put(self, silo, version, snapshot)
 
-    monkeypatch.setattr(store.SealedStore, "put_snapshot", counting)
+    monkeypatch.setattr(aggregator.SealedStore, "put_snapshot", counting)
     late = SILOS.model_copy(update={"silos": [*SILOS.silos[:2], SILOS.silos[2].model_copy(update={"joins_at_s": 5.0})]})
     loaded = config("fedavg", "cipher={kind: pad}", "min_silos=2", "aggregation.weight=examples")
     loaded = loaded.model_copy(update={"stop": loaded.stop.model_copy(update={"rounds": 40})})

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
-from fedsync.tasks.networks.recurrent import Lstm
+from fedsync.tasks.networks.lstm_classifier import Lstm
 
 
 def parameters(model: nn.Module) -> int:

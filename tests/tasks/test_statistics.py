@@ -13,7 +13,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.clustering import FuzzyTask, KMeansTask
 from fedsync.tasks.factorisation import FactorisationTask
-from fedsync.tasks.mixture import MixtureTask
+from fedsync.tasks.gaussian_mixture import MixtureTask
 from fedsync.tasks.partition import DualDirichlet, Iid, Pathological
 from fedsync.tasks.samples import Samples
 from fedsync.tasks.statistics import StatisticsTask

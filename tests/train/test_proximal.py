@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedsync.aggregate.fednova import progress
 from fedsync.core.errors import ConfigError
+from fedsync.policies.aggregate.fednova import progress
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions

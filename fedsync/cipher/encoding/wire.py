@@ -1,0 +1,341 @@
+"""The sealed message: what silos and server send each other under encryption.
+
+    magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4] | chunks [4]
+    | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
+    | sender: length [1], UTF-8 | each member: length [1], update id in UTF-8, round [8], nonce [16] | zeros to 8
+    payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
+    tag [8 x 8] | Ed25519 signature [64] over header, SHA-256 of the payload, and tag
+
+Numbers are little-endian. An update has one member, itself; an aggregate names every update in the sum. The tag
+comes after the payload, so that a silo can send the first chunks while it seals the last.
+
+A message is hostile until `decode` returns: it reads no field before it knows that the field is there, compares the
+length with what the header announces before it touches the payload, allocates nothing in proportion to a number in
+the message, and returns words that are all below their modulus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
+from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions, smallest_limit
+from fedsync.core.errors import ProtocolError
+
+VERSION = 1
+TAG_PARTS = 8
+"""Numbers of a tag."""
+
+TAG_MODULUS = 2**64 - 59
+"""Each of them is below this prime, the largest below 2^64: no change of a slot of 64 bits is a multiple of it."""
+
+Tag = tuple[int, ...]
+NO_TAG: Tag = (0,) * TAG_PARTS
+
+MAX_NAME_BYTES = 255
+MAX_MEMBERS = 255
+MAX_CHUNKS = 2**20
+"""4 billion slots."""
+
+_MAGIC = b"FSYM"
+_FIXED = struct.Struct("<4sHBBBBHIIIIQ16s32s")
+_MEMBER = struct.Struct(f"<Q{NONCE_BYTES}s")
+_TAG = struct.Struct(f"<{TAG_PARTS}Q")
+_TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
+_ALIGN = 8
+_CONTEXT = b"sealed message 1"
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a message holds. Numbers on the wire: never renumber."""
+
+    UPDATE = 1
+    AGGREGATE = 2
+    SNAPSHOT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All of a message but its words and its tag.
+
+    Args:
+        kind: what the words are.
+        form: the suite's.
+        lanes: how values share slots.
+        sender: who sends the message.
+        round: base version of an update; version that an aggregate or a snapshot brings.
+        attempt: how often the round was begun before.
+        epoch: of the group key.
+        fingerprint: of the group key, 16 bytes.
+        grid: `fedsync.cipher.encoding.quantization.Grid.digest`, 32 bytes.
+        chunks: of the payload: `Grid.chunks`, or 1 for a header alone.
+        members: the update itself, or every update in the sum.
+    """
+
+    kind: Kind
+    form: Form
+    lanes: Lanes
+    sender: str
+    round: int
+    attempt: int
+    epoch: int
+    fingerprint: bytes
+    grid: bytes
+    chunks: int
+    members: tuple[Member, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole message."""
+        return len(_pack(self)) + self.chunks * self.form.chunk_bytes + _TRAILER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Envelope:
+    """A message that passed every check that can be made without a secret.
+
+    Args:
+        head: see `Head`.
+        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus.
+        tag: see `fedsync.cipher.encoding.integrity`.
+    """
+
+    head: Head
+    words: Words
+    tag: Tag
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a receiver knows about a message before it looks at it.
+
+    Args:
+        kind: what it asked for.
+        form: the run's suite.
+        lanes: the run's.
+        sender: who sent it, authenticated by the transport.
+        round: base version of the update, or version that is brought.
+        attempt: of the round.
+        epoch: of the group key.
+        fingerprint: of the group key.
+        grid: digest of the grid; None where the receiver cannot know which, and looks afterwards.
+        chunks: of the payload.
+        update_id: of an update: the one that was ordered. Ignored for aggregates.
+        public: the sender's Ed25519 key, 32 bytes; None where the transport alone vouches for the sender.
+    """
+
+    kind: Kind
+    form: Form
+    lanes: Lanes
+    sender: str
+    round: int
+    attempt: int
+    epoch: int
+    fingerprint: bytes
+    grid: bytes | None
+    chunks: int
+    update_id: str | None = None
+    public: bytes | None = None
+
+
+class Writer:
+    """Writes one message piece by piece, so that it can be sent while its last chunks are still being sealed.
+
+    Args:
+        head: of the message.
+        signing: the sender's Ed25519 private key, 32 bytes; None leaves the signature zero.
+
+    Raises:
+        ValueError: the head cannot be written.
+    """
+
+    def __init__(self, head: Head, signing: bytes | None) -> None:
+        self.header = _pack(head)
+        self._form = head.form
+        self._signing = signing
+        self._left = head.chunks
+        self._hash = hashlib.sha256()
+
+    def payload(self, words: Words) -> memoryview:
+        """The bytes of the next chunks; a view of ``words`` where the machine is little-endian.
+
+        Raises:
+            ValueError: a wrong shape, or more chunks than announced.
+        """
+        if words.ndim != 2 or words.shape[1] != self._form.words or len(words) > self._left:
+            raise ValueError(f"chunks {words.shape} do not fit the message")
+        self._left -= len(words)
+        if not len(words):
+            return memoryview(b"")
+        data = np.ascontiguousarray(words, dtype="<u8").data.cast("B")
+        self._hash.update(data)
+        return data
+
+    def trailer(self, tag: Tag) -> bytes:
+        """The end of the message.
+
+        Raises:
+            ValueError: fewer chunks were written than announced.
+        """
+        if self._left:
+            raise ValueError(f"{self._left} chunks are missing")
+        packed = _TAG.pack(*tag)
+        if self._signing is None:
+            return packed + bytes(SIGNATURE_BYTES)
+        return packed + sign(self._signing, _CONTEXT, self.header + self._hash.digest() + packed)
+
+
+def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
+    """A whole message; see `Writer`."""
+    writer = Writer(head, signing)
+    return b"".join((writer.header, writer.payload(words), writer.trailer(tag)))
+
+
+def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
+    """Read a message after every check that needs no secret.
+
+    Args:
+        data: the message; it must not change while the envelope is in use.
+        expected: what it has to be.
+        adder: of the suite, to save making one.
+
+    Raises:
+        ProtocolError: the first check that it failed.
+    """
+    view = memoryview(data).cast("B")
+    check = _Check(expected.sender)
+    head, size = _read_head(view, expected, check)
+    _compare(head, expected, check)
+    end = size + head.chunks * head.form.chunk_bytes
+    # A view: the length was compared before.
+    words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
+    tag: Tag = _TAG.unpack_from(view, end)
+    if max(tag) >= TAG_MODULUS:
+        check.fail("tag", "a number of the tag is not below its modulus")
+    if expected.public is not None:
+        signed = b"".join((view[:size], hashlib.sha256(view[size:end]).digest(), view[end : end + _TAG.size]))
+        if not is_signed(expected.public, _CONTEXT, signed, bytes(view[end + _TAG.size :])):
+            check.fail("signature", "not signed by the sender, or changed on its way")
+    native = words.astype(np.uint64, copy=False)
+    (adder or Adder(head.form)).check(native, expected.sender)
+    return Envelope(head, native, tag)
+
+
+class _Check:
+    """Raises in the sender's name."""
+
+    def __init__(self, sender: str) -> None:
+        self.sender = sender
+
+    def fail(self, check: str, detail: str) -> None:
+        raise ProtocolError(self.sender, check, detail)
+
+    def same(self, check: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            shown = [value.hex() if isinstance(value, bytes) else repr(value) for value in (found, wanted)]
+            raise ProtocolError(self.sender, check, f"{shown[0]}, expected {shown[1]}")
+
+
+def _read_head(view: memoryview, expected: Expected, check: _Check) -> tuple[Head, int]:
+    """The header, and its bytes. Suite, lanes and chunks are compared first: the length depends on them."""
+    if len(view) < _FIXED.size + _TRAILER_BYTES:
+        check.fail("length", f"{len(view)} bytes are no message")
+    fields = _FIXED.unpack_from(view)
+    magic, version, kind, suite, bits, lanes, count, size, chunks, epoch, attempt, round_, fingerprint, grid = fields
+    check.same("magic", magic, _MAGIC)
+    check.same("version", version, VERSION)
+    check.same("kind", kind, int(expected.kind))
+    check.same("suite", suite, expected.form.code)
+    check.same("bits", bits, expected.lanes.bits)
+    check.same("lanes", lanes, expected.lanes.count)
+    check.same("chunks", chunks, expected.chunks)
+    if not 1 <= count <= MAX_MEMBERS:
+        check.fail("members", f"{count} members, at most {MAX_MEMBERS}")
+    if not _FIXED.size <= size <= len(view) or size % _ALIGN:
+        check.fail("header", f"a header of {size} bytes in a message of {len(view)}")
+    check.same("length", len(view), size + chunks * expected.form.chunk_bytes + _TRAILER_BYTES)
+    sender, at = _name(view[:size], _FIXED.size, check)
+    members: list[Member] = []
+    for _ in range(count):
+        update_id, at = _name(view[:size], at, check)
+        if at + _MEMBER.size > size:
+            check.fail("header", "ends within a member")
+        base, nonce = _MEMBER.unpack_from(view, at)
+        at += _MEMBER.size
+        members.append(Member(update_id, base, nonce))
+    if size - at >= _ALIGN or any(view[at:size]):
+        check.fail("header", "goes on after the members")
+    told = (round_, attempt, epoch, fingerprint, grid, chunks)
+    return Head(Kind(kind), expected.form, expected.lanes, sender, *told, tuple(members)), size
+
+
+def _name(header: memoryview, at: int, check: _Check) -> tuple[str, int]:
+    """A name of 1 to 255 bytes at ``at``, and where it ends."""
+    if at >= len(header):
+        check.fail("header", "ends where a name is expected")
+    end = at + 1 + header[at]
+    if end > len(header) or end == at + 1:
+        check.fail("header", "a name is empty or does not end")
+    try:
+        return str(header[at + 1 : end], "utf-8"), end
+    except UnicodeDecodeError:
+        raise ProtocolError(check.sender, "header", "a name is no UTF-8") from None
+
+
+def _compare(head: Head, expected: Expected, check: _Check) -> None:
+    """Every field that the receiver knows."""
+    check.same("sender", head.sender, expected.sender)
+    check.same("key epoch", head.epoch, expected.epoch)
+    check.same("key fingerprint", head.fingerprint, expected.fingerprint)
+    check.same("round", head.round, expected.round)
+    check.same("attempt", head.attempt, expected.attempt)
+    if expected.grid is not None:
+        check.same("grid", head.grid, expected.grid)
+    check_additions(head.members, smallest_limit(head.form, head.lanes.additions), expected.sender)
+    if head.kind is not Kind.AGGREGATE:
+        check.same("members", len(head.members), 1)
+        check.same("round", head.members[0].round, head.round)
+        if expected.update_id is not None:
+            check.same("update id", head.members[0].update_id, expected.update_id)
+
+
+def _pack(head: Head) -> bytes:
+    """The header's bytes."""
+    if not 1 <= len(head.members) <= MAX_MEMBERS or not 1 <= head.chunks <= MAX_CHUNKS:
+        raise ValueError(f"{len(head.members)} members, {head.chunks} chunks cannot be written")
+    names = [_packed_name(head.sender)]
+    for member in head.members:
+        names += [_packed_name(member.update_id), _MEMBER.pack(member.round, member.nonce)]
+    rest = b"".join(names)
+    rest += bytes(-(_FIXED.size + len(rest)) % _ALIGN)
+    lanes = head.lanes
+    try:
+        fixed = _FIXED.pack(
+            *(_MAGIC, VERSION, head.kind, head.form.code, lanes.bits, lanes.count, len(head.members)),
+            *(_FIXED.size + len(rest), head.chunks, head.epoch, head.attempt, head.round),
+            *(_sized(head.fingerprint, 16), _sized(head.grid, 32)),
+        )
+    except struct.error as error:
+        raise ValueError(f"the header cannot be written: {error}") from None
+    return fixed + rest
+
+
+def _packed_name(name: str) -> bytes:
+    data = name.encode()
+    if not 1 <= len(data) <= MAX_NAME_BYTES:
+        raise ValueError(f"a name has {len(data)} bytes, at most {MAX_NAME_BYTES}")
+    return bytes([len(data)]) + data
+
+
+def _sized(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise ValueError(f"{len(data)} bytes where {size} belong")
+    return data

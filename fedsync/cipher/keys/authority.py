@@ -1,0 +1,227 @@
+"""What the administrator does, offline: make the group secret, pin silos, wrap it for them, begin epochs.
+
+    administrator/administrator.key     signing key, group secret, pinned silos
+                  issued/epoch-2/       a bundle for each silo, and server.json for the server
+
+The silos' side is `fedsync.cipher.keys.keyring`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedsync.cipher.keys.files import Epoch, Member, Name, Record, Secret, SecretContext, read_record, write_record
+from fedsync.cipher.keys.keywrap import ServerKeys, read_announcement, server_file, wrap
+from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, verification_key
+from fedsync.common.files import private_folder, write_atomically, write_private
+from fedsync.core.errors import ConfigError, ProtocolError
+
+ADMINISTRATOR_FILE = "administrator.key"
+SERVER_FILE = "server.json"
+
+ContextMaker = Callable[[], bytes]
+
+
+def bfv_context() -> bytes:
+    """A fresh context of the suite ``bfv`` with its secret key, serialised, 43 KB."""
+    # Imported here: only the administrator makes contexts, and the library takes a while to load.
+    from fedsync.cipher.suites.bfv import new_context
+
+    return new_context()
+
+
+class _AdministratorRecord(Record):
+    """``issued``: whether bundles of this epoch are out. ``revoked``: names of silos left out, by public key (hex)."""
+
+    kind: Literal["fedsync administrator 1"] = "fedsync administrator 1"
+    signing: Secret
+    epoch: Epoch
+    key: Secret
+    context: SecretContext
+    members: dict[Name, Member]
+    revoked: dict[str, Name]
+    issued: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """What an administrator gives out.
+
+    Args:
+        epoch: of the group key.
+        bundles: file for each silo.
+        server: the server's file.
+    """
+
+    epoch: int
+    bundles: Mapping[str, Path]
+    server: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Administrator:
+    """What the administrator's folder holds, without its secrets.
+
+    Args:
+        public: Ed25519 public key, 32 bytes: what the silos pin.
+        epoch: the present one.
+        fingerprint: of its group key, 16 bytes.
+        members: public keys of the pinned silos.
+        revoked: names of silos whose keys were revoked; with fresh keys they may be members again.
+        issued: whether bundles of this epoch were written.
+    """
+
+    public: bytes
+    epoch: int
+    fingerprint: bytes
+    members: Mapping[str, PublicKeys]
+    revoked: tuple[str, ...]
+    issued: bool
+
+
+def new_administrator(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
+    """Make a signing key and the first epoch's group secret. To be done offline.
+
+    Args:
+        folder: for the administrator's file.
+        signing: Ed25519 private key, 32 bytes; a fresh one if left out.
+        new_context: makes the secret context.
+
+    Returns:
+        The public key that silos are to pin.
+
+    Raises:
+        ConfigError: there is an administrator already, or the folder will not do.
+    """
+    private_folder(folder)
+    path = folder / ADMINISTRATOR_FILE
+    if path.exists():
+        remedy = "Use another folder; `fedsync keys rotate` makes a new group secret"
+        raise ConfigError(str(path), "an administrator's keys are here already", remedy)
+    record = _AdministratorRecord(
+        signing=signing or secrets.token_bytes(KEY_BYTES),
+        epoch=1,
+        key=secrets.token_bytes(KEY_BYTES),
+        context=new_context(),
+        members={},
+        revoked={},
+        issued=False,
+    )
+    write_record(path, record)
+    return verification_key(record.signing)
+
+
+def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: ContextMaker = bfv_context) -> Issue:
+    """Pin silos and write a bundle for each pinned one, and the server's file.
+
+    When bundles of this epoch are out already and a silo is new, the next epoch begins: one epoch has one list
+    of members. Without new silos, the present epoch is wrapped once more.
+
+    Args:
+        folder: the administrator's.
+        lines: (how errors call it, what `announce` returned) of each silo to pin.
+        new_context: as for `new_administrator`.
+
+    Raises:
+        ConfigError: the administrator's file is missing or damaged, or no silo is pinned.
+        ProtocolError: a line is damaged, or at odds with what is pinned.
+    """
+    record = _administrator(folder)
+    members = dict(record.members)
+    for source, line in lines:
+        name, public = read_announcement(line, source)
+        _pin(members, record.revoked, name, public, source)
+    if not members:
+        raise ConfigError(str(folder), "no silo is pinned", "Give the silos' lines: --silo FILE")
+    if record.issued and members.keys() != record.members.keys():
+        record = _next_epoch(record, new_context)
+    return _give_out(folder, record.model_copy(update={"members": members, "issued": True}))
+
+
+def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker = bfv_context) -> Issue:
+    """Begin the next epoch with a fresh group secret, and write its bundles.
+
+    Args:
+        folder: the administrator's.
+        without: silos that get none, and whose keys are never pinned again.
+        new_context: as for `new_administrator`.
+
+    Raises:
+        ConfigError: the administrator's file is missing or damaged, a name is not pinned, or none is left.
+    """
+    record = _administrator(folder)
+    members, revoked = dict(record.members), dict(record.revoked)
+    for name in without:
+        if name not in members:
+            pinned = ", ".join(members) or "none"
+            raise ConfigError(f"--without {name}", "no such silo is pinned", f"Pinned are: {pinned}")
+        dropped = members.pop(name)
+        revoked |= {dropped.signing.hex(): name, dropped.exchange.hex(): name}
+    if not members:
+        raise ConfigError(str(folder), "no silo would be left", "Pin one first: `fedsync keys issue --silo FILE`")
+    update = {"members": members, "revoked": revoked, "issued": True}
+    return _give_out(folder, _next_epoch(record, new_context).model_copy(update=update))
+
+
+def open_administrator(folder: Path) -> Administrator:
+    """The public part of the administrator's folder.
+
+    Raises:
+        ConfigError: its file is missing, damaged or open to others.
+    """
+    record = _administrator(folder)
+    group = _group(record)
+    revoked = tuple(dict.fromkeys(record.revoked.values()))
+    return Administrator(group.administrator, group.epoch, group.fingerprint, group.members, revoked, record.issued)
+
+
+def issued_folder(folder: Path, epoch: int) -> Path:
+    """Where an administrator's bundles of an epoch are."""
+    return folder / "issued" / f"epoch-{epoch}"
+
+
+def _pin(members: dict[str, Member], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str) -> None:
+    """Add a silo's public keys, unless they contradict what is known."""
+    known = members.get(name)
+    if known is not None:
+        if known.keys != public:
+            detail = f"{name!r} is pinned with other keys; `fedsync keys rotate --without {name}` drops those"
+            raise ProtocolError(source, "pinned key", detail)
+        return
+    if revoked.keys() & {public.signing.hex(), public.exchange.hex()}:
+        raise ProtocolError(source, "revoked key", f"the keys of {name!r} were revoked; the silo needs fresh ones")
+    for other, member in members.items():
+        if public.signing == member.signing or public.exchange == member.exchange:
+            raise ProtocolError(source, "shared key", f"{name!r} brings a key that is pinned for {other!r}")
+    members[name] = Member.of(public)
+
+
+def _next_epoch(record: _AdministratorRecord, new_context: ContextMaker) -> _AdministratorRecord:
+    key, context = secrets.token_bytes(KEY_BYTES), new_context()
+    return record.model_copy(update={"epoch": record.epoch + 1, "key": key, "context": context})
+
+
+def _give_out(folder: Path, record: _AdministratorRecord) -> Issue:
+    # The record first: after a crash between the two, the same epoch is wrapped once more.
+    write_record(folder / ADMINISTRATOR_FILE, record)
+    group = _group(record)
+    private_folder(folder / "issued")
+    out = private_folder(issued_folder(folder, group.epoch))
+    bundles = {name: out / f"{name}.bundle" for name in group.members}
+    for name, path in bundles.items():
+        write_private(path, wrap(group, name, record.signing))
+    write_atomically(out / SERVER_FILE, server_file(ServerKeys.of(group), record.signing))
+    return Issue(group.epoch, bundles, out / SERVER_FILE)
+
+
+def _group(record: _AdministratorRecord) -> GroupKey:
+    members = {name: member.keys for name, member in record.members.items()}
+    return GroupKey(record.epoch, record.context, record.key, members, verification_key(record.signing))
+
+
+def _administrator(folder: Path) -> _AdministratorRecord:
+    return read_record(folder / ADMINISTRATOR_FILE, _AdministratorRecord, "Make it with `fedsync keys init`")

@@ -1,0 +1,106 @@
+"""Keys for silos that are emulated on one machine: administrator and silos in one process."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsync.cipher.keys.authority import (
+    ADMINISTRATOR_FILE,
+    SERVER_FILE,
+    ContextMaker,
+    bfv_context,
+    issue,
+    issued_folder,
+    new_administrator,
+    open_administrator,
+)
+from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
+from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file
+from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, SiloKeys, hkdf, verification_key
+from fedsync.common.files import private_folder
+from fedsync.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedKeys:
+    """Where the keys of emulated silos are.
+
+    Args:
+        server: what the server may know.
+        server_file: the same as a file.
+        silos: folder of each silo, for `fedsync.cipher.keys.keyring.open_ring`.
+    """
+
+    server: ServerKeys
+    server_file: Path
+    silos: Mapping[str, Path]
+
+
+def emulated_keys(
+    names: Sequence[str], folder: Path, seed: int | None = None, new_context: ContextMaker = bfv_context
+) -> EmulatedKeys:
+    """Do all that ``fedsync keys`` does, for silos that are emulated on this machine.
+
+    With the keys of one place in one folder nobody is protected from anybody: this is for trying things out.
+
+    Args:
+        names: of the silos.
+        folder: for the keys, of mode 0700; those that are there already are used, so that a run can go on.
+        seed: makes the signing and exchange pairs the same each time; the group secret is always fresh, for the
+            library draws its part itself.
+        new_context: as for `fedsync.cipher.keys.authority.new_administrator`.
+
+    Raises:
+        ConfigError: the folder is open to others, or has the keys of other silos.
+    """
+    private_folder(folder)
+    home = folder / "administrator"
+    silos = {name: folder / "silos" / name for name in names}
+    if not (home / ADMINISTRATOR_FILE).exists():
+        new_administrator(home, _seeded(seed, "administrator", "signing"), new_context)
+    administrator = open_administrator(home)
+    if not administrator.issued:
+        private_folder(folder / "silos")
+        own = [new_silo(path, name, _pairs(seed, name)) for name, path in silos.items()]
+        issue(home, [(keys.name, announce(keys).encode()) for keys in own], new_context)
+        administrator = open_administrator(home)
+    if administrator.members.keys() != silos.keys():
+        found = ", ".join(administrator.members)
+        raise ConfigError(str(folder), f"these are the keys of other silos: {found}", "Use a folder for each run")
+    out = issued_folder(home, administrator.epoch)
+    for name, path in silos.items():
+        if not (path / GROUP_FILE).exists() or open_ring(path).group.epoch < administrator.epoch:
+            accept(path, read_bundle(out / f"{name}.bundle"), administrator.public)
+    server_path = out / SERVER_FILE
+    server = read_server_file(server_path.read_bytes(), str(server_path), administrator.public)
+    return EmulatedKeys(server, server_path, silos)
+
+
+def emulated_rings(
+    names: Sequence[str], seed: int | None = None, new_context: ContextMaker = bfv_context
+) -> tuple[ServerKeys, dict[str, Ring]]:
+    """The same in memory, for silos that are objects in one process: what the server knows, and each silo's keys.
+
+    Args:
+        names: of the silos.
+        seed: as for `emulated_keys`.
+        new_context: as for `emulated_keys`.
+    """
+    own = {name: _pairs(seed, name) or SiloKeys.generate(name) for name in names}
+    signing = _seeded(seed, "administrator", "signing") or secrets.token_bytes(KEY_BYTES)
+    members = {name: keys.public for name, keys in own.items()}
+    context = new_context()
+    group = GroupKey(1, context, secrets.token_bytes(KEY_BYTES), members, verification_key(signing))
+    return ServerKeys.of(group), {name: Ring(keys, group) for name, keys in own.items()}
+
+
+def _pairs(seed: int | None, name: str) -> SiloKeys | None:
+    exchange, signing = _seeded(seed, name, "exchange"), _seeded(seed, name, "signing")
+    return None if exchange is None or signing is None else SiloKeys(name, exchange, signing)
+
+
+def _seeded(seed: int | None, name: str, use: str) -> bytes | None:
+    return None if seed is None else hkdf(str(seed).encode(), b"", f"fedsync emulated 1/{use}/{name}".encode())

@@ -1,0 +1,160 @@
+"""A silo's key files, and how it accepts the administrator's bundle.
+
+    silo/    silo.key     the silo's own pairs
+             group.key    the epoch's group key, once accepted
+
+The administrator's side is `fedsync.cipher.keys.authority`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedsync.cipher.keys.files import Epoch, Key, Member, Name, Record, Secret, SecretContext, read_record, write_record
+from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES, unwrap
+from fedsync.cipher.keys.material import GroupKey, SiloKeys
+from fedsync.common.files import private_folder
+from fedsync.common.names import check_silo_name
+from fedsync.core.errors import ConfigError
+
+SILO_FILE = "silo.key"
+GROUP_FILE = "group.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """All the keys of one silo.
+
+    Args:
+        own: its own pairs.
+        group: the epoch's group key, whose members it is one of.
+        folder: where they are kept, or None for keys in memory.
+    """
+
+    own: SiloKeys
+    group: GroupKey
+    folder: Path | None = None
+
+
+class _SiloRecord(Record):
+    kind: Literal["fedsync silo 1"] = "fedsync silo 1"
+    name: Name
+    exchange: Secret
+    signing: Secret
+
+
+class _GroupRecord(Record):
+    kind: Literal["fedsync group 1"] = "fedsync group 1"
+    epoch: Epoch
+    key: Secret
+    context: SecretContext
+    members: dict[Name, Member]
+    administrator: Key
+
+
+def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
+    """A silo's own pairs: those in the folder, or fresh ones.
+
+    Args:
+        folder: the silo's.
+        name: of the silo.
+        keys: what to write if the folder has none; fresh ones if left out.
+
+    Raises:
+        ConfigError: the folder is another silo's, or will not do.
+    """
+    check_silo_name(name)
+    private_folder(folder)
+    path = folder / SILO_FILE
+    if path.exists():
+        held = open_silo(folder)
+        if held.name != name:
+            raise ConfigError(str(path), f"these are the keys of {held.name!r}", "Use a folder for each silo")
+        return held
+    keys = keys or SiloKeys.generate(name)
+    write_record(path, _SiloRecord(name=name, exchange=keys.exchange, signing=keys.signing))
+    return keys
+
+
+def open_silo(folder: Path) -> SiloKeys:
+    """A silo's own pairs.
+
+    Raises:
+        ConfigError: the file is missing, damaged or open to others.
+    """
+    record = read_record(folder / SILO_FILE, _SiloRecord, "Make the keys with `fedsync keys silo NAME`")
+    return SiloKeys(record.name, record.exchange, record.signing)
+
+
+def open_group(folder: Path) -> GroupKey:
+    """The group key that a silo accepted.
+
+    Raises:
+        ConfigError: the file is missing, damaged or open to others.
+    """
+    remedy = "Accept the administrator's bundle: `fedsync keys accept`"
+    record = read_record(folder / GROUP_FILE, _GroupRecord, remedy)
+    members = {name: member.keys for name, member in record.members.items()}
+    return GroupKey(record.epoch, record.context, record.key, members, record.administrator)
+
+
+def open_ring(folder: Path) -> Ring:
+    """All the keys of a silo.
+
+    Raises:
+        ConfigError: a file is missing, damaged or open to others, or the group does not know this silo.
+    """
+    own, group = open_silo(folder), open_group(folder)
+    if group.members.get(own.name) != own.public:
+        problem = f"the group key was not issued to these keys of {own.name!r}"
+        raise ConfigError(str(folder / GROUP_FILE), problem, "Have the administrator issue a bundle for them")
+    return Ring(own, group, folder)
+
+
+def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> GroupKey:
+    """Check and open a bundle at its silo, and keep the group key.
+
+    Args:
+        folder: the silo's.
+        bundle: as the administrator wrote it.
+        administrator: the Ed25519 public key, obtained from the administrator in person; it is pinned with the
+            first bundle and may be left out from then on.
+
+    Raises:
+        ConfigError: the silo's files, or the public key, are missing or not the pinned ones.
+        ProtocolError: the bundle is refused, and why.
+    """
+    own = open_silo(folder)
+    held = open_group(folder) if (folder / GROUP_FILE).exists() else None
+    if held is not None:
+        if administrator not in {None, held.administrator}:
+            remedy = f"To follow another administrator, remove {folder / GROUP_FILE}"
+            raise ConfigError("--admin", f"this silo has pinned {held.administrator.hex()}", remedy)
+        administrator = held.administrator
+    if administrator is None:
+        raise ConfigError("--admin", "no administrator is pinned yet", "Give the public key that `keys init` printed")
+    group = unwrap(bundle, own, administrator, held.epoch if held else 0)
+    record = _GroupRecord(
+        epoch=group.epoch,
+        key=group.key,
+        context=group.context,
+        members={name: Member.of(keys) for name, keys in group.members.items()},
+        administrator=group.administrator,
+    )
+    write_record(folder / GROUP_FILE, record)
+    return group
+
+
+def read_bundle(path: Path) -> bytes:
+    """The bytes of a bundle, which may lie anywhere.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BUNDLE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None

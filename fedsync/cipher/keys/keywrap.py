@@ -1,0 +1,268 @@
+"""How the group secret travels from the administrator to the silos, past the server.
+
+A bundle for one silo is
+
+    magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
+    | AES-256-GCM of group key [32] and context | signature [64]
+
+The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key, bound to the header,
+which is also the associated data. The signature covers all before it and is checked before anything is parsed.
+
+Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fedsync.cipher.keys.files import Epoch, Fingerprint, Key, Member, Name, Record, Signature
+from fedsync.cipher.keys.material import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    GroupKey,
+    PublicKeys,
+    SiloKeys,
+    hkdf,
+    is_signed,
+    sign,
+)
+from fedsync.core.errors import ADMINISTRATOR, ConfigError, ProtocolError
+
+SUITE = "bfv-4096-60-16"
+"""The only kind of context that is issued: BFV, N = 4096, coefficient modulus of 60 and 16 bits."""
+
+MAX_BUNDLE_BYTES = 4 * 2**20
+MAX_LINE_BYTES = 4096
+
+_MAGIC = b"FSKEYS1\0"
+_SENDER = ADMINISTRATOR
+# What a signature is for.
+_BUNDLE, _SERVER, _LINE = b"key bundle 1", b"server keys 1", b"silo keys 1"
+_HEAD_BYTES = len(_MAGIC) + KEY_BYTES + 4
+_NONCE = bytes(12)
+
+
+class _Header(Record):
+    silo: Name
+    epoch: Epoch
+    suite: str
+    fingerprint: Fingerprint
+    members: dict[Name, Member]
+
+
+class _Announcement(Record):
+    silo: Name
+    exchange: Key
+    signing: Key
+
+
+class _SignedAnnouncement(_Announcement):
+    proof: Signature
+
+
+class _ServerBody(Record):
+    epoch: Epoch
+    fingerprint: Fingerprint
+    suite: str
+    senders: dict[Name, Key]
+    administrator: Key
+
+
+class _ServerFile(_ServerBody):
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """All that the server knows of the keys: nothing that could open an update.
+
+    Args:
+        epoch: of the group key.
+        fingerprint: of the group key, 16 bytes.
+        suite: which parameters the ciphertexts have.
+        senders: Ed25519 public key of every silo, by name.
+        administrator: Ed25519 public key of who issued it.
+    """
+
+    epoch: int
+    fingerprint: bytes
+    suite: str
+    senders: Mapping[str, bytes]
+    administrator: bytes
+
+    @classmethod
+    def of(cls, group: GroupKey) -> ServerKeys:
+        """The public part of a group key."""
+        senders = {name: member.signing for name, member in group.members.items()}
+        return cls(group.epoch, group.fingerprint, SUITE, senders, group.administrator)
+
+
+def announce(keys: SiloKeys) -> str:
+    """A silo's public keys as one line of JSON for the administrator; signed, so that a damaged line is noticed."""
+    public = keys.public
+    body = _Announcement(silo=keys.name, exchange=public.exchange, signing=public.signing)
+    proof = keys.sign(_LINE, body.canonical())
+    return _SignedAnnouncement(**dict(body), proof=proof).model_dump_json()
+
+
+def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
+    """Name and public keys from a silo's line. Whether they are that silo's, only people can check.
+
+    Args:
+        line: what `announce` returned.
+        source: how errors call it.
+
+    Raises:
+        ProtocolError: it is no such line, or it was changed.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(source, "silo line", f"{len(line)} bytes, at most {MAX_LINE_BYTES}")
+    try:
+        found = _SignedAnnouncement.read(line)
+    except ValueError as error:
+        raise ProtocolError(source, "silo line", f"not what `fedsync keys silo` prints: {error}") from None
+    public = PublicKeys(found.exchange, found.signing)
+    if not public.usable:
+        raise ProtocolError(source, "silo line", f"{found.silo!r} brings an exchange key that agrees on nothing")
+    body = _Announcement(silo=found.silo, exchange=found.exchange, signing=found.signing)
+    if not is_signed(public.signing, _LINE, body.canonical(), found.proof):
+        raise ProtocolError(source, "silo line", f"the line of {found.silo!r} was changed on its way")
+    return found.silo, public
+
+
+def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
+    """The bundle for one member.
+
+    Args:
+        group: what is wrapped.
+        name: of the silo, a member.
+        signing: the administrator's Ed25519 private key.
+    """
+    recipient = group.members[name].exchange
+    members = {member: Member.of(keys) for member, keys in group.members.items()}
+    header = _Header(
+        silo=name, epoch=group.epoch, suite=SUITE, fingerprint=group.fingerprint, members=members
+    ).canonical()
+    ephemeral = X25519PrivateKey.generate()
+    public = ephemeral.public_key().public_bytes_raw()
+    shared = ephemeral.exchange(X25519PublicKey.from_public_bytes(recipient))
+    body = _cipher(shared, public, recipient, header).encrypt(_NONCE, group.key + group.context, header)
+    message = _MAGIC + group.administrator + len(header).to_bytes(4, "little") + header + public + body
+    return message + sign(signing, _BUNDLE, message)
+
+
+def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int = 0) -> GroupKey:
+    """The group key in a silo's bundle.
+
+    Args:
+        bundle: from `wrap`.
+        own: the silo's keys.
+        administrator: the pinned Ed25519 public key.
+        held_epoch: of the group key that the silo holds; 0 if none.
+
+    Raises:
+        ProtocolError: which of the checks it failed.
+    """
+    message = _signed_part(bundle, administrator)
+    # From here on, all is as the administrator wrote it.
+    end = _HEAD_BYTES + int.from_bytes(message[_HEAD_BYTES - 4 : _HEAD_BYTES], "little")
+    head, public, body = message[_HEAD_BYTES:end], message[end : end + KEY_BYTES], message[end + KEY_BYTES :]
+    try:
+        header = _Header.read(head)
+    except ValueError as error:
+        raise ProtocolError(_SENDER, "header", f"not one that this version reads: {error}") from None
+    members = {name: member.keys for name, member in header.members.items()}
+    if header.suite != SUITE:
+        raise ProtocolError(_SENDER, "suite", f"{header.suite!r}, this version uses {SUITE!r}")
+    if header.silo != own.name:
+        raise ProtocolError(_SENDER, "silo", f"the bundle is for {header.silo!r}, this is {own.name!r}")
+    if members.get(own.name) != own.public:
+        raise ProtocolError(_SENDER, "silo key", f"wrapped for a key of {own.name!r} that this silo does not have")
+    if header.epoch <= held_epoch:
+        detail = f"the bundle brings epoch {header.epoch}, epoch {held_epoch} is held already"
+        raise ProtocolError(_SENDER, "epoch", detail)
+    secret = _open(own, public, body, head)
+    if secret is None:
+        raise ProtocolError(_SENDER, "wrapping", "the secret does not open with this silo's key")
+    group = GroupKey(header.epoch, secret[KEY_BYTES:], secret[:KEY_BYTES], members, administrator)
+    if group.fingerprint != header.fingerprint:
+        raise ProtocolError(_SENDER, "fingerprint", "the secret is not the one that the header names")
+    return group
+
+
+def _signed_part(bundle: bytes, administrator: bytes) -> bytes:
+    """All of a bundle but its signature, which is the pinned administrator's."""
+    if not _HEAD_BYTES + SIGNATURE_BYTES <= len(bundle) <= MAX_BUNDLE_BYTES or not bundle.startswith(_MAGIC):
+        raise ProtocolError(_SENDER, "bundle", f"{len(bundle)} bytes that are no key bundle")
+    signer = bundle[len(_MAGIC) : len(_MAGIC) + KEY_BYTES]
+    if signer != administrator:
+        detail = f"signed by {signer.hex()}, pinned is {administrator.hex()}"
+        raise ProtocolError(_SENDER, "administrator", detail)
+    message, signature = bundle[:-SIGNATURE_BYTES], bundle[-SIGNATURE_BYTES:]
+    if not is_signed(administrator, _BUNDLE, message, signature):
+        raise ProtocolError(_SENDER, "signature", "the bundle was changed or cut on its way")
+    return message
+
+
+def _open(own: SiloKeys, public: bytes, body: bytes, header: bytes) -> bytes | None:
+    """Group key and context, or None."""
+    try:
+        shared = X25519PrivateKey.from_private_bytes(own.exchange).exchange(X25519PublicKey.from_public_bytes(public))
+        secret = _cipher(shared, public, own.public.exchange, header).decrypt(_NONCE, body, header)
+    except (InvalidTag, ValueError):
+        return None
+    return secret if len(secret) > KEY_BYTES else None
+
+
+def _cipher(shared: bytes, ephemeral: bytes, recipient: bytes, header: bytes) -> AESGCM:
+    """The wrapping cipher. Its key is used once, so its nonce may be constant."""
+    info = b"fedsync key wrap 1\0" + hashlib.sha256(header).digest()
+    return AESGCM(hkdf(shared, ephemeral + recipient, info))
+
+
+def server_file(server: ServerKeys, signing: bytes) -> bytes:
+    """The server's file: JSON, signed by the administrator, public throughout."""
+    body = _server_body(server)
+    return _ServerFile(**dict(body), signature=sign(signing, _SERVER, body.canonical())).model_dump_json().encode()
+
+
+def read_server_file(data: bytes, source: str, administrator: bytes | None = None) -> ServerKeys:
+    """The content of the server's file.
+
+    Args:
+        data: of the file.
+        source: how errors call it.
+        administrator: the Ed25519 public key that must have signed it; left out, the one in the file.
+
+    Raises:
+        ConfigError: it is damaged, another version's or another administrator's.
+    """
+    remedy = "Copy the server.json that `fedsync keys issue` wrote"
+    try:
+        found = _ServerFile.read(data)
+    except ValueError as error:
+        raise ConfigError(source, f"not the server's key file: {error}", remedy) from None
+    server = ServerKeys(found.epoch, found.fingerprint, found.suite, found.senders, found.administrator)
+    if administrator is not None and server.administrator != administrator:
+        raise ConfigError(source, f"signed by {server.administrator.hex()}, not by the administrator", remedy)
+    if not is_signed(server.administrator, _SERVER, _server_body(server).canonical(), found.signature):
+        raise ConfigError(source, "its signature is wrong: it was changed", remedy)
+    if server.suite != SUITE:
+        raise ConfigError(source, f"for {server.suite!r}, this version uses {SUITE!r}", remedy)
+    return server
+
+
+def _server_body(server: ServerKeys) -> _ServerBody:
+    return _ServerBody(
+        epoch=server.epoch,
+        fingerprint=server.fingerprint,
+        suite=server.suite,
+        senders=dict(server.senders),
+        administrator=server.administrator,
+    )

@@ -1,0 +1,246 @@
+"""The keys of encrypted aggregation: who holds what, and what is derived from it.
+
+The silos share a *group secret* that the server never sees: a BFV context with its secret key, and 32 bytes from
+which every other shared key is derived. One group secret and one list of members make an *epoch*; whoever comes
+or goes starts the next. Besides, each silo has two pairs of its own: X25519 to agree on keys, Ed25519 to sign.
+How the group secret reaches the silos is in `fedsync.cipher.keys.keywrap`; the files are in
+`fedsync.cipher.keys.keyring`.
+
+Source: HKDF, RFC 5869; AES-GCM, NIST SP 800-38D; X25519, RFC 7748; Ed25519, RFC 8032.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedsync.common.names import check_silo_name
+from fedsync.core.errors import ProtocolError
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+FINGERPRINT_BYTES = 16
+MAX_EPOCH = 2**32 - 1
+MAX_BLOB_BYTES = 2**31 - 2**16
+"""What one AES-GCM call takes, with room to spare [bytes]."""
+
+_NONCE = bytes(12)
+_TAG_BYTES = 16
+_BLOB_MAGIC = b"FSBLOB1\0"
+
+
+class Purpose(StrEnum):
+    """What a key derived from the group key is for: no two uses share one. Never rename."""
+
+    FINGERPRINT = "fingerprint"
+    PAD = "pad"
+    TAG = "tag"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKeys:
+    """The public half of a silo's keys.
+
+    Args:
+        exchange: X25519 public key, 32 bytes.
+        signing: Ed25519 public key, 32 bytes.
+
+    Raises:
+        ValueError: a key has another length.
+    """
+
+    exchange: bytes
+    signing: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.exchange) != KEY_BYTES or len(self.signing) != KEY_BYTES:
+            raise ValueError(f"public keys have {KEY_BYTES} bytes each")
+
+    @property
+    def usable(self) -> bool:
+        """Whether a secret can be agreed on with the exchange key. With a point of low order it would be zero."""
+        try:
+            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.exchange))
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits for people to compare over the telephone."""
+        return hashlib.sha256(b"fedsync silo 1" + self.exchange + self.signing).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class SiloKeys:
+    """The secret half of a silo's keys; it never leaves the silo.
+
+    Args:
+        name: of the silo.
+        exchange: X25519 private key, 32 bytes.
+        signing: Ed25519 private key, 32 bytes.
+
+    Raises:
+        ConfigError: the name is not allowed.
+        ValueError: a key has another length.
+    """
+
+    name: str
+    exchange: bytes = field(repr=False)
+    signing: bytes = field(repr=False)
+    public: PublicKeys = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_silo_name(self.name)
+        exchange = X25519PrivateKey.from_private_bytes(self.exchange).public_key().public_bytes_raw()
+        object.__setattr__(self, "public", PublicKeys(exchange, verification_key(self.signing)))
+
+    @classmethod
+    def generate(cls, name: str) -> SiloKeys:
+        """Two fresh pairs."""
+        return cls(name, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
+
+    def sign(self, context: bytes, data: bytes) -> bytes:
+        """Ed25519 signature, 64 bytes. ``context`` says what is signed: one never passes for another."""
+        return sign(self.signing, context, data)
+
+    def agree(self, other: PublicKeys, context: bytes, length: int = KEY_BYTES) -> bytes:
+        """A secret of ``length`` bytes that only this silo and another can compute, for each ``context`` its own.
+
+        Raises:
+            ValueError: the other's key is not `PublicKeys.usable`; members' keys were checked when pinned.
+
+        Source: X25519, then HKDF-SHA256 with both public keys in order as salt.
+        """
+        shared = X25519PrivateKey.from_private_bytes(self.exchange).exchange(
+            X25519PublicKey.from_public_bytes(other.exchange)
+        )
+        salt = b"".join(sorted((self.public.exchange, other.exchange)))
+        return hkdf(shared, salt, b"fedsync agree 1\0" + context, length)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """One epoch's group secret with the list of those who hold it. Only silos and the administrator have it.
+
+    Args:
+        epoch: counts from 1.
+        context: serialised BFV context with its secret key.
+        key: 32 bytes; use `derive`, never the key itself.
+        members: public keys of every silo, by name.
+        administrator: Ed25519 public key of who issued it, 32 bytes.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    epoch: int
+    context: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    members: Mapping[str, PublicKeys]
+    administrator: bytes
+    fingerprint: bytes = field(init=False)
+    """16 bytes that stand for context, key and epoch on the wire, and tell nothing about them."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.epoch <= MAX_EPOCH:
+            raise ValueError(f"epoch {self.epoch} lies outside 1..{MAX_EPOCH}")
+        if len(self.key) != KEY_BYTES or len(self.administrator) != KEY_BYTES or not self.context:
+            raise ValueError("a group key has a context, and keys of 32 bytes")
+        salt = hashlib.sha256(self.context).digest()
+        object.__setattr__(self, "fingerprint", self.derive(Purpose.FINGERPRINT, salt, FINGERPRINT_BYTES))
+
+    def derive(self, purpose: Purpose, salt: bytes = b"", length: int = KEY_BYTES) -> bytes:
+        """A key of ``length`` bytes (8,160 at most) for one purpose in this epoch.
+
+        Args:
+            purpose: keys for different purposes tell nothing about each other.
+            salt: public, for example a fresh nonce; each value gives another key.
+            length: bytes.
+        """
+        return hkdf(self.key, salt, f"fedsync group 1/{self.epoch}/{purpose}".encode(), length)
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
+    """HKDF-SHA256 (RFC 5869)."""
+    return HKDF(hashes.SHA256(), length, salt, info).derive(secret)
+
+
+def sign(private: bytes, context: bytes, data: bytes) -> bytes:
+    """Ed25519 signature, 64 bytes, of ``data`` under a context."""
+    return Ed25519PrivateKey.from_private_bytes(private).sign(_signed(context, data))
+
+
+def verification_key(private: bytes) -> bytes:
+    """Ed25519 public key, 32 bytes, of a private one."""
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def is_signed(public: bytes, context: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether an Ed25519 signature is that of ``public`` over ``data`` under ``context``."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed(context, data))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signed(context: bytes, data: bytes) -> bytes:
+    return b"fedsync " + len(context).to_bytes(2, "little") + context + data
+
+
+def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes) -> bytes:
+    """Encrypt bytes so that only a holder of the group key can read them, and nobody can change them.
+
+    Args:
+        group: the epoch's group key.
+        purpose: what the blob is; it opens under no other.
+        associated: not in the blob, but it must be the same when the blob is opened (who, which version).
+        data: at most `MAX_BLOB_BYTES`.
+
+    Returns:
+        Magic, epoch, salt, ciphertext and tag: 60 bytes more than ``data``.
+
+    Raises:
+        ValueError: too much data.
+
+    Source: AES-256-GCM. The key is derived from a fresh salt and used once, so the nonce can be constant and the
+    number of blobs has no bound.
+    """
+    if len(data) > MAX_BLOB_BYTES:
+        raise ValueError(f"{len(data)} bytes in one blob, at most {MAX_BLOB_BYTES}")
+    head = _BLOB_MAGIC + group.epoch.to_bytes(4, "little")
+    salt = secrets.token_bytes(KEY_BYTES)
+    cipher = AESGCM(group.derive(purpose, salt))
+    return head + salt + cipher.encrypt(_NONCE, data, head + group.fingerprint + associated)
+
+
+def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes, sender: str = "peer") -> bytes:
+    """The data of `seal_blob`, called with the same arguments.
+
+    Raises:
+        ProtocolError: no blob, another epoch's, sealed for something else or with another key, or damaged.
+    """
+    start = len(_BLOB_MAGIC) + 4
+    if not blob.startswith(_BLOB_MAGIC) or not 0 <= len(blob) - start - KEY_BYTES - _TAG_BYTES <= MAX_BLOB_BYTES:
+        raise ProtocolError(sender, "sealed blob", f"{len(blob)} bytes that are no sealed blob")
+    head, salt, body = blob[:start], blob[start : start + KEY_BYTES], blob[start + KEY_BYTES :]
+    epoch = int.from_bytes(head[len(_BLOB_MAGIC) :], "little")
+    if epoch != group.epoch:
+        raise ProtocolError(sender, "key epoch", f"sealed in epoch {epoch}, this is epoch {group.epoch}")
+    try:
+        return AESGCM(group.derive(purpose, salt)).decrypt(_NONCE, body, head + group.fingerprint + associated)
+    except InvalidTag:
+        detail = f"no {purpose} of this group for what was asked, or damaged"
+    raise ProtocolError(sender, "sealed blob", detail)

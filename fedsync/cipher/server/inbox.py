@@ -1,0 +1,161 @@
+"""What silos send the server under encryption, from the order to the commit: checked as far as no key is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.keys.keywrap import ServerKeys
+from fedsync.cipher.masking.attempts import Attempts
+from fedsync.cipher.plan import SealPlan
+from fedsync.cipher.suites.suite import Adder
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Vector
+from fedsync.core.transfer import Payload
+
+logger = logging.getLogger(__name__)
+
+_GIVEN = ("_plan", "_keys", "_adder")
+"""Attributes that do not come from silos."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A sealed update that waits for its commit."""
+
+    envelope: wire.Envelope
+    clear: Vector
+
+    @property
+    def attempt(self) -> int:
+        """See `fedsync.cipher.masking.attempts`."""
+        return self.envelope.head.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """Where an order starts from: version, number of the grid, attempt."""
+
+    base: int
+    scale: int
+    attempt: int
+
+
+class Intake:
+    """Takes updates that were ordered.
+
+    Args:
+        plan: how updates are sealed.
+        keys: what the server may know.
+        adder: of the plan's suite.
+    """
+
+    def __init__(self, plan: SealPlan, keys: ServerKeys, adder: Adder) -> None:
+        self._plan = plan
+        self._keys = keys
+        self._adder = adder
+        self._attempts = Attempts()
+        self._ordered: dict[str, _Ordered] = {}
+        self._pending: dict[str, Update] = {}
+        self._grids: dict[int, bytes] = {}
+
+    def begin(self, update_id: str, version: int, scale: int) -> None:
+        """An order starts from ``version``, on the grid that silos agreed on as the ``scale``-th."""
+        silo = update_id.rpartition("/")[0]
+        attempt = self._attempts.begin(silo, version) if self._plan.masked else 0
+        self._ordered[update_id] = _Ordered(version, scale, attempt)
+
+    def attempt(self, silo: str, version: int) -> int:
+        """The attempt that the silo's newest order belongs to; see `fedsync.cipher.masking.attempts`."""
+        return self._attempts.of(silo, version)
+
+    def put(self, silo: str, update_id: str, update: Payload) -> None:
+        """Keep a sealed update, after every check that needs no key.
+
+        Raises:
+            ProtocolError: it is not what was ordered, or not the silo's.
+        """
+        if update_id in self._pending:
+            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
+        ordered = self._ordered.get(update_id)
+        if ordered is None:
+            raise ProtocolError(silo, "update id", f"{update_id!r} was not ordered")
+        clear_bytes = 4 * self._plan.clear_values
+        cut = len(update) - clear_bytes
+        if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
+            raise ProtocolError(silo, "update", f"{update.dtype} {update.shape} instead of bytes")
+        grid = self._grids.get(ordered.scale)
+        envelope = self._read(silo, update_id, ordered, update[:cut], self._plan.chunks, grid)
+        clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
+        if not np.isfinite(clear).all():
+            raise ProtocolError(silo, "finite", "values in the clear are not finite")
+        self._grids.setdefault(ordered.scale, envelope.head.grid)
+        self._pending[update_id] = Update(envelope, clear)
+
+    def greeting(self, silo: str, greeting: Payload) -> wire.Envelope:
+        """What a silo says of the size of its updates.
+
+        Raises:
+            ProtocolError: it says something else.
+        """
+        return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1, None)
+
+    def key_of(self, silo: str) -> bytes:
+        """The key that the silo signs with.
+
+        Raises:
+            ProtocolError: it has none.
+        """
+        public = self._keys.senders.get(silo)
+        if public is None:
+            raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
+        return public
+
+    def _read(
+        self, silo: str, update_id: str, ordered: _Ordered, message: Payload, chunks: int, grid: bytes | None
+    ) -> wire.Envelope:
+        if message.dtype != np.uint8 or message.ndim != 1:
+            raise ProtocolError(silo, "sealed message", f"{message.dtype} {message.shape} instead of bytes")
+        plan, keys = self._plan, self._keys
+        expected = wire.Expected(
+            wire.Kind.UPDATE, plan.form, plan.lanes, silo, ordered.base, ordered.attempt, keys.epoch, keys.fingerprint,
+            grid, chunks, update_id, self.key_of(silo),
+        )  # fmt: skip
+        return wire.decode(memoryview(message.tobytes()), expected, self._adder)
+
+    def take(self, update_ids: Iterable[str]) -> dict[str, Update]:
+        """Updates for a commit; they are not kept any longer.
+
+        Under masks only those that belong to one attempt: that with most updates, of equals the first.
+        """
+        taken = {update_id: self._pending.pop(update_id) for update_id in update_ids}
+        for update_id in taken:
+            self._ordered.pop(update_id, None)
+        if not self._plan.masked:
+            return taken
+        attempts = [update.attempt for update in taken.values()]
+        chosen = max(attempts, key=attempts.count)
+        for update_id in [update_id for update_id, update in taken.items() if update.attempt != chosen]:
+            logger.warning("%s belongs to another attempt than the other updates: it does not count", update_id)
+            del taken[update_id]
+        return taken
+
+    def discard(self, update_id: str) -> None:
+        """Forget an update, if it is there."""
+        self._pending.pop(update_id, None)
+        self._ordered.pop(update_id, None)
+
+    def state(self) -> Mapping[str, Any]:
+        """All that must survive a restart, as values that pickle."""
+        return {name: value for name, value in vars(self).items() if name not in _GIVEN}
+
+    def restore(self, state: Mapping[str, Any], version: int) -> None:
+        """Go on from another's `state`, at this version of the model."""
+        vars(self).update(state)
+        if self._plan.masked:
+            self._attempts.restart(version)

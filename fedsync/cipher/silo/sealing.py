@@ -1,0 +1,195 @@
+"""Whole messages, chunk by chunk: sealed while they are sent, opened while they are added, on one core or several."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from fedsync.cipher.encoding.integrity import Tagger
+from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.encoding.wire import Head, Tag, Writer
+from fedsync.cipher.keys.material import GroupKey
+from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites.suite import Member, Sealer, Words
+
+PORTION = 8
+"""Chunks that are worked on at a time."""
+
+# Portions in flight for each process: enough to keep it busy, few enough to need little memory.
+_AHEAD = 2
+
+T = TypeVar("T")
+P = TypeVar("P", Slots, Words)
+
+
+class Pipeline(Protocol):
+    """Seals and opens portions of chunks in their order, perhaps several at a time."""
+
+    def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
+        """Words of each portion; the first begins with chunk 0."""
+        ...
+
+    def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
+        """Slots of each portion; the first begins with chunk 0."""
+        ...
+
+
+class Serial:
+    """A `Pipeline` in this thread.
+
+    Args:
+        sealer: of the suite.
+    """
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+
+    def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
+        """See `Pipeline.seal`."""
+        first = 0
+        for slots in portions:
+            yield self._sealer.seal(slots, member, first)
+            first += len(slots)
+
+    def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
+        """See `Pipeline.open`."""
+        first = 0
+        for words in portions:
+            yield self._sealer.open(words, members, first, sender)
+            first += len(words)
+
+
+class Pool:
+    """A `Pipeline` over several processes, for the library holds Python's lock while it encrypts.
+
+    The processes are started afresh, not forked, so it does not matter which threads this one has. Each gets the
+    group's secret. Use as a context manager.
+
+    Args:
+        kind: name of the suite.
+        group: the epoch's group key.
+        processes: how many.
+    """
+
+    def __init__(self, kind: str, group: GroupKey, processes: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._window = _AHEAD * processes
+        self._executor = ProcessPoolExecutor(processes, spawn, _begin, (kind, group))
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
+        """See `Pipeline.seal`."""
+        return self._in_order(self._executor.submit(_seal, slots, member, at) for at, slots in _numbered(portions))
+
+    def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
+        """See `Pipeline.open`."""
+        named = tuple(members)
+        return self._in_order(
+            self._executor.submit(_open, words, named, at, sender) for at, words in _numbered(portions)
+        )
+
+    def _in_order(self, futures: Iterator[Future[T]]) -> Iterator[T]:
+        """Results in order; no more than a few are waited for at a time."""
+        running: deque[Future[T]] = deque()
+        try:
+            for future in futures:
+                running.append(future)
+                if len(running) >= self._window:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def seal_message(
+    head: Head,
+    portions: Iterable[Slots],
+    pipeline: Pipeline,
+    tagger: Tagger,
+    signing: bytes | None,
+    blind: Callable[[Tag], Tag] | None = None,
+) -> bytearray:
+    """A whole sealed message of one update, written into the memory that it takes and no more.
+
+    Args:
+        head: of the message; it has one member.
+        portions: of slots, from chunk 0 on.
+        pipeline: seals them.
+        tagger: fresh.
+        signing: as for `fedsync.cipher.encoding.wire.Writer`.
+        blind: what is done to the tag at the end: `fedsync.cipher.masking.masks.MaskRound.mask_tag`.
+    """
+    message = bytearray(head.nbytes)
+    at = 0
+    for piece in seal_pieces(head, portions, pipeline, tagger, signing, blind):
+        message[at : at + len(piece)] = piece
+        at += len(piece)
+    return message
+
+
+def seal_pieces(
+    head: Head,
+    portions: Iterable[Slots],
+    pipeline: Pipeline,
+    tagger: Tagger,
+    signing: bytes | None,
+    blind: Callable[[Tag], Tag] | None = None,
+) -> Iterator[bytes | memoryview]:
+    """The same piece by piece, to be sent while the next are sealed."""
+    (member,) = head.members
+    writer = Writer(head, signing)
+    yield writer.header
+    for words in pipeline.seal(_tagged(portions, tagger), member):
+        yield writer.payload(words)
+    tag = tagger.tag(member)
+    yield writer.trailer(tag if blind is None else blind(tag))
+
+
+def open_portions(words: Words, members: Sequence[Member], pipeline: Pipeline, sender: str) -> Iterator[Slots]:
+    """Slots of a sum, a few chunks at a time, from chunk 0 on."""
+    portions = (words[first : first + PORTION] for first in range(0, len(words), PORTION))
+    return pipeline.open(portions, members, sender)
+
+
+def _tagged(portions: Iterable[Slots], tagger: Tagger) -> Iterator[Slots]:
+    for slots in portions:
+        tagger.take(slots)
+        yield slots
+
+
+def _numbered(portions: Iterable[P]) -> Iterator[tuple[int, P]]:
+    """Each portion with the number of its first chunk."""
+    first = 0
+    for portion in portions:
+        yield first, portion
+        first += len(portion)
+
+
+# In the pool's processes.
+
+_sealers: list[Sealer] = []
+
+
+def _begin(kind: str, group: GroupKey) -> None:
+    _sealers[:] = [open_suite(kind, group)]
+
+
+def _seal(slots: Slots, member: Member, first: int) -> Words:
+    return _sealers[0].seal(slots, member, first)
+
+
+def _open(words: Words, members: Sequence[Member], first: int, sender: str) -> Slots:
+    return _sealers[0].open(words, members, first, sender)

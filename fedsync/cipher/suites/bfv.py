@@ -1,0 +1,127 @@
+"""The suite ``bfv``: exact sums under a secret key that the silos share.
+
+BFV with N = 4096, a coefficient modulus of 60 and 16 bits, a plain modulus t of 48 bits, symmetric encryption and
+no evaluation keys. 76 bits are far below the 109 that the HomomorphicEncryption.org standard allows for 128-bit
+security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q.
+
+The noise of a sum grows with the number of summands, and past the limit decryption fails silently and totally: so
+the number is bounded by code.
+
+Source: Fan and Vercauteren 2012 (eprint 2012/144); Microsoft SEAL; TenSEAL.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tenseal
+
+from fedsync.cipher.encoding.packing import SLOTS, Slots
+from fedsync.cipher.suites.contexts import opened, secret_of
+from fedsync.cipher.suites.seal_format import (
+    PREFIX_BYTES,
+    CompressedError,
+    FormatError,
+    Shape,
+    checked_prefix,
+    copy_words,
+    seal_bytes,
+    unpacked,
+    vector_head,
+)
+from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Adder, Form, Member, Words, check_additions
+from fedsync.core.errors import RunError
+
+_SHAPE = Shape(degree=SLOTS, primes=1, ntt=False, scale=1.0, slots=SLOTS)
+_VECTOR = tenseal._ts_cpp.BFVVector
+_ATTEMPTS = 8
+
+
+def new_context() -> bytes:
+    """A fresh context with its secret key and nothing else, 43 KB: the group's secret."""
+    context = tenseal.context(
+        tenseal.SCHEME_TYPE.BFV,
+        SLOTS,
+        BFV_PLAIN,
+        coeff_mod_bit_sizes=[60, 16],
+        encryption_type=tenseal.ENCRYPTION_TYPE.SYMMETRIC,
+        n_threads=1,
+    )
+    return secret_of(context)
+
+
+class Bfv:
+    """Seals and opens with the group's context.
+
+    Args:
+        context: from `new_context`. The library parses it, so it must come from the administrator, signed.
+        form: `BFV`, or `MASKED` where the slots are masked before.
+
+    Raises:
+        ConfigError: it is no such context.
+        RunError: the library writes ciphertexts otherwise than this version knows.
+    """
+
+    def __init__(self, context: bytes, form: Form = BFV) -> None:
+        self._context, self._head = opened(context, _probe)
+        self._form = form
+        self._adder = Adder(form)
+
+    @property
+    def form(self) -> Form:
+        """BFV's public numbers."""
+        return self._form
+
+    def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
+        """One ciphertext a chunk, uint64 [chunks, 8192]; fresh randomness each time, from the library.
+
+        Args:
+            slots: int64 [chunks, 4096], within +-2^47.
+            member: not used.
+            first: not used.
+        """
+        words = np.empty((len(slots), BFV.words), dtype=np.uint64)
+        for into, row in zip(words, slots, strict=True):
+            self._encrypt(row.tolist(), into)
+        return words if sys.byteorder == "little" else words.byteswap()
+
+    def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
+        """Sums of slots, int64 [chunks, 4096]; see `Sealer.open`.
+
+        Raises:
+            ProtocolError: words not below q, or more members than the noise allows.
+        """
+        check_additions(members, BFV.additions, sender)
+        # Nothing may come between this and the library.
+        self._adder.check(words, sender)
+        slots = np.empty((len(words), SLOTS), dtype=np.int64)
+        for into, row in zip(slots, words, strict=True):
+            into[:] = _VECTOR(self._context, self._head + row.astype("<u8", copy=False).tobytes()).decrypt()
+        return slots
+
+    def _encrypt(self, values: list[int], into: Words) -> None:
+        """Write the words of one ciphertext, little-endian."""
+        for _ in range(_ATTEMPTS):
+            try:
+                pieces = unpacked(seal_bytes(_VECTOR(self._context, values).serialize(), SLOTS))
+            except CompressedError:
+                continue
+            return copy_words(pieces, into.data.cast("B"))
+        raise RunError("TenSEAL compressed a ciphertext again and again: its words are not random")
+
+
+def _probe(context: Any) -> bytes:
+    """The constant head of a vector, after a test that words survive taking out and putting back."""
+    values = [(-1) ** slot * (slot << 34) for slot in range(SLOTS)]
+    sample = _VECTOR(context, values).serialize()
+    body = b"".join(unpacked(seal_bytes(sample, SLOTS)))
+    head = vector_head(sample, checked_prefix(body, _SHAPE), _SHAPE)
+    words = np.frombuffer(body, dtype="<u8", offset=PREFIX_BYTES).reshape(1, -1)
+    if int(words.max()) >= BFV.moduli[0]:
+        raise FormatError("words are not below the modulus")
+    if list(_VECTOR(context, head + words.tobytes()).decrypt()) != values:
+        raise FormatError("words do not survive taking out and putting back")
+    return head

@@ -1,0 +1,234 @@
+"""What a suite is: sealing at the silos, adding at the server.
+
+A suite turns slots into *words* that hide them, so that the sum of words, taken modulo the suite's moduli, opens to
+the sum of slots. The server has the `Form` only: numbers that everybody may know. It checks that every word is below
+its modulus and adds with NumPy; it has no secret, and no peer's bytes reach native code there. At a silo they reach
+it only as words that passed the same check, behind headers that the silo itself wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.cipher.encoding.packing import SLOTS, Slots
+from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+
+Words = NDArray[np.uint64]
+"""Sealed chunks, uint64 [chunks, words of a chunk], little-endian on the wire."""
+
+NONCE_BYTES = 16
+"""A fresh random number of this length names every upload."""
+
+# Chunks that are checked or added together: they fit the cache.
+_GROUP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The public numbers of a suite; all that the server needs.
+
+    Args:
+        kind: name in configuration files.
+        code: number on the wire; never reuse.
+        slot_bits: bits of a slot, sign included, that `Lanes` may fill.
+        moduli: of consecutive stretches of a chunk's words; 0 stands for 2^64.
+        stretch: words of a stretch; the moduli repeat until the chunk is full.
+        words: of a chunk.
+        additions: updates that may be summed before decryption could fail.
+    """
+
+    kind: str
+    code: int
+    slot_bits: int
+    moduli: tuple[int, ...]
+    stretch: int
+    words: int
+    additions: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a sealed chunk."""
+        return 8 * self.words
+
+
+BFV_MODULUS = 1152921504606830593
+"""q: the largest prime of 60 bits that is 1 modulo 8192."""
+
+BFV_PLAIN = 281474976694273
+"""t: the largest prime of 48 bits that is 1 modulo 8192."""
+
+CKKS_MODULI = (1152921504606830593, 1099510890497)
+"""The primes of 60 and 40 bits, 1 modulo 16384, that SEAL picks for 8192 with [60, 40, 40]; of the two largest of
+40 bits it keeps the larger for itself."""
+
+BFV = Form("bfv", 1, 48, (BFV_MODULUS,), 2 * SLOTS, 2 * SLOTS, 200)
+CKKS = Form("ckks", 2, 24, CKKS_MODULI, 8192, 4 * 8192, 200)
+PAD = Form("pad", 3, 64, (0,), SLOTS, SLOTS, 255)
+MASKED = Form("masked", 4, 48, (BFV_MODULUS,), 2 * SLOTS, 2 * SLOTS, 200)
+
+FORMS = {form.kind: form for form in (BFV, CKKS, PAD, MASKED)}
+"""Every suite by its name."""
+
+
+def form_of(kind: str) -> Form:
+    """The form of a suite by its name in configuration files.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if kind not in FORMS:
+        raise ConfigError("cipher.kind", f"there is no suite {kind!r}", f"Choose one of {', '.join(FORMS)}")
+    return FORMS[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One update in a sum, as far as everybody may know it.
+
+    Args:
+        update_id: as in the order.
+        round: base version of the update.
+        nonce: 16 random bytes, fresh for every upload, a repeated one included.
+    """
+
+    update_id: str
+    round: int
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
+
+
+class Sealer(Protocol):
+    """The silo's half of a suite: it has the group's secret. Chunks can be sealed and opened in any portions."""
+
+    @property
+    def form(self) -> Form:
+        """The suite's public numbers."""
+        ...
+
+    def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
+        """Hide chunks.
+
+        Args:
+            slots: int64 [chunks, 4096], each of at most ``form.slot_bits`` bits.
+            member: the update they belong to; its nonce must be fresh.
+            first: number of the first of the chunks within the update; the header chunk is 0.
+        """
+        ...
+
+    def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
+        """Sums of slots, int64 [chunks, 4096].
+
+        Args:
+            words: uint64 [chunks, words of a chunk], summed by `Adder.add`; they are checked here again.
+            members: every update in the sum.
+            first: number of the first of the chunks.
+            sender: who sent them, for errors.
+
+        Raises:
+            ProtocolError: words out of range, or more members than can be added.
+        """
+        ...
+
+
+class Adder:
+    """The server's half of every suite: checks and adds, without a secret. For one thread at a time.
+
+    Args:
+        form: of the suite.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        repeats = form.words // (form.stretch * len(form.moduli))
+        per_word = np.repeat(np.array(form.moduli, dtype=np.uint64), form.stretch)
+        self._wraps = form.moduli == (0,)
+        self._moduli = per_word[:1] if len(form.moduli) == 1 else np.tile(per_word, repeats)
+        self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
+
+    def check(self, words: Words, sender: str) -> None:
+        """Check that these can be sealed chunks.
+
+        Raises:
+            ProtocolError: a wrong type or shape, or a word that is not below its modulus.
+        """
+        if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != self.form.words:
+            raise ProtocolError(
+                sender, "chunks", f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
+            )
+        if self._wraps:
+            return
+        for first in range(0, len(words), _GROUP):
+            group = words[first : first + _GROUP]
+            fits = group.max() < self._moduli[0] if self._moduli.size == 1 else (group < self._moduli).all()
+            if not fits:
+                raise ProtocolError(sender, "words", f"chunks {first}.. have words that are not below the modulus")
+
+    def add(self, total: Words, words: Words) -> None:
+        """Add ``words`` to ``total`` in place; both must have passed `check`.
+
+        How many updates are in a sum the words do not tell: the caller counts, see `check_additions`.
+        """
+        if total.shape != words.shape:
+            raise PolicyError(f"words {words.shape} are to be added to {total.shape}")
+        for first in range(0, len(total), _GROUP):
+            into = total[first : first + _GROUP]
+            np.add(into, words[first : first + _GROUP], out=into)
+            if not self._wraps:
+                # Below 2 q < 2^64. Where the sum is below q already, subtracting wraps round and the minimum keeps it.
+                spare = self._spare[: len(into)]
+                np.subtract(into, self._moduli, out=spare)
+                np.minimum(into, spare, out=into)
+
+
+def smallest_limit(form: Form, additions: int) -> int:
+    """Updates that one sum may hold: bounded by the suite's noise and by `Lanes.additions`."""
+    return min(form.additions, additions)
+
+
+def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
+    """Check that a sum holds some updates, none of them twice, and no more than can be added.
+
+    Args:
+        members: every update in the sum.
+        limit: `smallest_limit`.
+        sender: who sent the sum, for errors.
+
+    Raises:
+        ProtocolError: it does not.
+    """
+    if not 1 <= len(members) <= limit:
+        raise ProtocolError(sender, "additions", f"{len(members)} updates in one sum, at most {limit} open")
+    if len({member.update_id for member in members}) != len(members):
+        raise ProtocolError(sender, "members", "an update is in the sum twice")
+    if len({member.nonce for member in members}) != len(members):
+        raise ProtocolError(sender, "members", "two updates have one nonce")
+
+
+def largest_prime(bits: int, step: int) -> int:
+    """The largest prime of ``bits`` bits that is 1 modulo ``step``: how SEAL picks its moduli."""
+    number = (1 << bits) - ((1 << bits) - 1) % step
+    while not _is_prime(number):
+        number -= step
+    return number
+
+
+def _is_prime(number: int) -> bool:
+    """Miller and Rabin, with bases that decide every number below 2^64."""
+    odd = number - 1
+    twos = (odd & -odd).bit_length() - 1
+    odd >>= twos
+    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+        power = pow(base, odd, number)
+        if power in (1, number - 1):
+            continue
+        if all(pow(base, odd << shift, number) != number - 1 for shift in range(1, twos)):
+            return False
+    return True

@@ -1,0 +1,91 @@
+"""What a silo has to know of a run, beside its orders. Travels with every message, so that any process can serve it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, ValidationError
+
+from fedsync.config.aggregation import AggregationConfig, FedAvgConfig
+from fedsync.config.cipher import CipherConfig, PlainConfig, seal_plan
+from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.section import Section
+from fedsync.config.strategy import StrategyConfig
+from fedsync.config.tasks import TaskConfig
+from fedsync.config.training import LocalConfig
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Layout
+
+if TYPE_CHECKING:
+    from fedsync.cipher.plan import SealPlan
+
+
+class RunSpec(Section):
+    """One run, as silos see it.
+
+    Args:
+        seed: of the run.
+        silos: number of shares that the data is split into.
+        task: what is trained.
+        local: how.
+        emulate: the machines that silos pretend to be, by partition; empty in a real federation.
+        cipher: how updates are sealed.
+        aggregation: how a commit weighs them, of which silos do their part before they seal.
+        quorum: updates after which silos agree on how to round the next ones.
+        run: the run's identity, which outlives the server: what silos keep, they keep for it.
+    """
+
+    seed: int
+    silos: Annotated[int, Field(ge=1)]
+    task: TaskConfig
+    local: LocalConfig
+    emulate: list[SiloConfig] = Field(default_factory=list)
+    cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
+    aggregation: AggregationConfig = Field(default_factory=lambda: FedAvgConfig(kind="fedavg"))
+    quorum: Annotated[int, Field(ge=1)] = 1
+    run: str = ""
+
+    @classmethod
+    def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
+        """Spec of a strategy, on emulated machines if there is a cluster."""
+        emulate = cluster.silos if cluster is not None else []
+        return cls(
+            seed=config.seed,
+            silos=silos,
+            task=config.task,
+            local=config.local,
+            emulate=list(emulate),
+            cipher=config.cipher,
+            aggregation=config.aggregation,
+            quorum=config.quorum(None if cluster is None else cluster.at_start),
+        )
+
+    def seal_plan(self, layout: Layout) -> SealPlan | None:
+        """How updates of a model with this layout are sealed; None in the clear.
+
+        Raises:
+            ConfigError: the options do not fit the model or the number of silos.
+        """
+        return seal_plan(self.cipher, self.aggregation, self.task.solver(self.local), layout, self.quorum)
+
+    @property
+    def fastest(self) -> float:
+        """Speed of the fastest emulated machine [samples/s]."""
+        return max(silo.speed for silo in self.emulate)
+
+    def dump(self) -> str:
+        """As JSON."""
+        return json.dumps(self.model_dump(mode="json"), separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> RunSpec:
+        """The inverse of `dump`.
+
+        Raises:
+            ProtocolError: the server sent something else.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ProtocolError("server", "run specification", str(error.errors(include_url=False)[0])) from error

@@ -1,0 +1,81 @@
+"""The server's own file: where it listens, what proves who it is, and which silos it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from fedsync.common.names import SILO_NAME
+from fedsync.config.locate import beside
+from fedsync.config.section import Section
+from fedsync.config.silo_start import LogsConfig, absolute, must_exist
+from fedsync.config.yaml_file import YamlFile
+from fedsync.core.errors import ConfigError
+
+
+class ServerStartConfig(Section):
+    """What ``fedsync server start`` is told. Paths are relative to the file."""
+
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]+$")] = "0.0.0.0"
+    """Address to listen on; 0.0.0.0 for all of the machine."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 9092
+    """Port to listen on."""
+
+    certificates: str | None = None
+    """Folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them; ``ca.key`` does
+    not belong there."""
+
+    insecure: bool = False
+    """No TLS and no authentication of silos, for a trial on one machine."""
+
+    state: str
+    """Folder of the server: database, runs, logs, health."""
+
+    silos: dict[Annotated[str, Field(pattern=SILO_NAME)], str] = Field(default_factory=dict)
+    """Public node keys, ``NAME.node.pub``, by the name of the silo."""
+
+    keys: str | None = None
+    """The server's file for encrypted runs, as `fedsync keys issue` writes it."""
+
+    logs: LogsConfig = Field(default_factory=LogsConfig)
+    """How much of the logs is kept."""
+
+    @model_validator(mode="after")
+    def _secure(self) -> Self:
+        if not self.insecure and self.certificates is None:
+            raise ValueError(
+                "certificates is missing; name the folder of `fedsync certs init`, or write insecure: true for a trial "
+                "on one machine"
+            )
+        if self.insecure and (self.certificates or self.silos):
+            raise ValueError("insecure: true leaves out TLS and the silos' keys; remove it, or certificates and silos")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a server's file, make its paths absolute, and see that what it names is there.
+
+        Raises:
+            ConfigError: anything is wrong; names the place and the remedy.
+        """
+        file = YamlFile.read(path)
+        config = absolute(file.validate(cls), path, ("certificates", "state", "keys"))
+        must_exist(file, config, {"certificates": "Make it with `fedsync certs init`"})
+        must_exist(file, config, {"keys": "The administrator makes it with `fedsync keys issue`"})
+        silos = {name: str(beside(path, key, file.place(("silos", name)))) for name, key in config.silos.items()}
+        for name, key in silos.items():
+            if not Path(key).is_file():
+                remedy = f"The silo makes it: `fedsync certs silo {name} --dir FOLDER`"
+                raise ConfigError(file.place(("silos", name)), f"{key} does not exist", remedy)
+        return config.model_copy(update={"silos": silos})
+
+    @property
+    def loopback(self) -> str:
+        """Address at which the server's own machine reaches it, ``host:port``."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+            self.host, f"[{self.host}]" if ":" in self.host else self.host
+        )
+        return f"{host}:{self.port}"

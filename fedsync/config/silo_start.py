@@ -1,0 +1,170 @@
+"""A real silo's own file: where the server is, what proves who the silo is, and what its owner allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from fedsync.common.names import SILO_NAME
+from fedsync.config.locate import beside
+from fedsync.config.section import Section
+from fedsync.config.yaml_file import YamlFile
+from fedsync.core.errors import ConfigError
+
+ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"
+"""``host:port``; an IPv6 address in brackets."""
+
+LONGEST_STATE = 60
+"""Bytes of the path of a silo's state folder: sockets below it may have about 100."""
+
+Model = TypeVar("Model", bound=Section)
+
+
+class LogsConfig(Section):
+    """Each process has a log of at most ``bytes``, and ``keep`` older ones."""
+
+    bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
+    """Size at which a process's log is put aside and a new one begins [bytes]."""
+
+    keep: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Older logs that are kept, of each process."""
+
+
+class SealConfig(Section):
+    """What a run must at least seal, at a silo that has keys; one that seals less is refused."""
+
+    masks: bool = False
+    """Whether updates must carry masks (``cipher: {kind: masked}``), without which the server and one silo together can
+    read every update."""
+
+    clear: list[str] = Field(default_factory=list)
+    """Patterns of names of tensors that may travel in the clear where a run seals only some. Empty: none may."""
+
+    metrics: Literal["plain", "sealed"] = "plain"
+    """Whether how the model did on the silo's test data must be ``sealed`` with the updates."""
+
+
+class SiloStartConfig(Section):
+    """What ``fedsync silo start`` is told. Paths are relative to the file."""
+
+    name: Annotated[str, Field(pattern=SILO_NAME)]
+    """Name of the silo; its node key is registered under it."""
+
+    server: Annotated[str, Field(pattern=ADDRESS)]
+    """Address of the SuperLink, ``host:port``; the server's certificate has to cover the host."""
+
+    authority: str | None = None
+    """Certificate of the federation's authority, ``ca.crt``."""
+
+    node_key: str | None = None
+    """Private half of the silo's node key, ``NAME.node``."""
+
+    insecure: bool = False
+    """No TLS and no node key, for a trial on one machine."""
+
+    state: str
+    """Folder of the silo, which only its owner can enter: trainers, logs, health."""
+
+    keys: str | None = None
+    """Folder of the silo's keys for encrypted runs; with it, no update is sent in the clear."""
+
+    seal: SealConfig | None = None
+    """What runs must at least seal; left out, all of every update, with any suite."""
+
+    code: Literal["installed", "shipped"] = "installed"
+    """Whose code answers messages. ``installed``: FedSync's own as it is installed here; a bundle that brings another
+    client is refused. ``shipped``: also the client of any Flower app that the server sends, with all rights of the
+    silo's user, so that the server can read the keys and whatever else that user can."""
+
+    data: list[str] | None = None
+    """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, the
+    server chooses among all files that the silo's user can read; ``[]`` is no file."""
+
+    index: Annotated[int, Field(ge=0)] = 0
+    """Which share of the data it has, from 0 on, where the task splits data."""
+
+    device: Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")] | None = None
+    """Where to train, such as ``cuda:1``; left out, as the run says."""
+
+    resources: bool = True
+    """Whether to tell the server how much of the machine is left to the trainer."""
+
+    declared_speed: Annotated[float, Field(gt=0)] | None = None
+    """Samples per second that the server may count on at first [samples/s]."""
+
+    state_bytes: Annotated[int, Field(ge=1_000_000)] = 20_000_000_000
+    """How much old trainers may leave on the disk; the oldest go first [bytes]."""
+
+    logs: LogsConfig = Field(default_factory=LogsConfig)
+    """How much of the logs is kept."""
+
+    @model_validator(mode="after")
+    def _secure(self) -> Self:
+        if not self.insecure and (self.authority is None or self.node_key is None):
+            missing = "authority" if self.authority is None else "node_key"
+            raise ValueError(
+                f"{missing} is missing; name ca.crt as authority and the file of `fedsync certs silo` as node_key, or "
+                "write insecure: true for a trial on one machine"
+            )
+        if self.insecure and (self.authority or self.node_key):
+            raise ValueError("insecure: true leaves out TLS, but authority or node_key is given; remove one of the two")
+        if self.seal is not None and self.keys is None:
+            raise ValueError("seal is given, but no keys; name the folder of `fedsync keys` as keys, or remove seal")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a silo's file, make its paths absolute, and see that what it names is there.
+
+        Raises:
+            ConfigError: anything is wrong; names the place and the remedy.
+        """
+        file = YamlFile.read(path)
+        config = absolute(file.validate(cls), path, ("authority", "node_key", "state", "keys"))
+        must_exist(file, config, {"authority": "`fedsync certs init` makes it, at the server"})
+        must_exist(
+            file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
+        )
+        config = config._with_folders_beside(file, path)
+        length = len(os.fsencode(config.state))
+        if length > LONGEST_STATE:
+            problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
+            raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
+        return config
+
+    def _with_folders_beside(self, file: YamlFile, path: Path) -> Self:
+        folders = []
+        for index, name in enumerate(self.data or ()):
+            place = file.place(("data", str(index)))
+            folders.append(beside(path, name, place))
+            if not folders[-1].is_dir():
+                raise ConfigError(place, f"{folders[-1]} is no folder", "Make it, or remove it here")
+        return self if self.data is None else self.model_copy(update={"data": [str(folder) for folder in folders]})
+
+
+def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:
+    """The section with its paths resolved beside the file ``path``.
+
+    Raises:
+        ConfigError: one is no path.
+    """
+    found = {field: getattr(config, field) for field in fields}
+    return config.model_copy(
+        update={field: str(beside(path, name, f"{path}, {field}")) for field, name in found.items() if name}
+    )
+
+
+def must_exist(file: YamlFile, config: Section, remedies: dict[str, str]) -> None:
+    """Check that the paths of the fields, where they are given, lead somewhere.
+
+    Raises:
+        ConfigError: one does not; with the remedy of the field.
+    """
+    for field, remedy in remedies.items():
+        name = getattr(config, field)
+        if name and not Path(name).exists():
+            raise ConfigError(file.place((field,)), f"{name} does not exist", remedy)

@@ -1,0 +1,280 @@
+"""What a server has to know to go on after its death, on disk before any silo hears of it.
+
+A checkpoint is written after every commit and before the messages that follow from it go out, so no silo ever knows
+a version of the model that the newest checkpoint does not. It says up to which byte the journal belongs to it. Going
+on cuts the journal there, which is then continued: the silos that were here come to it as lost and joined again, so
+the whole journal still replays.
+
+Where the journal holds a commit that no whole checkpoint knows (one is torn, or could not be written), silos may know
+a version that will be made anew with other updates. Then they must not go on with what they keep: the run gets
+another identity, under which every silo's trainer begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pickle
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedsync import __version__
+from fedsync.common.files import OWNER_FILE, private_folder, read_private, remove_unfinished, write_atomically
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.events import SiloJoined, SiloLost
+from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.core.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"
+"""Name of the folder, in that of the run's files."""
+
+KEPT = 3
+"""Newest checkpoints that are kept."""
+
+FORMAT = 1
+"""Of the files; another one is refused."""
+
+_DIGEST_BYTES = 32
+_SUFFIX, _TORN = ".ckpt", ".torn"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What stays the same for all of a run.
+
+    Args:
+        config: what `digest` says of its configuration.
+        spec: the run's specification as JSON, as silos get it; with an identity, by which silos keep what they know.
+        layout: of the model.
+    """
+
+    config: str
+    spec: str
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A run between two batches of events.
+
+    Args:
+        version: of the model.
+        elapsed_s: since the run began.
+        position: bytes of the journal up to here.
+        timers: when the coordinator wants to be asked again [s since the run began].
+        silos: names of those that are here.
+        evaluating: the version that all silos are evaluating, where the run is about to end.
+        coordinator: that decided all this; it pickles.
+        store: what `fedsync.core.transfer.Store.state` returned.
+    """
+
+    version: int
+    elapsed_s: float
+    position: int
+    timers: tuple[float, ...]
+    silos: tuple[str, ...]
+    evaluating: int | None
+    coordinator: Coordinator
+    store: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A run at a moment."""
+
+    origin: Origin
+    moment: Moment
+
+
+class Checkpoints:
+    """Writes checkpoints into the folder of a run.
+
+    Args:
+        out: folder of the run's files.
+        origin: of the run.
+        keep: how many of the newest are kept.
+        resumed: the moment from which the run goes on, if it does.
+    """
+
+    def __init__(self, out: Path, origin: Origin, keep: int = KEPT, resumed: Moment | None = None) -> None:
+        self._folder = out / FOLDER
+        self._origin = origin
+        self._keep = keep
+        self._begun = resumed is not None
+        self._evaluating = None if resumed is None else resumed.evaluating
+        self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
+        self._failed = False
+
+    def due(self, entry: JournalEntry | None) -> bool:
+        """Whether silos may learn from an entry what no checkpoint has; None stands for the beginning of the run.
+
+        That is a version of the model, and at first that there is one: what silos are sent with it is made then.
+        """
+        if entry is None:
+            return True
+        begun = self._begun
+        for event in entry.events:
+            if isinstance(event, SiloJoined):
+                self._silos[event.silo] = None
+            elif isinstance(event, SiloLost):
+                self._silos.pop(event.silo, None)
+        for action in entry.actions:
+            self._begun |= isinstance(action, Dispatch)
+            if isinstance(action, Evaluate):
+                self._evaluating = action.version
+        return self._begun > begun or any(isinstance(action, Commit | Rollback) for action in entry.actions)
+
+    def save(
+        self,
+        coordinator: Coordinator,
+        store: Mapping[str, Any],
+        elapsed_s: float,
+        position: int,
+        timers: tuple[float, ...],
+    ) -> None:
+        """Write one, and remove what is older than those kept; arguments as `Moment`'s.
+
+        A run goes on without checkpoints: where one cannot be written, the log says so once.
+        """
+        silos = tuple(self._silos)
+        moment = Moment(coordinator.version, elapsed_s, position, timers, silos, self._evaluating, coordinator, store)
+        try:
+            _write(self._folder, Checkpoint(self._origin, moment))
+        except ConfigError as error:
+            if not self._failed:
+                logger.warning("the run goes on without checkpoints, and could not be resumed from here: %s", error)
+            self._failed = True
+            return
+        if self._failed:
+            logger.warning("checkpoints can be written again")
+            self._failed = False
+        for old in _newest_first(self._folder)[self._keep :]:
+            old.unlink(missing_ok=True)
+
+
+def new_identity() -> str:
+    """For a run that begins."""
+    return secrets.token_hex(8)
+
+
+def digest(config: StrategyConfig, silos: list[dict[str, Any]] | None) -> str:
+    """Hash of a strategy and of a silo file's machines."""
+    text = json.dumps([config.model_dump(mode="json"), silos], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def prepare(out: Path, config: str) -> Checkpoint:
+    """The moment from which the run in ``out`` goes on; the journal ends there when this returns.
+
+    Asked twice it says the same, also where the first time was cut short.
+
+    Args:
+        out: folder of the run's files.
+        config: what `digest` says of the configuration that is to go on.
+
+    Raises:
+        ConfigError: there is no whole checkpoint, or it is of another configuration or version of FedSync.
+    """
+    checkpoint = _newest_whole(out, config)
+    remove_unfinished(out / FOLDER)
+    journal = out / JOURNAL
+    position = checkpoint.moment.position
+    if not journal.exists() or journal.stat().st_size < position:
+        raise ConfigError(str(journal), f"shorter than its checkpoint's {position} bytes", "Start the run anew")
+    if _commits_after(journal, position):
+        logger.warning("silos begin anew: they may know versions of the model that no checkpoint does")
+        checkpoint = _renamed(checkpoint)
+        _write(out / FOLDER, checkpoint)
+    os.truncate(journal, position)
+    return checkpoint
+
+
+def newest_version(out: Path) -> int | None:
+    """Version of the model in the newest checkpoint of a run, whole or not; None where there is none."""
+    newest = _newest_first(out / FOLDER)
+    return int(newest[0].stem) if newest else None
+
+
+def clear(out: Path) -> None:
+    """Remove the checkpoints of a run that has come to its end."""
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+
+
+def _renamed(checkpoint: Checkpoint) -> Checkpoint:
+    """The same run under another identity."""
+    spec = json.dumps({**json.loads(checkpoint.origin.spec), "run": new_identity()}, separators=(",", ":"))
+    return replace(checkpoint, origin=replace(checkpoint.origin, spec=spec))
+
+
+def _newest_whole(out: Path, config: str) -> Checkpoint:
+    files = _newest_first(out / FOLDER)
+    if not files:
+        remedy = "Name the folder of a run that was cut off; its checkpoints go when it ends well"
+        raise ConfigError(str(out), "there is no checkpoint to go on from", remedy)
+    for file in files:
+        try:
+            return _read(file, config)
+        except _Torn as error:
+            logger.warning("%s: %s; going on from the one before", file, error)
+            file.rename(file.with_suffix(_TORN))
+    raise ConfigError(str(out / FOLDER), "no checkpoint is whole", "Start the run anew")
+
+
+class _Torn(FedSyncError):
+    """A checkpoint is not what was written."""
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    head = {"format": FORMAT, "fedsync": __version__, "config": checkpoint.origin.config}
+    body = json.dumps(head).encode() + b"\n" + pickle.dumps(checkpoint, protocol=pickle.HIGHEST_PROTOCOL)
+    path = private_folder(folder) / f"{checkpoint.moment.version}{_SUFFIX}"
+    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE)
+
+
+def _read(path: Path, config: str) -> Checkpoint:
+    data = memoryview(read_private(path, path.stat().st_size))
+    body = data[_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
+        raise _Torn("torn or corrupt")
+    end = bytes(body[:4096]).index(b"\n")
+    head = json.loads(bytes(body[:end]))
+    if (head["format"], head["fedsync"]) != (FORMAT, __version__):
+        found = f"written by FedSync {head['fedsync']}, format {head['format']}"
+        raise ConfigError(str(path), found, f"Resume with that version; this is {__version__}, format {FORMAT}")
+    if head["config"] != config:
+        remedy = "Resume with the config.yaml and silos.yaml beside it, unchanged"
+        raise ConfigError(str(path), "of another configuration", remedy)
+    # What a pickle says is done, whatever it is. This one was written by this program for itself: `read_private` saw
+    # to it that nobody else could have changed the file, and nothing of it ever came over a network.
+    checkpoint: Checkpoint = pickle.loads(body[end + 1 :])
+    return checkpoint
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal()]
+    return sorted(found, key=lambda path: int(path.stem), reverse=True)
+
+
+def _commits_after(journal: Path, position: int) -> bool:
+    """Whether a version of the model was made after this byte of the journal."""
+    with journal.open("rb") as file:
+        file.seek(position)
+        for line in file:
+            try:
+                actions = json.loads(line)["actions"]
+            except ValueError:  # its writer died in the middle of it, so before anything was sent
+                continue
+            if any(action["type"] in ("Commit", "Rollback") for action in actions):
+                return True
+    return False

@@ -1,0 +1,371 @@
+"""Driver B: the coordinator on Flower's grid.
+
+The same loop serves Flower's simulation engine and a real SuperLink: push one message a silo, pull
+what has come, hand everything that happened to the coordinator as one batch, carry out its actions.
+Replies are pulled by this loop, not by Flower's `send_and_receive`, which looks every 3 s and forgets
+what comes late.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedsync.core.actions import (
+    Action,
+    Commit,
+    Discard,
+    Dispatch,
+    Evaluate,
+    HaltEarly,
+    Remember,
+    Rollback,
+    Stop,
+    WakeAt,
+)
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.events import (
+    Evaluated,
+    Event,
+    Progressed,
+    SiloJoined,
+    SiloLost,
+    TimerFired,
+    UpdateArrived,
+    WorkFailed,
+)
+from fedsync.core.journal import JournalEntry
+from fedsync.core.layout import Layout
+from fedsync.core.orders import UpdateMeta, WorkOrder
+from fedsync.core.transfer import LastingStore, Payload
+from fedsync.flower import messages
+from fedsync.flower.checkpoints import Checkpoints, Moment
+from fedsync.flower.idle_training import SpareTime
+from fedsync.flower.internals.pull import Arrival
+from fedsync.flower.nodes import Admission, Nodes
+from fedsync.flower.outbox import Mail, Sent
+from fedsync.flower.requests import Requests
+from fedsync.flower.timeouts import Timing, Vigil
+from fedsync.observe.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class FlowerDriver:
+    """Runs a coordinator to its end on a grid.
+
+    Args:
+        grid: of Flower.
+        coordinator: decides.
+        store: adds updates, and knows what each silo needs.
+        layout: of the model.
+        spec: the run's specification as JSON, for the silos.
+        recorder: writes the run's files.
+        timing: how long to wait.
+        report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
+            reach a silo; None leaves it to ``timing``.
+        after_commit: called with each new version.
+        sealed: silos send sealed bytes instead of updates.
+        admission: who may take part.
+        checkpoints: keeps what is needed to resume the run; None keeps nothing.
+        resumed: the moment that coordinator and store are at, where another process began the run.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        coordinator: Coordinator,
+        store: LastingStore,
+        layout: Layout,
+        spec: str,
+        recorder: Recorder,
+        timing: Timing,
+        report_s: float | None = None,
+        after_commit: Callable[[int], None] | None = None,
+        sealed: bool = False,
+        admission: Admission | None = None,
+        checkpoints: Checkpoints | None = None,
+        resumed: Moment | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._layout = layout
+        self._recorder = recorder
+        self._timing = timing
+        self._after_commit = after_commit
+        self._sealed = sealed
+        self._nodes = Nodes(grid, admission, timing.look_s)
+        self._checkpoints = checkpoints
+        self._resumed = resumed
+        self._mail = Mail(grid, store.upload_bytes, layout.nbytes)
+        report_s = timing.report_s if report_s is None else report_s
+        self._requests = Requests(self._mail, self._nodes, store, spec, timing, report_s)
+        self._held: list[Action] = []
+        self._timers = list(resumed.timers) if resumed is not None else []
+        self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
+        self._answered = ""
+        self._spare = SpareTime(timing.spare_s)
+        self._vigil = Vigil(timing.join_timeout_s, self._now_s())
+
+    def run(self) -> None:
+        """Run until the coordinator stops; the store then has all that there is of the final model.
+
+        Raises:
+            RunError: no silo is there to work for too long, or the run ended in failure.
+        """
+        pause_s = self._timing.poll_s
+        events = self._come_back(self._resumed) if self._resumed is not None else []
+        if self._resumed is None:
+            self._save()
+        while True:
+            events = [*events, *self._replies(), *self._membership(), *self._overdue(), *self._flush()]
+            if not events:
+                self._check_alive()
+                if self._coordinator.unlearned and any(sent.order is not None for sent in self._mail.waiting):
+                    events = self._spare.events(self._now_s())
+            if not events:
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, self._timing.longest_poll_s)
+                continue
+            pause_s = self._timing.poll_s
+            now_s = self._now_s()
+            while events:
+                began_s = time.monotonic()
+                entry = self._coordinator.handle(events, now_s)
+                self._spare.measure(events, time.monotonic() - began_s)
+                self._recorder.record(entry)
+                for action in entry.actions:
+                    self._carry_out(action)
+                if self._coordinator.able:
+                    self._vigil.wake(now_s)
+                self._save(entry)
+                # A push that fails at once is an event of its own.
+                events = self._flush()
+                for action in entry.actions:
+                    if isinstance(action, Stop):
+                        if action.failed:
+                            raise RunError(action.reason)
+                        self._recorder.keep("predictor.json", self._coordinator.learned)
+                        return
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def _come_back(self, moment: Moment) -> list[Event]:
+        """Wait for the silos that were here, which count as lost and joined again.
+
+        Where the run was about to end they only have to evaluate, and so were never away.
+        """
+        events: list[Event] = []
+        if moment.evaluating is None:
+            events = [SiloLost(self._now_s(), name, "the server was restarted") for name in moment.silos]
+        missing, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
+        while missing and self._now_s() < end_s:
+            events += [*self._replies(), *self._membership(), *self._flush()]
+            missing -= self._nodes.by_name.keys()
+            time.sleep(self._timing.poll_s)
+        if moment.evaluating is None:
+            return events
+        for name in sorted(set(moment.silos) - missing):
+            self._requests.evaluate(name, moment.evaluating, self._now_s())
+        return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
+
+    def _save(self, entry: JournalEntry | None = None) -> None:
+        """Write a checkpoint if one is due: before anything goes out that silos learn from ``entry``."""
+        if self._checkpoints is None or not self._checkpoints.due(entry):
+            return
+        position = self._recorder.position()
+        self._checkpoints.save(self._coordinator, self._store.state(), self._now_s(), position, tuple(self._timers))
+
+    def _check_alive(self) -> None:
+        if self._coordinator.able and (self._timers or any(sent.works for sent in self._mail.waiting)):
+            self._vigil.wake(self._now_s())
+        else:
+            self._vigil.check(self._now_s(), self._nodes.by_name)
+
+    # What happened.
+
+    def _replies(self) -> list[Event]:
+        events = [self._event(sent, arrival) for sent, arrival in self._mail.replies()]
+        return [event for event in events if event is not None]
+
+    def _event(self, sent: Sent, arrival: Arrival) -> Event | None:
+        now_s, name, reply = self._now_s(), self._nodes.sender(sent.node), arrival.content
+        try:
+            if reply is None:
+                raise ProtocolError(name, "answer", arrival.problem)
+            holds = messages.read_holds(reply, name)
+            if sent.snapshot:
+                self._keep_snapshot(reply, name, holds)
+                return None
+            if sent.question:
+                self._store.answer(name, messages.read_update(reply, None, messages.MAX_GREETING_BYTES, name))
+                self._go_on_if_open()
+                return None
+            if holds is not None:
+                self._send_again(sent, name, holds)
+                return None
+            if sent.order is not None:
+                return self._update(sent, name, sent.order, reply, now_s)
+            if sent.version is not None:
+                self._store.holds(name, sent.version)
+                return Evaluated(now_s, name, sent.version, messages.read_evaluation(reply, name))
+            return self._hello(sent.node, messages.read_hello(reply, name), messages.read_greeting(reply, name), now_s)
+        except ProtocolError as error:
+            return self._failed(sent, str(error))
+
+    def _failed(self, sent: Sent, reason: str) -> Event | None:
+        """What it means that a message has no usable answer."""
+        now_s, name = self._now_s(), self._nodes.sender(sent.node)
+        logger.warning("%s", reason)
+        if sent.order is not None:
+            return WorkFailed(now_s, name, sent.order.update_id, reason)
+        if sent.version is not None:
+            return Evaluated(now_s, name, sent.version, None)
+        if sent.question:
+            self._store.give_up(name)
+            self._go_on_if_open()
+        elif not sent.snapshot:
+            # It did not say who it is: ask again at the next look at the members.
+            self._nodes.ask_again(sent.node)
+        return None
+
+    def _send_again(self, sent: Sent, name: str, holds: int) -> None:
+        """The silo keeps another version than was thought: send what continues that one."""
+        self._store.holds(name, holds)
+        if sent.again or self._store.blocked or (sent.order is None and sent.version is None):
+            raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
+        if sent.order is not None and sent.order.base_version != self._coordinator.version:
+            raise ProtocolError(name, "order", "it is lost, and the model has moved on since")
+        if sent.order is not None and sent.order.budget_s is not None and sent.collecting:
+            raise ProtocolError(name, "order", "it is lost, and its time with it")
+        self._requests.repeat(sent, name, self._now_s())
+
+    def _keep_snapshot(self, reply: Message, name: str, holds: int | None) -> None:
+        if holds is None:
+            raise ProtocolError(name, "snapshot", "it does not say which version it is")
+        self._store.put_snapshot(name, holds, messages.read_update(reply, None, messages.MAX_SEALED_BYTES, name))
+
+    def _update(self, sent: Sent, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event | None:
+        progress = messages.read_progress(reply, name)
+        if progress is not None:
+            return self._go_on(sent, order, progress, now_s)
+        self._answered = name
+        report = messages.read_report(reply, name)
+        layout = None if self._sealed else self._layout
+        update = messages.read_update(reply, layout, self._store.upload_bytes, name)
+        self._store.put(name, order.update_id, update)
+        self._store.holds(name, order.base_version)
+        meta = UpdateMeta(
+            update_id=order.update_id,
+            silo=name,
+            base_version=order.base_version,
+            steps=report.steps,
+            samples=report.samples,
+            examples=self._nodes.examples[name],
+            nbytes=update.nbytes,
+            loss=report.loss,
+        )
+        return UpdateArrived(now_s, meta, report)
+
+    def _go_on(self, sent: Sent, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:
+        """Ask again for an order in work, unless nothing new was heard of it for too long."""
+        if progress.steps > sent.steps:
+            due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
+            sent = replace(sent, due_s=due_s, steps=progress.steps)
+        sent = replace(sent, asked=0)
+        if sent.due_s <= now_s:
+            return self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
+        self._requests.collect(sent, order, now_s)
+        return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
+
+    def _hello(self, node: int, hello: messages.Hello, greeting: Payload | None, now_s: float) -> Event:
+        name = self._nodes.check(node, hello)
+        self._store.greet(name, hello.holds, greeting)
+        self._nodes.enrol(node, name, hello.facts.examples)
+        return SiloJoined(now_s, name, hello.facts)
+
+    def _membership(self) -> list[Event]:
+        """Greet new nodes and notice those that are gone."""
+        now_s = self._now_s()
+        gone, fresh = self._nodes.look()
+        events: list[Event] = []
+        for node in gone:
+            self._mail.forget(node)
+            name = self._nodes.forget(node)
+            if name is not None:
+                events.append(SiloLost(now_s, name, "its node is gone"))
+                self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
+                self._store.give_up(name)
+                self._go_on_if_open()
+        for node in fresh:
+            self._requests.greet(node, now_s)
+        return events
+
+    def _overdue(self) -> list[Event]:
+        now_s = self._now_s()
+        events: list[Event] = []
+        while self._timers and self._timers[0] <= now_s:
+            events.append(TimerFired(heapq.heappop(self._timers)))
+        for sent in self._mail.overdue(now_s):
+            event = self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
+            if event is not None:
+                events.append(event)
+        for sent in self._mail.unanswered(now_s):
+            name = self._nodes.sender(sent.node)
+            logger.warning("%s has not answered a message; asking for the answer again", name)
+            self._requests.ask_again(sent, name, now_s)
+        return events
+
+    # What to do.
+
+    def _carry_out(self, action: Action) -> None:
+        if self._store.blocked and isinstance(action, Dispatch | Evaluate):
+            self._held.append(action)
+            return
+        match action:
+            case Dispatch(silo, order):
+                self._store.begin(order.update_id)
+                self._requests.train(silo, order, self._now_s())
+            case Commit(version, _):
+                self._store.commit(action)
+                if self._after_commit is not None:
+                    self._after_commit(version)
+                self._requests.snapshot(self._answered, self._now_s())
+                self._requests.questions(self._now_s())
+            case HaltEarly(_, update_id):
+                if not self._mail.halt(update_id) and self._store.blocked:
+                    # Its order is held, and goes out first.
+                    self._held.append(action)
+            case Remember():
+                self._store.remember()
+            case Rollback():
+                self._store.rollback()
+            case Discard(update_id, _):
+                self._store.discard(update_id)
+            case Evaluate(version, silos):
+                for silo in silos:
+                    self._requests.evaluate(silo, version, self._now_s())
+            case WakeAt(at_s):
+                heapq.heappush(self._timers, at_s)
+
+    def _go_on_if_open(self) -> None:
+        """Ask on, or carry out what waited for the last commit to count."""
+        self._requests.questions(self._now_s())
+        if not self._store.blocked:
+            held, self._held = self._held, []
+            for action in held:
+                self._carry_out(action)
+            self._save()
+
+    def _flush(self) -> list[Event]:
+        """Push what waits; a node that is not known any more is an answer too."""
+        lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._mail.flush()]
+        return [event for event in lost if event is not None]

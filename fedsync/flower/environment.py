@@ -1,0 +1,57 @@
+"""What Flower's processes are told by environment variables. To be set before flwr is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsync.common.processes import OWNER
+from fedsync.trainer.protocol import STATE, STATE_FOLDER
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Ray would try to reach a metrics service and print about it.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def flower_environment(home: Path) -> Mapping[str, str]:
+    """The environment of a Flower process with a home folder of its own, and of what it starts.
+
+    Args:
+        home: folder for Flower's configuration and app bundles, and for resident trainers.
+    """
+    # Flower starts its helpers by name, and they stand beside the interpreter.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, **trainer_environment(home), "FLWR_HOME": str(home), "PATH": path}
+
+
+def trainer_environment(home: Path) -> Mapping[str, str]:
+    """Variables by which resident trainers live in ``home`` and end with this process."""
+    return {STATE: str(home / STATE_FOLDER), OWNER: str(os.getpid())}
+
+
+@contextmanager
+def flower_in_this_process(home: Path) -> Iterator[None]:
+    """Have Flower in this process, and what it starts, neither call home nor install anything.
+
+    Args:
+        home: folder for resident trainers.
+    """
+    ours = {**QUIET, **trainer_environment(home)}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

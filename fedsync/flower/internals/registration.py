@@ -1,0 +1,233 @@
+"""Registers the keys of nodes by name at a SuperLink, and takes that back.
+
+A SuperLink keeps a key for ever: one that was revoked, or that came under another name, cannot be registered again. It
+takes any number of keys under one name, so that one which was replaced would stay valid. Hence each registration looks
+at what the SuperLink has, and leaves one key a name.
+
+The stock way is ``flwr supernode register KEY.pub CONNECTION --name NAME``, which costs a second or two of imports for
+each key, and cannot look: its list of nodes has neither names nor keys. With the versions of flwr in
+`fedsync.flower.internals.executor.TESTED` the same requests are made here, through Flower's own client; with any
+other the command is run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsync.common.files import write_atomically
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.flower.environment import QUIET
+from fedsync.flower.internals import executor
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from flwr.supercore.control import ControlHttpClient
+
+_TIMEOUT_S = 60.0
+_TAKEN = "already in use"
+_REVOKED = "unregistered"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What became of the keys that were to be registered.
+
+    Args:
+        problems: why a silo's key is not registered under its name: a `RunError` where another try may help, a
+            `ConfigError` where it does not.
+        retired: how many other keys under the silo's name were unregistered, where there were any.
+        unsure: silos whose key the SuperLink had before, where nobody can say under which name, or if it was revoked.
+    """
+
+    problems: dict[str, FedSyncError] = field(default_factory=dict)
+    retired: dict[str, int] = field(default_factory=dict)
+    unsure: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise the problem, or a `RunError` with all of them."""
+        if len(self.problems) == 1:
+            raise next(iter(self.problems.values()))
+        if self.problems:
+            raise RunError("\n".join(str(problem) for problem in self.problems.values()))
+
+
+def write_connection(home: Path, name: str, address: str, authority: Path | None) -> None:
+    """Tell Flower's command line, by ``config.toml`` in its home, how to reach a SuperLink.
+
+    Args:
+        home: Flower's, which ``FLWR_HOME`` names.
+        name: of the connection.
+        address: ``host:port``.
+        authority: certificate that the server's was signed with, an absolute path; None for no TLS.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
+    text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
+    write_atomically(home / "config.toml", text.encode())
+
+
+def flwr_command() -> str:
+    """Flower's command line, which stands beside the interpreter."""
+    return str(Path(sys.executable).parent / "flwr")
+
+
+def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
+    """The public node key of a silo.
+
+    Args:
+        name: of the silo.
+        path: file in OpenSSH form.
+
+    Raises:
+        ConfigError: it cannot be read, or a SuperLink would not take it.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    remedy = f"Have {name} send the {name}.node.pub that `fedsync certs silo {name}` makes"
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"silos, {name}", f"{path} cannot be read: {error.strerror}", remedy) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"silos, {name}", f"{path} is no public key", remedy) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"silos, {name}", f"{path} is not a key on an elliptic curve", remedy)
+    return key
+
+
+def register_keys(keys: Mapping[str, Path], home: Path, connection: str, address: str, authority: Path) -> None:
+    """As `register_each`, where every key has to be registered.
+
+    Raises:
+        ConfigError: a key will not do.
+        RunError: the SuperLink refused a key, or cannot be reached; or there were several problems.
+    """
+    register_each(keys, home, connection, address, authority).check()
+
+
+def register_each(keys: Mapping[str, Path], home: Path, connection: str, address: str, authority: Path) -> Registered:
+    """Have each key be the one that is registered under the name of its silo; a problem with one stops no other.
+
+    Other keys under the name are unregistered, once the silo's own is registered; with a version of flwr that was not
+    tested they stay.
+
+    Args:
+        keys: public key files in OpenSSH form, by silo.
+        home: Flower's, where `write_connection` has written how to reach the SuperLink.
+        connection: name of that connection.
+        address: of the SuperLink, ``host:port``.
+        authority: certificate that the server's was signed with.
+    """
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home)}
+    found = Registered()
+    for name, path in keys.items():
+        try:
+            key = node_public_key(name, path)
+            if not executor.supported():
+                if not _register_by_command(name, path, connection, environment):
+                    found.unsure.append(name)
+                continue
+            with _operator(address, authority) as client:
+                retired = _register_here(name, key, client)
+            if retired:
+                found.retired[name] = retired
+        except ConfigError as error:
+            found.problems[name] = error
+        except RunError as error:
+            found.problems[name] = RunError(f"the key of {name!r} could not be registered: {error}")
+    return found
+
+
+def revoke_keys(name: str, address: str, authority: Path) -> int:
+    """Take back the registration of every key under a silo's name; returns how many there were.
+
+    A node that is online is cut off: its next request is refused.
+
+    Raises:
+        ConfigError: this version of flwr was not tested.
+        RunError: the SuperLink refuses, or cannot be reached.
+    """
+    if not executor.supported():
+        remedy = "Use `flwr supernode list CONNECTION --format json` and `flwr supernode unregister NODE_ID CONNECTION`"
+        raise ConfigError("flwr", "not a version that this was tested with", remedy)
+    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+
+    with _operator(address, authority) as client:
+        known = client.ListNodes(ListNodesRequest()).nodes_info
+        doomed = [node.node_id for node in known if node.name == name and node.status != _REVOKED]
+        for node in doomed:
+            client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+    return len(doomed)
+
+
+def _register_here(name: str, key: EllipticCurvePublicKey, client: ControlHttpClient) -> int:
+    """Register a key, and unregister others under its name; returns how many there were."""
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    public = public_key_to_bytes(key)
+    nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    known = next((node for node in nodes if node.public_key == public), None)
+    # `fedsync certs silo` leaves a key as it is where there is one.
+    remedy = f"At the silo, remove {name}.node, make another with `fedsync certs silo {name}`, and send its public half"
+    if known is None:
+        client.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
+    elif known.status == _REVOKED:
+        raise ConfigError(f"silos, {name}", "its key was revoked before, and Flower takes no key twice", remedy)
+    elif known.name != name:
+        raise ConfigError(f"silos, {name}", f"its key is registered under the name {known.name!r}", remedy)
+    others = [node for node in nodes if node.name == name and node.status != _REVOKED and node.public_key != public]
+    for node in others:
+        client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+    return len(others)
+
+
+def _register_by_command(name: str, path: Path, connection: str, environment: Mapping[str, str]) -> bool:
+    """Register a key by Flower's command line; False where the SuperLink had it before."""
+    command = [flwr_command(), "supernode", "register", str(path), connection, "--name", name]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise RunError(str(error)) from error
+    if done.returncode == 0:
+        return True
+    if _TAKEN in done.stdout + done.stderr:
+        return False
+    raise RunError((done.stdout + done.stderr).strip())
+
+
+@contextmanager
+def _operator(address: str, authority: Path) -> Iterator[ControlHttpClient]:
+    """Flower's client for operators; what it is refused is a `RunError` that says why."""
+    import httpx
+    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    client = ControlHttpClient.from_server_address(
+        server_address=address,
+        insecure=False,
+        root_certificates=authority.read_bytes(),
+        interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        yield client
+    except httpx.HTTPStatusError as error:
+        raise RunError(f"the SuperLink at {address} refuses: {error.response.text}") from error
+    except httpx.HTTPError as error:
+        raise RunError(f"the SuperLink at {address} does not answer: {error}") from error
+    finally:
+        client.close()

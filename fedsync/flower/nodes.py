@@ -1,0 +1,186 @@
+"""Which node is which silo, and who may take part at all.
+
+Where the SuperLink authenticates nodes, a node's key is registered under a name (``flwr supernode
+register KEY.pub CONNECTION --name berlin``), the grid shows that name, and it is the silo's: what a node
+says of itself has to agree. Without registration there is only the node's own word.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from flwr.serverapp import Grid
+
+from fedsync.core.checks import MAX_NAME, check_facts
+from fedsync.core.errors import ProtocolError
+from fedsync.flower import messages
+
+logger = logging.getLogger(__name__)
+
+MOST_OF_ALL = 0.99
+"""Share of all samples; of a silo that says that it has more of them, people should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who may take part.
+
+    Args:
+        silos: names that are accepted; None accepts every name.
+        registered: only nodes that are registered by name are accepted. Without it this holds from the moment
+            that a node with a registered name is seen.
+    """
+
+    silos: Sequence[str] | None = None
+    registered: bool = False
+
+
+MOST_LOOKS = 64
+"""Looks between two greetings of a node that gives no usable answer."""
+
+
+class Nodes:
+    """The nodes of a grid, and the silos that they are.
+
+    A node that is refused is logged once, is asked nothing, and is not looked at again while it stays; one whose
+    name another node has is looked at again when that one is gone.
+
+    Args:
+        grid: of Flower.
+        admission: who may take part.
+        look_s: shortest time between two looks [s].
+    """
+
+    def __init__(self, grid: Grid, admission: Admission | None = None, look_s: float = 0.0) -> None:
+        self._grid = grid
+        self._look_s = look_s
+        self._looked_s = -inf
+        self._admission = admission or Admission()
+        self._registered_only = self._admission.registered
+        self._registered: dict[int, str] = {}
+        self._seen: set[int] = set()
+        self._activated: dict[int, str] = {}
+        self._useless: dict[int, int] = {}
+        self._rests: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self.by_name: dict[str, int] = {}
+        """Node of each silo that is here."""
+        self.examples: dict[str, int] = {}
+        """Samples that each silo said it has, also of those that are gone."""
+
+    def sender(self, node: int) -> str:
+        """Name for messages about a node: the silo's, else the registered one, else its number."""
+        return self._names.get(node) or self._registered.get(node) or f"node {node}"
+
+    def look(self) -> tuple[list[int], list[int]]:
+        """Nodes that are gone since the last look, and nodes to greet, both ascending.
+
+        One that was gone and is back is gone first, and to be greeted by the next look: what it was sent is lost.
+        Nothing is new too soon after the last look.
+        """
+        if time.monotonic() - self._looked_s < self._look_s:
+            return [], []
+        self._looked_s = time.monotonic()
+        infos = list(self._grid.get_nodes())
+        here = {info.node_id: info.name for info in infos}
+        self._registered.update((node, name) for node, name in here.items() if name)
+        self._registered_only |= bool(self._registered)
+        before, self._activated = self._activated, {info.node_id: info.last_activated_at for info in infos}
+        back = {node for node, at in self._activated.items() if before.get(node, at) != at}
+        gone = sorted((self._seen - here.keys()) | (self._seen & back))
+        self._rests = {node: looks - 1 for node, looks in self._rests.items()}
+        for node in [node for node, looks in self._rests.items() if looks <= 0]:
+            del self._rests[node]
+            self._seen.discard(node)
+        fresh = []
+        for node in sorted(here.keys() - self._seen):
+            self._seen.add(node)
+            try:
+                self._check_registration(node)
+            except ProtocolError as error:
+                logger.warning("refused: %s", error)
+            else:
+                fresh.append(node)
+        return gone, fresh
+
+    def forget(self, node: int) -> str | None:
+        """Strike off a node that is gone; returns the silo's name if it was one."""
+        self._seen.discard(node)
+        for words in (self._refused, self._registered):
+            words.pop(node, None)
+        for counts in (self._useless, self._rests):
+            counts.pop(node, None)
+        name = self._names.pop(node, None)
+        if name is not None:
+            del self.by_name[name]
+            for other in [other for other, wanted in self._refused.items() if wanted == name]:
+                del self._refused[other]
+                self._seen.discard(other)
+        return name
+
+    def ask_again(self, node: int) -> None:
+        """Have a later look name a node again that gave no usable answer, unless it was refused.
+
+        The first time that is the next look, then the second after it, the fourth, and so on: for its silo, each
+        question may be the start of a trainer.
+        """
+        if node not in self._refused:
+            self._rests[node] = min(2 ** min(self._useless.get(node, 0), 30), MOST_LOOKS)
+            self._useless[node] = self._useless.get(node, 0) + 1
+
+    def check(self, node: int, hello: messages.Hello) -> str:
+        """Name of the silo that a node says it is, if it may be.
+
+        Raises:
+            ProtocolError: the name is not allowed, not the one that the node is registered under, not on the list,
+                or another node's; or what else it says of itself cannot be.
+        """
+        name = hello.silo
+        # "/" separates a silo's name from its order's number in update ids.
+        if not name or "/" in name or len(name) > MAX_NAME:
+            raise ProtocolError(self.sender(node), "hello", f"name {name[:MAX_NAME]!r}")
+        check_facts(self.sender(node), hello.facts)
+        registered = self._registered.get(node)
+        if registered is not None and name != registered:
+            raise self._refusal(node, "name", f"it says that it is {name!r}, and its key is registered as another's")
+        self._check_name(node, name)
+        return name
+
+    def enrol(self, node: int, name: str, examples: int) -> None:
+        """Take a node that was checked as the silo ``name``, which has that many samples."""
+        self._names[node] = name
+        self._useless.pop(node, None)
+        self.by_name[name] = node
+        self.examples[name] = examples
+        others = sum(self.examples[other] for other in self.by_name if other != name)
+        if others and examples > MOST_OF_ALL * (examples + others):
+            logger.warning(
+                "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone",
+                name, examples, examples + others,
+            )  # fmt: skip
+
+    def _check_registration(self, node: int) -> None:
+        """Refuse a node by what the SuperLink says of it."""
+        name = self._registered.get(node)
+        if name is not None:
+            self._check_name(node, name)
+        elif self._registered_only:
+            remedy = "its operator has to register its key with --name"
+            raise self._refusal(node, "registration", f"it is registered under no name; {remedy}")
+
+    def _check_name(self, node: int, name: str) -> None:
+        accepted = self._admission.silos
+        if accepted is not None and name not in accepted:
+            raise self._refusal(node, "list", f"{name[:MAX_NAME]!r} is not among the strategy's silos")
+        if self.by_name.get(name, node) != node:
+            raise self._refusal(node, "name", f"{name!r} is node {self.by_name[name]} already", waits_for=name)
+
+    def _refusal(self, node: int, check: str, detail: str, waits_for: str = "") -> ProtocolError:
+        self._refused[node] = waits_for
+        who = self._registered.get(node)
+        return ProtocolError(f"node {node}" if who is None else f"silo {who!r} (node {node})", check, detail)

@@ -1,0 +1,110 @@
+"""The server's side of Flower: reads its configuration from the run and starts the strategy.
+
+Run configuration (all strings but the last): ``strategy`` (path or shipped name), ``silos`` (silo file
+to emulate, or empty), ``overrides`` (JSON list of ``a.b=value``), ``out`` (folder for the run's files,
+or empty for a temporary one), ``control`` (folder for whoever waits for the run to find the server's
+process id and, if it fails, the reason; or empty), ``keys`` (the server's key file of an encrypted run, or empty),
+``registered`` (not empty: accept only nodes that are registered by name), ``resume`` (not empty: go on with the run
+in ``out``), ``target-accuracy`` ("" for none).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedsync.common.files import write_atomically
+from fedsync.common.locks import taken
+from fedsync.common.processes import exit_with_owner
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.flower import payloads
+from fedsync.flower.checkpoints import clear
+from fedsync.flower.internals import executor
+from fedsync.flower.internals.polling import pull_soon
+from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.flower.strategy import FedSync
+from fedsync.train.weights import save_model, save_tensors
+
+logger = logging.getLogger(__name__)
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy that the run configuration names."""
+    exit_with_owner()
+    if executor.supported():
+        pull_soon()
+    settings = {key: str(value) for key, value in context.run_config.items()}
+    control = _folder(settings, "control")
+    if control is None:
+        clear(_run(grid, settings))
+        return
+    with taken(control / RUN_LOCK) as alone:
+        if not alone:
+            raise RunError(f"another process is at work on the run in {control}")
+        if (control / ERROR_FILE).exists():
+            raise RunError(f"the run in {control} was stopped before Flower began it")
+        write_atomically(control / PID_FILE, str(os.getpid()).encode())
+        try:
+            out = _run(grid, settings)
+            # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.
+            (control / DONE_FILE).touch()
+            clear(out)
+        except FedSyncError as error:
+            write_error(control, error)
+            raise
+
+
+def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None:
+    """Write the final model as a state dict.
+
+    Where the task needs data to build its model and the server has none, integer buffers stay float32.
+    """
+    layout = payloads.layout_of(arrays)
+    model = payloads.from_arrays(arrays, layout, "server")
+    try:
+        save_model(path, config.task.build(), model)
+    except ConfigError:
+        save_tensors(path, layout.split(model))
+
+
+def target_of(settings: dict[str, str]) -> float | None:
+    """The target accuracy that the settings name, if any. 0 is one, for tasks that score below it."""
+    text = settings.get("target-accuracy")
+    return float(text) if text else None
+
+
+def _folder(settings: dict[str, str], key: str) -> Path | None:
+    return Path(settings[key]) if settings.get(key) else None
+
+
+def _run(grid: Grid, settings: dict[str, str]) -> Path:
+    """Run to the end; returns the folder of the run's files."""
+    overrides = json.loads(settings.get("overrides") or "[]")
+    config = StrategyConfig.load(settings["strategy"], overrides)
+    cluster = ClusterConfig.load(settings["silos"]) if settings.get("silos") else None
+    strategy = FedSync(
+        config,
+        cluster,
+        out=_folder(settings, "out"),
+        runtime="local" if cluster is not None else "deployment",
+        target_accuracy=target_of(settings),
+        keys=_folder(settings, "keys"),
+        supervised=cluster is None and bool(settings.get("control")),
+        registered=bool(settings.get("registered")),
+        resume=bool(settings.get("resume")),
+    )
+    result = strategy.start(grid)
+    if result.arrays:
+        save_result(strategy.out / "model.pt", config, result.arrays)
+    logger.info("files of the run: %s", strategy.out)
+    return strategy.out

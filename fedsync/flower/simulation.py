@@ -1,0 +1,124 @@
+"""A run in Flower's own simulation engine, in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import FedSyncError, RunError, not_installed
+from fedsync.flower.environment import flower_in_this_process
+from fedsync.observe.recorder import Listener
+from fedsync.trainer.client import stop_trainers
+from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.trainer.model_export import export_model
+
+
+def run_simulation(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    *,
+    target_accuracy: float | None = None,
+    listeners: Sequence[Listener] = (),
+) -> dict[str, Any]:
+    """Run a strategy on Flower's simulation engine (Ray), one actor a silo, throttled as the silo file says.
+
+    Args:
+        config: the strategy.
+        cluster: the machines that the silos emulate.
+        out: folder for the run's files.
+        target_accuracy: for ``seconds_to_target``.
+        listeners: called after every entry of the journal.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ConfigError: strategy and silos do not fit together, or Ray is not installed.
+        RunError: the run could not reach its end.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedsync-") as folder, flower_in_this_process(Path(folder)):
+        return _run(config, cluster, out, Path(folder), target_accuracy, listeners)
+
+
+def _run(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    home: Path,
+    target_accuracy: float | None,
+    listeners: Sequence[Listener],
+) -> dict[str, Any]:
+    try:
+        import ray
+    except ImportError as error:
+        raise not_installed("--runtime flower", "Ray", "sim") from error
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation as run_flower_simulation
+
+    from fedsync.flower.client_app import app as client_app
+    from fedsync.flower.server_app import save_result
+    from fedsync.flower.strategy import FedSync
+
+    rings = emulated_rings(config, cluster, home)
+    if rings is not None:
+        os.environ[KEYS] = str(rings[0])
+    strategy = FedSync(
+        config,
+        cluster,
+        out=out,
+        runtime="flower",
+        target_accuracy=target_accuracy,
+        listeners=listeners,
+        keys=None if rings is None else rings[1],
+        checkpoints=0,  # its silos end with this process
+    )
+    errors: list[FedSyncError] = []
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        # Flower turns what a ServerApp raises into an error of its own; ours says more.
+        try:
+            result = strategy.start(grid)
+            if result.arrays:
+                save_result(out / "model.pt", config, result.arrays)
+        except FedSyncError as error:
+            errors.append(error)
+
+    _quiet_logs()
+    silos = len(cluster.silos)
+    try:
+        run_flower_simulation(
+            server_app,
+            client_app,
+            num_supernodes=silos,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                # A processor each, as far as Ray knows: actors only wait for their silos' trainers.
+                "init_args": {"num_cpus": silos, "_temp_dir": str(home / "ray")},
+            },
+        )
+    finally:
+        os.environ.pop(KEYS, None)
+        stop_trainers(home / "state")
+        ray.shutdown()
+    if errors:
+        raise errors[0]
+    if rings is not None:
+        export_model(home / "state", out)
+    if strategy.run_summary is None:
+        raise RunError("Flower's simulation engine ended without running the strategy; see the log above")
+    return strategy.run_summary
+
+
+def _quiet_logs() -> None:
+    """Flower logs every round at INFO; progress is FedSync's own business."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -1,0 +1,88 @@
+"""One MLflow run for a run: its configuration as parameters, its rounds as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedsync.core.errors import ConfigError, not_installed
+from fedsync.observe.exporters.base import RoundFeed
+from fedsync.observe.ledger import Ledger, Round
+
+EXPERIMENT = "fedsync"
+MOST_LETTERS = 500
+"""Of a parameter's value; older servers take no more."""
+MOST_METRICS = 1000
+"""That MLflow takes in one request."""
+
+
+class MlflowExporter:
+    """Writes to a tracking server, or to a folder or database that MLflow opens itself.
+
+    A metric's step is the round, its timestamp the run's own time in milliseconds.
+
+    Args:
+        uri: of the tracking server.
+        run: the resolved strategy and ``runtime``.
+
+    Raises:
+        ConfigError: MLflow is not installed, or the server cannot be reached.
+    """
+
+    def __init__(self, uri: str, run: Mapping[str, Any]) -> None:
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param
+        except ImportError as error:
+            raise not_installed("export.mlflow", "MLflow", "mlflow") from error
+        self._metric = Metric
+        self._feed = RoundFeed()
+        self._ended = False
+        self._failed = True
+        try:
+            self._client = MlflowClient(tracking_uri=uri)
+            known = self._client.get_experiment_by_name(EXPERIMENT)
+            experiment = self._client.create_experiment(EXPERIMENT) if known is None else known.experiment_id
+            self._run = self._client.create_run(experiment, run_name=str(run.get("name", ""))).info.run_id
+            parameters = [Param(key, str(value)[:MOST_LETTERS]) for key, value in flat(run)]
+            for first in range(0, len(parameters), 100):
+                self._client.log_batch(self._run, params=parameters[first : first + 100])
+        except Exception as error:
+            # Of the many kinds that a client of a tracking server may raise, none says more than its text.
+            raise ConfigError("export.mlflow", f"{uri!r} does not answer: {error}", "Check the tracking URI") from error
+
+    def follow(self, ledger: Ledger) -> None:
+        """Write the rounds that are complete."""
+        metrics = [
+            self._metric(key, float(value), round(1000 * row.at_s), row.round)
+            for row in self._feed.closed(ledger)
+            for key, value in _figures(row)
+        ]
+        for first in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
+        self._failed = ledger.stopped is None or ledger.stopped.failed
+
+    def close(self) -> None:
+        """End the MLflow run."""
+        if not self._ended:
+            self._ended = True
+            self._client.set_terminated(self._run, "FAILED" if self._failed else "FINISHED")
+
+
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested mappings as pairs ``a.b, value``; nothing for None."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flat(item, f"{prefix}.{key}" if prefix else str(key))
+    elif value is not None:
+        yield prefix, value
+
+
+def _figures(row: Round) -> Iterator[tuple[str, float]]:
+    known = {"loss": row.loss, "accuracy": row.accuracy, "test_loss": row.test_loss, "seconds": row.seconds}
+    yield from ((key, value) for key, value in known.items() if value is not None)
+    for name, share in row.silos.items():
+        yield f"batch_size/{name}", share.batch_size
+        yield f"compute_s/{name}", share.compute_s
+        yield f"overhead_s/{name}", share.overhead_s
+        yield f"wait_s/{name}", share.wait_s

@@ -1,0 +1,94 @@
+"""``/metrics`` for Prometheus, worked out when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsync.config.exporters import PrometheusConfig
+from fedsync.core.errors import ConfigError, not_installed
+from fedsync.observe.ledger import Ledger
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+
+class PrometheusExporter:
+    """Serves the newest figures from a thread of the server's process until the run ends.
+
+    Args:
+        config: where to listen.
+        url_file: gets the address of ``/metrics``, and is removed at the end.
+
+    Raises:
+        ConfigError: prometheus_client is not installed, or the port is taken.
+    """
+
+    def __init__(self, config: PrometheusConfig, url_file: Path) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise not_installed("export.prometheus", "prometheus_client", "prometheus") from error
+        self._ledger: Ledger | None = None
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(config.port, config.host, registry)
+        except OSError as error:
+            place = f"{config.host}:{config.port}"
+            raise ConfigError(
+                "export.prometheus", f"cannot listen on {place}: {error.strerror}", "Choose another port; 0 finds one"
+            ) from error
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
+        self._url_file = url_file
+        url_file.parent.mkdir(parents=True, exist_ok=True)
+        url_file.write_text(self.url + "\n", encoding="utf-8")
+
+    def follow(self, ledger: Ledger) -> None:
+        """Keep hold of the ledger; figures are read when somebody asks."""
+        self._ledger = ledger
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._url_file.unlink(missing_ok=True)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The figures of this instant, for the registry; called from the thread that serves."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        ledger = self._ledger
+        if ledger is None:
+            return
+        newest = ledger.rounds[-1] if ledger.rounds else None
+        whole = (
+            ("round", "Commits so far.", len(ledger.rounds)),
+            ("seconds", "Seconds since training began, on the run's own clock.", ledger.seconds),
+            ("loss", "Mean training loss a sample in the newest commit.", newest.loss if newest else None),
+            ("accuracy", "Accuracy of the newest version that was evaluated.", ledger.accuracy),
+            ("bytes_up", "Payload bytes from silos.", ledger.bytes_up),
+            ("bytes_down", "Payload bytes to silos.", ledger.bytes_down),
+            ("stopped", "1 once the run has stopped.", int(ledger.stopped is not None)),
+        )
+        for name, text, value in whole:
+            if value is not None:
+                yield GaugeMetricFamily(f"fedsync_{name}", text, value)
+        # A copy: the run goes on in another thread meanwhile.
+        silos = list(ledger.silos.items())
+        for name, text, field in (
+            ("working", "1 while an order is in work.", None),
+            ("batch_size", "Samples a local step of the newest order.", "batch_size"),
+            ("orders", "Orders that ended with an update.", "orders"),
+            ("failures", "Orders that ended without one.", "failures"),
+            ("samples", "Samples processed.", "samples"),
+            ("compute_seconds", "Seconds of training.", "compute_s"),
+            ("busy_seconds", "Seconds of ended orders, overhead included.", "busy_s"),
+        ):
+            family = GaugeMetricFamily(f"fedsync_silo_{name}", text, labels=["silo"])
+            for silo, totals in silos:
+                family.add_metric([silo], float(totals.order is not None if field is None else getattr(totals, field)))
+            yield family

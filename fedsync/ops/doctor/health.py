@@ -1,0 +1,98 @@
+"""What the supervisor that works in a state folder says of itself, of its runs and of its silos."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from fedsync.ops.doctor.checks import Check
+from fedsync.ops.registration_loop import DONE
+from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
+
+KEEPER_LATE_S = 600.0
+"""The keeper of runs looks every other second; a run that is just being resumed takes it four minutes at most [s]."""
+
+MANY_TRIES = 6
+"""A run that has died as often as this at one version of its model will hardly get on by itself."""
+
+
+def check_health(state: Path, now: datetime) -> Check:
+    """What the supervisor that works in the state folder says, if there is one."""
+    health = _health(state)
+    if health is None or not _is_recent(health.get("at"), now, FRESH_S):
+        return Check("health", True, "not running")
+    detail = f"{health.get('state')} since {health.get('since')}, {health.get('restarts')} restarts"
+    if health.get("state") == "restarting":
+        return Check("health", False, f"{detail}; {health.get('last_error')}", f"See {state / 'logs'}")
+    for folder, trainer in _table(health, "trainers").items():
+        if isinstance(trainer, dict) and trainer.get("state") == "silent":
+            silent = f"the trainer in {folder} has not answered since {trainer.get('since')}"
+            return Check("health", False, f"{detail}; {silent}", f"End its process, {trainer.get('pid')}")
+    return Check("health", True, detail)
+
+
+def check_registration(state: Path, now: datetime) -> Check:
+    """That the silos of the file with which the server was started are registered, if it runs."""
+    health, name = _health(state), "registration"
+    if health is None or not is_running(state, now):
+        return Check(name, True, "not running")
+    problems = {silo: text for silo, text in _table(health, "silos").items() if text != DONE}
+    if problems:
+        told = "; ".join(f"{silo}: {text}" for silo, text in problems.items())
+        return Check(name, False, told, "Then run `fedsync server register`, or restart the server if its file changed")
+    return Check(name, True, ", ".join(_table(health, "silos")) or "no silo is listed")
+
+
+def check_runs(state: Path, now: datetime) -> Check:
+    """That the keeper of runs looks after them, and that none dies again and again, if the server runs."""
+    health, name = _health(state), "runs"
+    if health is None or not is_running(state, now):
+        return Check(name, True, "not running")
+    keeper = _table(health, "keeper")
+    if not _is_recent(keeper.get("looked") or health.get("since"), now, KEEPER_LATE_S):
+        detail = f"the keeper looked at {keeper.get('looked')} for the last time"
+        return Check(name, False, detail, "Restart `fedsync server start`, and report what it printed")
+    runs = {folder: run for folder, run in _table(keeper, "runs").items() if isinstance(run, dict)}
+    bad = [_trouble(folder, run) for folder, run in runs.items() if _is_in_trouble(run)]
+    if bad:
+        remedy = f"See {state / 'logs'}; `fedsync server stop DIR` ends a run, which can be resumed"
+        return Check(name, False, "; ".join(bad), remedy)
+    return Check(name, True, f"{len(runs)} not over; looked at {keeper.get('looked')}")
+
+
+def is_running(state: Path, now: datetime) -> bool:
+    """Whether a supervisor is at work in a state folder."""
+    health = _health(state)
+    return health is not None and _is_recent(health.get("at"), now, FRESH_S) and health.get("state") != "stopped"
+
+
+def _is_in_trouble(run: dict[str, object]) -> bool:
+    tries = run.get("tries")
+    many = isinstance(tries, int) and tries >= MANY_TRIES
+    return many or (run.get("next") is not None and str(run.get("reason")).startswith("not resumed"))
+
+
+def _trouble(folder: str, run: dict[str, object]) -> str:
+    due = f", next try at {run['next']}" if run.get("next") else ""
+    return f"{folder}: {run.get('reason')}, tried {run.get('tries')} times{due}"
+
+
+def _table(values: dict[str, object], key: str) -> dict[str, object]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _health(state: Path) -> dict[str, object] | None:
+    try:
+        found = json.loads((state / HEALTH_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_recent(at: object, now: datetime, most_s: float) -> bool:
+    try:
+        return (now - datetime.fromisoformat(str(at))).total_seconds() < most_s
+    except (ValueError, TypeError):
+        return False

@@ -1,0 +1,120 @@
+"""Checks of the way between silo and server: one small function each, which sends nothing but greetings."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from fedsync.core.errors import ConfigError
+from fedsync.ops.doctor.checks import Check, guarded
+
+TIMEOUT_S = 5.0
+MOST_SKEW_S = 60.0
+"""Certificates that ``fedsync certs`` makes hold an hour before they are made; other things are less patient."""
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 address loses its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def check_reachable(host: str, port: int) -> Check:
+    """That somebody listens at the server's address, and how far away that is."""
+    times = []
+    try:
+        for _ in range(3):
+            begin = time.perf_counter()
+            socket.create_connection((host, port), timeout=TIMEOUT_S).close()
+            times.append(time.perf_counter() - begin)
+    except OSError as error:
+        remedy = "Check the address, that the server runs, and the firewalls between"
+        return Check("server", False, f"{host}:{port}: {error.strerror or error}", remedy)
+    return Check("server", True, f"{host}:{port}, round trip {1000 * min(times):.1f} ms")
+
+
+def check_tls(host: str, port: int, authority: Path) -> Check:
+    """That the server proves to be the one that the authority signed for, under the name it is called by."""
+
+    def found() -> Check:
+        context = _trusting(authority)
+        try:
+            with (
+                socket.create_connection((host, port), timeout=TIMEOUT_S) as raw,
+                context.wrap_socket(raw, server_hostname=host) as secured,
+            ):
+                return Check("TLS", True, f"{secured.version()}, the certificate covers {host}")
+        except ssl.SSLCertVerificationError as error:
+            remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
+            return Check("TLS", False, error.verify_message, remedy)
+        except OSError as error:
+            return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
+
+    return guarded("TLS", found)
+
+
+def check_clock(host: str, port: int, authority: Path, clock: Callable[[], float]) -> Check:
+    """That this machine's clock and the server's agree, by the date of an answer, which has whole seconds.
+
+    Args:
+        host: of the server.
+        port: likewise.
+        authority: certificate to trust.
+        clock: seconds since the epoch.
+    """
+
+    def found() -> Check:
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_trusting(authority))
+        try:
+            before_s = clock()
+            connection.request("GET", "/health")
+            date = connection.getresponse().getheader("Date")
+            after_s = clock()
+            if date is None:
+                return Check("clock", True, "the server does not say what time it is")
+            there_s = parsedate_to_datetime(date).timestamp()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
+        finally:
+            connection.close()
+        return judge_skew(there_s, before_s, after_s)
+
+    return guarded("clock", found)
+
+
+def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
+    """Compare the server's time, which was cut to whole seconds, with the times of asking and of the answer [s]."""
+    ahead, behind = before_s - (there_s + 1.0), there_s - after_s
+    skew = max(ahead, behind, 0.0)
+    if skew <= MOST_SKEW_S:
+        return Check("clock", True, f"within {skew + 1.0:.0f} s of the server's")
+    way = "ahead of" if ahead > 0 else "behind"
+    return Check("clock", False, f"{skew:.0f} s {way} the server's", "Set both clocks, by NTP for example")
+
+
+def check_port(host: str, port: int, *, running: bool) -> Check:
+    """That the port is free, or the server's own that runs already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if running:
+                return Check("port", True, f"{host}:{port}, this server's")
+            remedy = "End what listens there, or choose another port; below 1024 takes privileges"
+            return Check("port", False, f"{host}:{port}: {error.strerror}", remedy)
+    return Check("port", True, f"{host}:{port} is free")
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # an SSLError is one
+        problem = f"no certificate can be read from it: {error.strerror or error}"
+        raise ConfigError(str(authority), problem, "Fetch ca.crt anew from the server's operator") from None

@@ -1,0 +1,80 @@
+"""Preflight: what has to hold before a silo or a server can work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.identity.certificates import Authority, ServerCertificate
+from fedsync.ops.doctor import checks as here
+from fedsync.ops.doctor import health as health
+from fedsync.ops.doctor import network as network
+from fedsync.ops.doctor.checks import Check
+
+
+def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
+    """The checks that need no file; ``strategy`` as for `check_silo`."""
+    yield here.check_versions()
+    yield here.check_disk(Path.cwd())
+    yield here.check_memory_for(strategy)
+    yield here.check_device("auto")
+
+
+def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
+    """All checks of a silo, the cheap ones first.
+
+    Args:
+        config: of the silo.
+        strategy: what it is to train, for its size; None leaves that out.
+        now: the present, in UTC.
+    """
+    yield here.check_versions()
+    yield here.check_code(config)
+    if config.authority is not None:
+        yield here.check_certificate(Path(config.authority), "authority", now)
+    if config.node_key is not None:
+        yield here.check_node_key(Path(config.node_key))
+    if config.keys is not None:
+        yield here.check_ring(Path(config.keys), config.name)
+    yield here.check_state(Path(config.state))
+    yield here.check_disk(Path(config.state))
+    yield here.check_memory_for(strategy)
+    yield here.check_device(config.device or "auto")
+    host, port = network.split(config.server)
+    reached = network.check_reachable(host, port)
+    yield reached
+    if reached.ok and config.authority is not None:
+        yield network.check_tls(host, port, Path(config.authority))
+        yield network.check_clock(host, port, Path(config.authority), time.time)
+    yield health.check_health(Path(config.state), now)
+
+
+def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
+    """All checks of a server; arguments as for `check_silo`."""
+    yield here.check_versions()
+    if config.certificates is not None:
+        folder = Path(config.certificates)
+        yield here.check_certificate(Authority.at(folder).certificate, "authority", now)
+        yield here.check_certificate(ServerCertificate.at(folder).certificate, "certificate", now)
+        yield here.check_fit(folder)
+        yield here.check_authority_key(folder)
+    yield here.check_silos(config)
+    if config.keys is not None:
+        yield here.check_server_keys(Path(config.keys))
+    yield here.check_state(Path(config.state))
+    yield here.check_disk(Path(config.state))
+    yield here.check_memory_for(strategy)
+    yield network.check_port(config.host, config.port, running=health.is_running(Path(config.state), now))
+    yield health.check_health(Path(config.state), now)
+    yield health.check_registration(Path(config.state), now)
+    yield health.check_runs(Path(config.state), now)
+
+
+def utc_now() -> datetime:
+    """The present, in UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,90 @@
+"""Registers the silos of a server's file once its SuperLink listens, and tells how that went."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedsync.core.errors import RunError
+from fedsync.flower.internals.registration import Registered
+
+logger = logging.getLogger(__name__)
+
+FIRST_S, LONGEST_S = 0.5, 60.0
+"""Pause before the second attempt, and the longest [s]; each attempt doubles it."""
+
+PATIENCE_S = 120.0
+"""Time that a SuperLink is given before there is a warning [s]. The attempts go on."""
+
+DONE = "registered"
+"""What `Registrar.status` says of a silo that is."""
+
+
+@dataclass(slots=True)
+class Registrar:
+    """Tries until every silo is registered.
+
+    What cannot be registered as it is may be put right while the server runs: its file is read anew each time.
+
+    Args:
+        silos: their names.
+        register: makes an attempt for some of them; `RunError` and `OSError` for a SuperLink that does not answer.
+    """
+
+    silos: Sequence[str]
+    register: Callable[[Sequence[str]], Registered]
+    _told: dict[str, str] = field(default_factory=dict)
+
+    def watch(self, stop: threading.Event) -> None:
+        """Try, with pauses that grow, until all is done or ``stop`` is set."""
+        if not self.silos:
+            return
+        pause_s, waited_s, warned = FIRST_S, 0.0, False
+        while not self.attempt() and not stop.wait(pause_s):
+            waited_s += pause_s
+            pause_s = min(LONGEST_S, 2.0 * pause_s)
+            if waited_s >= PATIENCE_S and not warned:
+                warned = True
+                missing = {name: text for name, text in self._told.items() if text != DONE}
+                logger.warning("not registered after %.0f s, and tried again every minute: %s", waited_s, missing)
+
+    def status(self) -> dict[str, str]:
+        """For the health file: ``registered``, or what is in the way, by silo."""
+        return self._told
+
+    def attempt(self) -> bool:
+        """Try once, for those that are not registered; returns whether all are."""
+        missing = [name for name in self.silos if self._told.get(name) != DONE]
+        try:
+            found = self.register(missing)
+        except (RunError, OSError) as error:
+            self._told = self._told | dict.fromkeys(missing, f"the SuperLink does not answer: {error}")
+            return False
+        except Exception as error:  # a thread that ends without a word would leave silos outside
+            logger.exception("silos could not be registered")
+            self._told = self._told | dict.fromkeys(missing, f"{type(error).__name__}: {error}")
+            return False
+        for name, problem in found.problems.items():
+            if self._told.get(name) != str(problem):
+                logger.warning("%s is not registered: %s", name, problem)
+        tell_what_else(found)
+        self._told = self._told | {name: str(found.problems.get(name, DONE)) for name in missing}
+        done = [name for name in missing if name not in found.problems]
+        if done:
+            logger.info("silos registered: %s", ", ".join(done))
+        return not found.problems
+
+
+def tell_what_else(found: Registered) -> None:
+    """Log what an operator has to know beside problems."""
+    for name, count in found.retired.items():
+        logger.warning("%s has another key: the registration of %d before it was taken back", name, count)
+    for name in found.unsure:
+        logger.warning(
+            "the SuperLink knew the key of %s before, and this version of flwr cannot say under which name, or whether "
+            "it was revoked; if %s is turned away, it needs a fresh key",
+            name,
+            name,
+        )

@@ -1,0 +1,173 @@
+"""Keeps the runs of a real server going: what died is submitted again, as long as the server lives.
+
+A run that dies again and again is never given up. The pause before the next try doubles each time it dies at the same
+version of the model, up to ten minutes; a new version begins with the shortest. What cannot be submitted, since the
+SuperLink is away or the disk is full, is tried again after five seconds at first, and at most a minute. Whatever goes
+wrong with one run costs no other run its care. An operator ends all this by `fedsync server stop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fedsync.common.locks import held
+from fedsync.core.errors import FedSyncError
+from fedsync.flower.checkpoints import newest_version
+from fedsync.flower.run_folder import DONE_FILE, PID_FILE, RUN_LOCK
+from fedsync.ops.runs import RUN_FILE, RUNS, BusyError, Phase, end_process, phase
+
+logger = logging.getLogger(__name__)
+
+FIRST_S, LONGEST_S = 2.0, 600.0
+"""Pause after the first resumption of a run before the next, and the longest [s]; each death doubles it."""
+
+REFUSED_S, LONGEST_REFUSED_S = 5.0, 60.0
+"""Pause after a run could not be submitted, and the longest [s]; each refusal in a row doubles it."""
+
+LINGERS_S = 30.0
+"""A server process that lives on for this long [s] after its run was stopped is ended."""
+
+_LOOK_S = 2.0
+_DOUBLINGS = 30
+
+
+@dataclass(slots=True)
+class _Care:
+    """What the keeper knows of one run."""
+
+    phase: Phase
+    version: int | None = None
+    tries: int = 0
+    resumed: int = 0
+    refused: int = 0
+    due_s: float = 0.0
+    skip_s: float = 0.0
+    lingers_since_s: float | None = None
+    reason: str | None = None
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Submits the runs of a server again that have died.
+
+    Args:
+        state: the server's state folder.
+        resume: has the run in a folder go on that has died.
+        end: ends the server process of the run in a folder.
+        clock: the present, in UTC, for what is told.
+    """
+
+    state: Path
+    resume: Callable[[Path], None]
+    end: Callable[[Path], None] = end_process
+    clock: Callable[[], datetime] = _utc_now
+    _cares: dict[Path, _Care] = field(default_factory=dict)
+    _told: dict[str, object] = field(default_factory=dict)
+
+    def watch(self, stop: threading.Event) -> None:
+        """Look every other second until ``stop`` is set."""
+        while not stop.wait(_LOOK_S):
+            try:
+                self.look(time.monotonic())
+            except Exception:  # the folder of runs cannot be read: it may come back
+                logger.exception("the runs in %s could not be looked at", self.state)
+
+    def status(self) -> dict[str, object]:
+        """For the health file: when it ``looked`` last, and the ``runs`` that are not over, by folder.
+
+        Each run has its ``phase``, ``resumed`` (times since the server started), ``tries`` (times that it died at the
+        same version), ``next`` (when it is tried again, or None) and ``reason`` (of the last trouble, or None).
+        """
+        return self._told
+
+    def look(self, now_s: float) -> None:
+        """Resume what has died and is due; an error costs a run a pause, and others nothing."""
+        folders = dict.fromkeys(entry.parent.resolve() for entry in sorted(self.state.glob(f"{RUNS}/*/{RUN_FILE}")))
+        self._cares = {folder: self._cares.get(folder) or _Care(Phase.WAITING) for folder in folders}
+        for folder, care in self._cares.items():
+            if now_s < care.skip_s:
+                continue
+            try:
+                self._look_at(folder, care, now_s)
+            except FedSyncError as error:  # the SuperLink may be on its way back
+                logger.warning("%s could not be resumed: %s", folder, error)
+                _put_off(care, error, now_s)
+            except Exception as error:  # whatever it was, the other runs need their keeper
+                logger.exception("%s could not be cared for", folder)
+                _put_off(care, error, now_s)
+            self._tell(now_s)
+        self._tell(now_s)
+
+    def _look_at(self, folder: Path, care: _Care, now_s: float) -> None:
+        care.phase = phase(folder)
+        if care.phase is Phase.OVER:
+            self._end_what_lingers(folder, care, now_s)
+            return
+        care.lingers_since_s = None
+        if care.phase is not Phase.DIED:
+            care.refused = 0
+            return
+        version = newest_version(folder)
+        if care.version != version:
+            care.version, care.tries, care.due_s = version, 0, 0.0
+        if now_s < care.due_s:
+            return
+        why = "its server process died" if (folder / PID_FILE).exists() else "Flower did not start its server process"
+        care.reason = f"{why}, at version {version}"
+        try:
+            self.resume(folder)
+        except BusyError:  # the operator was faster
+            return
+        # The try before this one made no new version, if there was one.
+        log = logger.info if care.tries == 0 else logger.warning
+        log("resumed at version %s: %s, try %d: %s", version, folder, care.tries + 1, why)
+        care.phase = Phase.WAITING
+        care.due_s = now_s + min(LONGEST_S, FIRST_S * 2.0 ** min(care.tries, _DOUBLINGS))
+        care.tries += 1
+        care.resumed += 1
+        care.refused = 0
+
+    def _end_what_lingers(self, folder: Path, care: _Care, now_s: float) -> None:
+        """End a server process that Flower began after its run was stopped, or that hangs at its end."""
+        if (folder / DONE_FILE).exists() or not held(folder / RUN_LOCK):
+            care.lingers_since_s = None
+        elif care.lingers_since_s is None:
+            care.lingers_since_s = now_s
+        elif now_s - care.lingers_since_s >= LINGERS_S:
+            logger.warning("the run is over, but its server process lives, and is ended: %s", folder)
+            self.end(folder)
+
+    def _tell(self, now_s: float) -> None:
+        now = self.clock()
+        runs = {}
+        for folder, care in self._cares.items():
+            if care.phase is Phase.OVER:
+                continue
+            left_s = max(care.due_s, care.skip_s) - now_s
+            waits = now_s < care.skip_s or (care.phase is Phase.DIED and left_s > 0)
+            runs[str(folder)] = {
+                "phase": care.phase.name.lower().replace("_", " "),
+                "resumed": care.resumed,
+                "tries": care.tries,
+                "next": (now + timedelta(seconds=left_s)).isoformat(timespec="seconds") if waits else None,
+                "reason": care.reason,
+            }
+        # At once, as another thread reads it.
+        self._told = {"looked": now.isoformat(timespec="seconds"), "runs": runs}
+
+
+def _put_off(care: _Care, error: Exception, now_s: float) -> None:
+    text = str(error) if isinstance(error, FedSyncError) else f"{type(error).__name__}: {error}"
+    care.reason = f"not resumed: {text}"
+    care.skip_s = now_s + min(LONGEST_REFUSED_S, REFUSED_S * 2.0 ** min(care.refused, _DOUBLINGS))
+    care.refused += 1

@@ -1,0 +1,220 @@
+"""Runs what a `fedsync.ops.supervisor` decides: real processes, logs that rotate, the health file, a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
+from fedsync.common.locks import taken
+from fedsync.common.processes import end_processes
+from fedsync.config.silo_start import LogsConfig
+from fedsync.core.errors import ConfigError
+from fedsync.ops.supervisor import Program, Supervisor
+
+logger = logging.getLogger(__name__)
+
+HEALTH_FILE, LOGS_FOLDER, LOCK_FILE = "health.json", "logs", "supervisor.lock"
+FRESH_S = 30.0
+"""A health file that is older [s] was left by a supervisor that is gone."""
+
+_LOOK_S = 0.25
+_TELL_S = 10.0
+_TIDY_S = 60.0
+_LAST_LINES, _LAST_CHARACTERS = 4, 500
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class LoggedProcess:
+    """A process of its own group whose output goes to a log that rotates.
+
+    Args:
+        program: what to start.
+        environment: of it, all of it.
+        folder: for its log.
+        limits: of the log.
+    """
+
+    def __init__(self, program: Program, environment: Mapping[str, str], folder: Path, limits: LogsConfig) -> None:
+        # A group of its own: Ctrl-C goes to the supervisor, which ends its processes in order.
+        self._process = subprocess.Popen(
+            list(program.command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment, **program.environment},
+            start_new_session=True,
+        )
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        path = folder / f"{program.role}.log"
+        handler = logging.handlers.RotatingFileHandler(
+            path, maxBytes=limits.bytes, backupCount=limits.keep, encoding="utf-8", delay=True
+        )
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        self._pump = threading.Thread(target=self._copy, args=(handler,), daemon=True)
+        self._pump.start()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """The end of its output, on one line."""
+        self._pump.join(timeout=1.0)
+        return " | ".join(self._last)[-_LAST_CHARACTERS:]
+
+    def end(self) -> None:
+        """End it, and what it started."""
+        end_processes([self._process])
+        self._pump.join(timeout=1.0)
+
+    def _copy(self, handler: logging.Handler) -> None:
+        assert self._process.stdout is not None
+        with contextlib.closing(handler):
+            for raw in self._process.stdout:
+                line = _COLOUR.sub("", raw.decode("utf-8", "replace")).rstrip()
+                if line:
+                    self._last.append(line)
+                    handler.emit(logging.makeLogRecord({"msg": line}))
+
+
+@contextmanager
+def alone_in(state: Path) -> Iterator[None]:
+    """Make the state folder if need be, and be the only supervisor in it.
+
+    Raises:
+        ConfigError: the folder will not do, or another supervisor is at work there.
+    """
+    private_folder(state)
+    with taken(state / LOCK_FILE) as alone:
+        if not alone:
+            remedy = "End that one first, or give each its own state folder"
+            raise ConfigError(str(state), "another FedSync is at work in this folder", remedy)
+        yield
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set, instead of ending this process."""
+    stop = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def supervise(
+    programs: Sequence[Program],
+    environment: Mapping[str, str],
+    state: Path,
+    limits: LogsConfig,
+    facts: Mapping[str, Any],
+    stop: threading.Event,
+    tidy: Callable[[], object] = lambda: None,
+    tell: Callable[[], Mapping[str, Any]] = dict,
+) -> None:
+    """Keep programs running until ``stop`` is set, then end them all.
+
+    Args:
+        programs: in the order in which they are started.
+        environment: of all of them.
+        state: folder for logs and the health file.
+        limits: of the logs.
+        facts: what the health file says besides.
+        stop: set by whoever wants the end.
+        tidy: called once a minute.
+        tell: called whenever the health file is written: what it says besides that changes.
+    """
+    logs = state / LOGS_FOLDER
+    logs.mkdir(mode=0o700, exist_ok=True)
+    # The system's randomness: silos that were started together are not to come back together.
+    jitter = random.SystemRandom().random
+    supervisor = Supervisor(
+        programs, lambda program: LoggedProcess(program, environment, logs, limits), jitter, time.monotonic()
+    )
+    health = _Health(state / HEALTH_FILE, {**facts, "versions": versions()}, tell)
+    tidy_at_s = time.monotonic() + _TIDY_S
+    try:
+        while not stop.is_set():
+            now_s = time.monotonic()
+            supervisor.step(now_s)
+            health.tell("running" if supervisor.running else "restarting", supervisor, now_s)
+            if now_s >= tidy_at_s:
+                tidy()
+                tidy_at_s = now_s + _TIDY_S
+            stop.wait(_LOOK_S)
+        health.tell("stopping", supervisor, time.monotonic())
+    finally:
+        supervisor.stop()
+        health.tell("stopped", supervisor, time.monotonic())
+
+
+def versions() -> dict[str, str]:
+    """Of what matters between the parties."""
+    return {name: version(name) for name in ("fedsync", "flwr", "torch")}
+
+
+class _Health:
+    """Writes the health file when something has changed, and now and then so that it stays fresh."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any], tell: Callable[[], Mapping[str, Any]]) -> None:
+        self._path = path
+        self._facts = facts
+        self._tell = tell
+        self._told: dict[str, Any] = {}
+        self._state = ""
+        self._since = ""
+        self._due_s = 0.0
+        self._error: str | None = None
+
+    def tell(self, state: str, supervisor: Supervisor, now_s: float) -> None:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        if state != self._state:
+            self._state, self._since = state, at
+            logger.info("%s", state)
+        if supervisor.last_error != self._error:
+            self._error = supervisor.last_error
+            logger.warning("%s", self._error)
+        told = {
+            **self._facts,
+            "state": state,
+            "since": self._since,
+            "restarts": supervisor.restarts,
+            "processes": supervisor.processes(),
+            "last_error": supervisor.last_error,
+        }
+        if told == self._told and now_s < self._due_s:
+            return
+        self._told, self._due_s = told, now_s + _TELL_S
+        text = json.dumps({**told, **self._tell(), "at": at}, indent=2) + "\n"
+        try:
+            write_atomically(self._path, text.encode(), OWNER_FILE)
+        except ConfigError as error:  # a full disk must not end what runs
+            logger.warning("%s", error)

@@ -1,0 +1,113 @@
+"""Where a driver keeps the model and the updates that wait for a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsync.core.actions import Commit
+from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.layout import Vector
+from fedsync.core.transfer import InTheClear, Payload
+
+MAX_MAGNITUDE = 1e30
+"""Largest value accepted in an update: sums of any number of silos stay finite in float32."""
+
+
+class ModelStore(InTheClear):
+    """The current model and the payloads of pending updates, by update id.
+
+    The model of each version is a new array, so references to older versions stay valid.
+
+    Args:
+        model: version 0, float32 [values].
+        keep_bases: remember which model each order starts from, for commits ``toward`` the silos' models.
+    """
+
+    def __init__(self, model: Vector, *, keep_bases: bool = False) -> None:
+        self.model = model
+        self._pending: dict[str, Vector] = {}
+        self._remembered = model
+        self._keep_bases = keep_bases
+        self._bases: dict[str, Vector] = {}
+
+    @property
+    def upload_bytes(self) -> int:
+        """An update is as large as the model."""
+        return self.model.nbytes
+
+    def outgoing(self, silo: str) -> Vector:
+        """Every silo is sent the whole model, float32 [values]."""
+        return self.model
+
+    def begin(self, update_id: str) -> None:
+        """An order starts from the current model, which stays until its update is committed or discarded."""
+        if self._keep_bases:
+            self._bases[update_id] = self.model
+
+    def put(self, silo: str, update_id: str, update: Payload) -> None:
+        """Keep an update, after a check that it can do no harm.
+
+        Raises:
+            ProtocolError: wrong type or shape, a value that is not finite, or a name that is taken.
+        """
+        if update_id in self._pending:
+            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
+        if update.dtype != np.float32 or update.shape != self.model.shape:
+            raise ProtocolError(
+                silo, "shape", f"{update.dtype} {update.shape}, the model is float32 {self.model.shape}"
+            )
+        # NaN fails every comparison, so two passes without a temporary find it and infinity too.
+        low, high = np.min(update), np.max(update)
+        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
+            raise ProtocolError(
+                silo, "finite", f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+            )
+        self._pending[update_id] = update
+
+    def commit(self, commit: Commit) -> None:
+        """Fold updates into the model as `Commit` says, in the order of ``commit.weights``."""
+        model = self.model.copy()
+        scaled = np.empty_like(model)
+        for update_id, weight in commit.weights.items():
+            update, base = self._pending.pop(update_id), self._bases.pop(update_id, None)
+            if commit.toward:
+                if base is None:
+                    raise PolicyError(f"version {commit.version} moves towards {update_id!r}, whose base was not kept")
+                # Of two models that are close, so what the subtraction rounds is small.
+                np.subtract(base, self.model, out=scaled)
+                scaled += update
+                scaled *= np.float32(weight)
+            else:
+                np.multiply(update, np.float32(weight), out=scaled)
+            model += scaled
+        self.model = model
+
+    def remember(self) -> None:
+        """Keep the current model for `rollback`."""
+        self._remembered = self.model
+
+    def rollback(self) -> None:
+        """Go back to the model last remembered; at first that is version 0."""
+        self.model = self._remembered
+
+    def discard(self, update_id: str) -> None:
+        """Forget an update, if it is there."""
+        self._pending.pop(update_id, None)
+        self._bases.pop(update_id, None)
+
+    def state(self) -> Mapping[str, Any]:
+        """Models and pending updates, for `restore` in another process."""
+        return {name: getattr(self, name) for name in ("model", "_remembered", "_pending", "_bases")}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another store's `state` was."""
+        self.model, self._remembered = state["model"], state["_remembered"]
+        self._pending, self._bases = dict(state["_pending"]), dict(state["_bases"])
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Ids of the updates kept."""
+        return tuple(self._pending)

@@ -1,0 +1,51 @@
+"""FedNova: silos that do more local steps do not steer the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedsync.core.orders import UpdateMeta
+from fedsync.core.protocols import Weigher
+from fedsync.core.weighting import Terms, progress
+
+
+@dataclass(frozen=True, slots=True)
+class FedNova:
+    """Normalise each update by its local progress before averaging: c_i = p_i tau_eff / |a_i|.
+
+    An update is ``-eta sum_k a_ik g_ik``, where a_ik is how much the gradient of step k came to count; its L1
+    norm |a_i| grows with the steps, see `progress`. A plain mean of updates therefore minimises an objective in
+    which a silo counts p_i |a_i|, not p_i. Divided by |a_i| an update is a mean gradient; the server walks
+    tau_eff = sum_i p_i |a_i| steps along the mean of those, as far as the plain mean would have gone. With
+    equal steps c_i = p_i.
+
+    Args:
+        inner: gives p_i, which sum to 1.
+        momentum: rho of the silos' SGD.
+        pull: eta mu: learning rate times strength of the proximal term.
+
+    Source: Wang et al. 2020, arXiv:2007.07481.
+    """
+
+    inner: Weigher
+    momentum: float = 0.0
+    pull: float = 0.0
+
+    @property
+    def terms(self) -> Terms | None:
+        """As ``inner``, and a silo knows its |a_i|; tau_eff is common to the commit."""
+        inner = self.inner.terms
+        return None if inner is None else replace(inner, normalised=True, momentum=self.momentum, pull=self.pull)
+
+    @property
+    def toward(self) -> bool:
+        """As ``inner``."""
+        return self.inner.toward
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """c_i = p_i tau_eff / |a_i|."""
+        shares = self.inner.coefficients(metas, version)
+        norms = [progress(meta.steps, self.momentum, self.pull) for meta in metas]
+        effective = sum(share * norm for share, norm in zip(shares, norms, strict=True))
+        return [share * effective / norm for share, norm in zip(shares, norms, strict=True)]

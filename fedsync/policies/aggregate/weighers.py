@@ -1,0 +1,151 @@
+"""How much each update counts in a commit: weighted means, and wrappers that discount, scale and turn them.
+
+Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
+algorithms are compositions:
+
+- FedAvg: ``WeightedMean("examples")``.
+- FedBuff: ``Scaled(Stale(WeightedMean("silo"), s), eta_g)``, that is c_i = eta_g / K * s(staleness_i).
+- FedAsync: ``Toward(Scaled(Stale(WeightedMean("silo"), s), alpha))``, that is c = alpha * s(staleness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedsync.core.orders import UpdateMeta
+from fedsync.core.protocols import Weigher
+from fedsync.core.weighting import Share, Terms
+from fedsync.policies.aggregate.staleness import Discount, staleness
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedMean:
+    """Coefficients in proportion to what an update stands for; they sum to 1.
+
+    Args:
+        by: what counts.
+
+            - ``silo``: every update the same; the choice for balanced batches on data that differ between
+              silos (LB-BSP, section 3.5: each local data set, not each sample, is to be treated equally).
+            - ``examples``: training samples that the silo holds; FedAvg as published.
+            - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data
+              (LB-BSP, section 3.4, equation 7).
+    """
+
+    by: Share = "silo"
+
+    @property
+    def terms(self) -> Terms | None:
+        """The silo knows what it stands for; the total is common to the commit."""
+        return Terms(self.by)
+
+    @property
+    def toward(self) -> bool:
+        """Along the updates."""
+        return False
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """Shares p_i, which sum to 1."""
+        amounts = [self._amount(meta) for meta in metas]
+        total = sum(amounts)
+        return [amount / total for amount in amounts]
+
+    def _amount(self, meta: UpdateMeta) -> float:
+        match self.by:
+            case "silo":
+                return 1.0
+            case "examples":
+                return float(meta.examples)
+            case "samples":
+                return float(meta.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Let an update count less the more versions were made since its base: c_i s(staleness_i).
+
+    What a stale update loses goes to nobody: the model takes a shorter step.
+
+    Args:
+        inner: gives the coefficients of fresh updates.
+        discount: s, 1 for a fresh update.
+
+    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934); FedBuff (Nguyen et al. 2022, arXiv:2106.06639).
+    """
+
+    inner: Weigher
+    discount: Discount
+
+    @property
+    def terms(self) -> Terms | None:
+        """None: how stale an update will be, its silo cannot know."""
+        return None
+
+    @property
+    def toward(self) -> bool:
+        """As ``inner``."""
+        return self.inner.toward
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """Discounted coefficients; they sum to less than those of ``inner`` unless all are fresh."""
+        fresh = self.inner.coefficients(metas, version)
+        return [c * self.discount(staleness(meta, version)) for c, meta in zip(fresh, metas, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """All coefficients times ``rate``: the server's learning rate.
+
+    Args:
+        inner: gives the coefficients at rate 1.
+        rate: eta_g of FedBuff, alpha of FedAsync; positive.
+    """
+
+    inner: Weigher
+    rate: float
+
+    @property
+    def terms(self) -> Terms | None:
+        """As ``inner``: the rate is common to the commit."""
+        inner = self.inner.terms
+        return None if inner is None else replace(inner, rate=self.rate * inner.rate)
+
+    @property
+    def toward(self) -> bool:
+        """As ``inner``."""
+        return self.inner.toward
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """Scaled coefficients."""
+        return [self.rate * coefficient for coefficient in self.inner.coefficients(metas, version)]
+
+
+@dataclass(frozen=True, slots=True)
+class Toward:
+    """Move the model towards the silos' models instead of along their updates; see `Commit`.
+
+    With one update and coefficient a this is FedAsync's ``x = (1 - a) x + a x_silo``. It undoes a part of what
+    others committed since the silo's base; adding the update does not.
+
+    Args:
+        inner: gives the coefficients; of them the model keeps ``1 - sum_i c_i`` of what it is.
+
+    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934), Algorithm 1.
+    """
+
+    inner: Weigher
+
+    @property
+    def terms(self) -> Terms | None:
+        """None: it needs the model in the clear."""
+        return None
+
+    @property
+    def toward(self) -> bool:
+        """Yes."""
+        return True
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """As ``inner``."""
+        return self.inner.coefficients(metas, version)

@@ -1,0 +1,140 @@
+"""Batch sizes that make the slowest silo as fast as it can be, for any curves that never fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.curve import Curve
+from fedsync.core.protocols import Bounds
+from fedsync.policies.balance.whole import check_total, round_shares
+
+Sizes = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+
+class Times(Protocol):
+    """How long n silos take for given sizes; no silo is faster with more."""
+
+    def seconds(self, sizes: Sizes) -> Seconds:
+        """Seconds of each silo, float64 [n], for sizes int64 [n]."""
+        ...
+
+    def largest(self, seconds: float) -> Sizes:
+        """Largest size of each silo that takes at most ``seconds``, int64 [n]; negative where none does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EqualisingBalancer:
+    """Size batches so that the slowest silo finishes as early as possible.
+
+    The exact solution over whole numbers of ``min max_i t_i(x_i)`` with ``sum x_i = X`` within bounds: LB-BSP's problem
+    (3), which the paper solves for linear curves only. Flat, affine and linear curves may be mixed.
+
+    Source: LB-BSP, section 3.1, equation 3.
+    """
+
+    def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
+        """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
+
+        Args:
+            curves: one predicted curve a silo, n of them.
+            total: samples to share (X).
+            bounds: smallest and largest size of each silo.
+
+        Raises:
+            ConfigError: the bounds cannot hold ``total``.
+            ValueError: a speed is not finite and positive, or a constant time not finite.
+        """
+        return minimise_slowest(CurveTimes.of(curves), total, bounds)
+
+
+def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
+    """Sizes within bounds that sum to ``total`` and whose slowest silo takes least; O(n log) vector operations.
+
+    Many sizes may be as good. Of these each silo gets all that it can do in less time than the slowest takes; what is
+    left goes to those that can take exactly that time, in proportion to their room; what cannot be divided, to the
+    largest remainder, ties to the lowest index.
+
+    Raises:
+        ConfigError: the bounds cannot hold ``total``.
+    """
+    check_total(total, bounds)
+
+    def within(seconds: float) -> Sizes:
+        """The most that each silo can do in the time, or its floor."""
+        return np.clip(times.largest(seconds), bounds.floor, bounds.cap)
+
+    # Between a time that is too short and one that is long enough, bisect; no size changes without a silo's time being
+    # passed, so the end is exact: nothing lies between the two any more.
+    low, low_s = bounds.floor, -np.inf
+    high_s = float(times.seconds(bounds.cap).max(initial=0.0))
+    if low.sum() == total:
+        return low.astype(np.int64)
+    while True:
+        next_s = float(times.seconds(low + 1)[low < bounds.cap].min())
+        if next_s >= high_s:
+            break
+        middle_s = max(next_s, (max(low_s, 0.0) + high_s) / 2)
+        if middle_s >= high_s:
+            middle_s = next_s
+        sizes = within(middle_s)
+        if sizes.sum() >= total:
+            changed = sizes > bounds.floor
+            high_s = min(float(times.seconds(sizes)[changed].max()), middle_s)
+        else:
+            low, low_s = sizes, middle_s
+    # All that is left to share takes `high_s` for whoever gets it.
+    room = within(high_s) - low
+    left = total - int(low.sum())
+    return low + round_shares(room * (left / room.sum()), left, room)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurveTimes:
+    """`Times` of curves, all at once.
+
+    Args:
+        speed: float64 [n], samples per second.
+        launch_s: float64 [n].
+        saturation: float64 [n], samples.
+    """
+
+    speed: Seconds
+    launch_s: Seconds
+    saturation: Seconds
+
+    @classmethod
+    def of(cls, curves: Sequence[Curve]) -> CurveTimes:
+        """The steps of n curves; their overhead is not looked at, see `Curve.spread`.
+
+        Raises:
+            ValueError: a speed is not finite and positive, or a constant time not finite.
+        """
+        table = np.array([(c.speed, c.launch_s, c.saturation) for c in curves], dtype=np.float64).reshape(-1, 3)
+        if not (np.isfinite(table).all() and (table[:, 0] > 0).all()):
+            raise ValueError(f"speeds must be finite and positive, and times finite, not {table}")
+        return cls(*table.T.copy())
+
+    def seconds(self, sizes: Sizes) -> Seconds:
+        """As `Curve.step_s`, to the last bit."""
+        return self.launch_s + np.maximum(sizes, self.saturation) / self.speed
+
+    def largest(self, seconds: float) -> Sizes:
+        """See `Times`."""
+        # The division tells to within rounding; what `seconds` says of its neighbours decides.
+        guess = np.clip((seconds - self.launch_s) * self.speed, -1.0, _MOST)
+        sizes = np.floor(guess).astype(np.int64)
+        fits = np.full(len(sizes), -1, dtype=np.int64)
+        for candidate in (sizes - 1, sizes, sizes + 1):
+            fits = np.where(self.seconds(candidate) <= seconds, candidate, fits)
+        return fits
+
+
+_MOST = 2.0**52
+"""Sizes beyond this are not told apart."""

@@ -1,0 +1,146 @@
+"""Batch sizes that feel their way: from the slowest silo to the fastest, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.protocols import Bounds, RoundSeen
+from fedsync.policies.balance.multiples import in_multiples
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One phase: ``step`` samples are moved once the leader was ahead for ``window`` rounds in a row."""
+
+    step: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """State of `LeaderStraggler`.
+
+    Args:
+        sizes: batch size of each silo in the round in work [samples].
+        rounds: seconds of each silo in the newest rounds, the newest last; no more than the longest window.
+        fine: whether the search is in its fine-tune phase.
+        reported: stragglers that could not be given less.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    rounds: tuple[Mapping[str, float], ...] = ()
+    fine: bool = False
+    reported: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderStraggler:
+    """Move samples from the slowest silo to the fastest, many at first, then one by one: LB-BSP for GPUs.
+
+    Needs no curve. Once the leader (the least time of the last round) was faster than the straggler (the most) in every
+    round of the window, `step` samples go from one to the other. Once it was not, although it is now, the two have
+    changed places: from then on the `fine` pace holds.
+
+    Three things that the paper leaves open. A round without the time of one of the two, because it failed or has just
+    come, is no round in which the leader was ahead. The change of places is looked for in the rounds of the longest
+    window, not in all: where the first test fails, one of its own rounds shows why, but for exact ties. A silo that
+    cannot take the step within its bounds is no leader, as one whose memory is nearly full.
+
+    Args:
+        fast: pace until the first oscillation.
+        fine: pace from then on.
+        memory: share of its memory in use above which a silo is no leader.
+        multiple: sizes and steps are multiples of it, where bounds allow; see `in_multiples`.
+
+    Source: LB-BSP, Algorithm 2 (section 3.3.2).
+    """
+
+    fast: Pace = Pace(5, 5)
+    fine: Pace = Pace(1, 20)
+    memory: float = 0.95
+    multiple: int = 1
+
+    def init(self) -> Search:
+        """State before the first round: nobody has a size."""
+        return Search()
+
+    def advance(self, state: Search, seen: RoundSeen) -> tuple[Search, tuple[str, ...]]:
+        """State for the next round, and what the user ought to know.
+
+        Args:
+            state: sizes of the round that is over.
+            seen: what that round took.
+        """
+        longest = max(self.fast.window, self.fine.window)
+        rounds = (*state.rounds, dict(seen.seconds))[-longest:] if seen.seconds else state.rounds
+        now = replace(state, sizes=self._sizes(state, seen), rounds=rounds)
+        pace = self.fine if state.fine else self.fast
+        step = -(-pace.step // self.multiple) * self.multiple
+        pair = self._pair(now, seen, step)
+        if pair is None:
+            return now, ()
+        leader, straggler = pair
+        size, floor = now.sizes[straggler], int(seen.bounds.floor[seen.names.index(straggler)])
+        if size - step < max(floor, 1):
+            if straggler in state.reported:
+                return now, ()
+            note = f"{straggler} is the slowest, and its {size} samples a step cannot be {step} fewer: leave it out"
+            return replace(now, reported=state.reported | {straggler}), (note,)
+        if len(rounds) >= pace.window and all(_ahead(leader, straggler, times) for times in rounds[-pace.window :]):
+            moved = {leader: now.sizes[leader] + step, straggler: size - step}
+            return replace(now, sizes={**now.sizes, **moved}), ()
+        if not state.fine and any(_ahead(straggler, leader, times) for times in rounds):
+            return replace(now, fine=True), (f"{leader} and {straggler} changed places: batch sizes are fine-tuned",)
+        return now, ()
+
+    def plan(self, state: Search, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
+        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to the state's as can be.
+
+        Args:
+            state: of the round in work.
+            names: the n silos; one that the state does not know begins at the mean.
+            total: samples to share (X).
+            bounds: smallest and largest size of each silo.
+
+        Raises:
+            ConfigError: the bounds cannot hold ``total``.
+        """
+        mean = total // len(names)
+        wanted = np.array([state.sizes.get(name, mean) for name in names], dtype=np.int64) // self.multiple
+        return in_multiples(self.multiple, total, bounds, lambda count, units: _nearest(wanted, count, units))
+
+    def _sizes(self, state: Search, seen: RoundSeen) -> dict[str, int]:
+        sizes = self.plan(state, seen.names, seen.total, seen.bounds)
+        return dict(zip(seen.names, sizes.tolist(), strict=True))
+
+    def _pair(self, now: Search, seen: RoundSeen, step: int) -> tuple[str, str] | None:
+        """Leader and straggler of the last round, ties to the first in order; None if there are no two."""
+        known = [name for name in seen.names if name in seen.seconds]
+        caps = dict(zip(seen.names, seen.bounds.cap.tolist(), strict=True))
+        able = [
+            name for name in known if now.sizes[name] + step <= caps[name] and seen.memory.get(name, 0.0) <= self.memory
+        ]
+        if not able:
+            return None
+        leader, straggler = min(able, key=seen.seconds.__getitem__), max(known, key=seen.seconds.__getitem__)
+        return (leader, straggler) if leader != straggler else None
+
+
+def _nearest(wanted: NDArray[np.int64], total: int, bounds: Bounds) -> NDArray[np.int64]:
+    """Sizes within bounds that sum to ``total``; what is missing comes from all that have room, evenly."""
+    sizes = np.clip(wanted, bounds.floor, bounds.cap)
+    while (missing := total - int(sizes.sum())) != 0:
+        free = np.flatnonzero(sizes < bounds.cap if missing > 0 else sizes > bounds.floor)
+        share = np.full(len(free), abs(missing) // len(free), dtype=np.int64)
+        share[: abs(missing) % len(free)] += 1
+        sizes[free] += np.sign(missing) * share
+        sizes = np.clip(sizes, bounds.floor, bounds.cap)
+    return sizes
+
+
+def _ahead(one: str, other: str, seconds: Mapping[str, float]) -> bool:
+    return one in seconds and other in seconds and seconds[one] < seconds[other]

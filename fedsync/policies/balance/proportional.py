@@ -1,0 +1,65 @@
+"""Batch sizes in proportion to speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.curve import Curve
+from fedsync.core.protocols import Bounds
+from fedsync.policies.balance.whole import check_total, round_shares
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalBalancer:
+    """Size batches so that all silos finish a step together: ``x_i = X v_i / sum v``.
+
+    Looks at the speeds alone, so it is exact for linear curves. Integers by largest remainder, ties to
+    the lowest index. Where a floor or a cap binds, the rest is shared in proportion among the others.
+
+    Source: LB-BSP, Algorithm 1 (section 3.2) and section 3.5 for federated learning.
+    """
+
+    def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
+        """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
+
+        Args:
+            curves: one predicted curve a silo, n of them.
+            total: samples to share (X).
+            bounds: smallest and largest size of each silo.
+
+        Raises:
+            ConfigError: the bounds cannot hold ``total``.
+            ValueError: a speed is not finite and positive.
+        """
+        speeds = np.array([curve.speed for curve in curves], dtype=np.float64)
+        if not (np.isfinite(speeds) & (speeds > 0)).all():
+            raise ValueError(f"speeds must be finite and positive, not {speeds}")
+        check_total(total, bounds)
+        return round_shares(_clamped_shares(speeds, total, bounds), total, bounds.cap)
+
+
+def _clamped_shares(speeds: NDArray[np.float64], total: int, bounds: Bounds) -> NDArray[np.float64]:
+    """Real-valued shares proportional to speed, within bounds, summing to ``total``.
+
+    Shares what is left among the silos not yet fixed; those that break a bound are fixed at it, only
+    on the side that breaks more in sum (fixing the other side could be undone later); repeats.
+    Each pass fixes a silo at least, so n passes end it.
+    """
+    shares = np.zeros(len(speeds))
+    free = np.ones(len(speeds), dtype=bool)
+    while free.any():
+        rest = total - shares[~free].sum()
+        shares[free] = rest * speeds[free] / speeds[free].sum()
+        above = np.where(free, shares - bounds.cap, 0.0).clip(min=0)
+        below = np.where(free, bounds.floor - shares, 0.0).clip(min=0)
+        if not above.any() and not below.any():
+            break
+        too_large = above.sum() >= below.sum()
+        broken = (above if too_large else below) > 0
+        shares[broken] = (bounds.cap if too_large else bounds.floor)[broken]
+        free &= ~broken
+    return shares

@@ -1,0 +1,42 @@
+"""FedBuff: commit whenever so many updates are in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered:
+    """Commit the oldest ``size`` updates whenever there are that many; every silo goes on at once.
+
+    A silo never waits: it uploads, takes the newest model and trains again, so a fast silo may have several
+    updates in one commit. Since everybody goes on, any ``size`` is reached, be it more than there are silos.
+    With size 1 this is ASP.
+
+    Args:
+        size: K, updates a commit.
+
+    Source: FedBuff (Nguyen et al. 2022, arXiv:2106.06639), Algorithm 1. The coefficients are the aggregation's
+    part: eta_g / K * s(staleness).
+    """
+
+    size: int
+
+    def init(self) -> Failures:
+        """Nobody has failed."""
+        return {}
+
+    def decide(self, state: Failures, view: ClusterView) -> tuple[Failures, Verdict]:
+        """Commit full buffers, one by one; then release whoever is idle; O(idle)."""
+        idle = view.idle
+        failures = failed(state, idle, view)
+        if len(view.pending) >= self.size:
+            commit = tuple(islice(view.pending, self.size))
+            return failures, Verdict(commit=commit, reason=f"{self.size} updates are in")
+        release = ready(failures, idle, view)
+        filled = f"{len(view.pending)} of {self.size} updates are in"
+        return failures, Verdict(release=release, reason=f"{filled}; {len(release)} silos go on" if release else filled)

@@ -1,0 +1,198 @@
+"""FedCompass: work is measured out so that silos of unequal speed arrive in groups.
+
+A *group* is a set of silos that is expected to arrive together. It has an expected time and, a little later, a
+latest time, at which it is committed with whoever is in.
+
+- A silo whose speed is unknown does the fewest steps, in no group; its update is committed as it comes.
+- A silo that goes on joins the group in whose remaining time it can do most, but not fewer than ``min_steps`` and
+  not more than ``max_steps``; if there is none, it founds one.
+- A founder chooses its steps so that the silos of another group can meet it after they have arrived there: for
+  each group still to come, the time at which its fastest member would end ``max_steps`` more if it went on at the
+  group's latest time. Of those that it can reach with at most ``max_steps``, it takes the one that gives it most,
+  but not fewer than ``min_steps``; if it can reach none, ``max_steps``.
+
+Nobody can wait for ever: a group is over when none of its silos is at work, or at its latest time. A silo that failed
+or was lost has left its group. A silo that was too late is in no group any more: it goes on at once, and its update
+waits for the next commit. (In the authors' implementation a late arrival that comes before the group's timer may
+empty a group that others have arrived in; the group is deleted, and they are never answered.)
+
+The rules are those of the authors' scheduler (APPFL, ``CompassScheduler``) but for these: it lets an unknown silo do
+``max_steps``; of two groups that give a silo the same number of steps it takes the younger; and it counts overhead
+as if it grew with the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fedsync.core.views import ClusterView, SiloView, Verdict
+from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Silos that arrive together.
+
+    Args:
+        members: names; arrived or at work.
+        expected_s: when they are to arrive (T_a).
+        latest_s: when the group is committed at the latest (T_max).
+    """
+
+    members: tuple[str, ...]
+    expected_s: float
+    latest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompassState:
+    """Of `Compass`.
+
+    Args:
+        failures: of idle silos.
+        groups: open groups.
+        late: silos at work whose group is over.
+    """
+
+    failures: Failures = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    late: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a silo can do: ``overhead_s + steps * step_s``."""
+
+    step_s: float
+    overhead_s: float
+
+    def steps(self, seconds: float) -> int:
+        """Steps that fit; 0 or negative if none do."""
+        # Whoever is to arrive at an instant just so must not lose a step to rounding.
+        return math.floor((seconds - self.overhead_s) / self.step_s + 1e-6)
+
+    def seconds(self, steps: int) -> float:
+        """How long they take."""
+        return self.overhead_s + steps * self.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class Compass:
+    """Computing-power-aware scheduling in arrival groups; see the module.
+
+    The time of a step comes from the silo's forecast, and to it comes what its last order cost besides training:
+    the paper speaks of local steps a second only, but what has to meet are arrivals.
+
+    Args:
+        min_steps: Q_min.
+        max_steps: Q_max.
+        latest_factor: lambda, at least 1: latest time / expected time, from the founding of a group.
+
+    Source: FedCompass (Li et al. 2024, arXiv:2309.14675), the Compass scheduler.
+    """
+
+    min_steps: int
+    max_steps: int
+    latest_factor: float = 1.2
+
+    def init(self) -> CompassState:
+        """No group."""
+        return CompassState()
+
+    def decide(self, state: CompassState, view: ClusterView) -> tuple[CompassState, Verdict]:
+        """Close groups that are over, commit, and only then measure out work for whoever is idle."""
+        failures = failed(state.failures, view.idle, view)
+        groups, late, complete = self._close(state, view)
+        waiting = {name for group in groups for name in group.members if view.silos[name].order is None}
+        ready_to_commit = tuple(update_id for update_id, meta in view.pending.items() if meta.silo not in waiting)
+        if ready_to_commit and (complete or not groups or self._newcomer(state, view, waiting)):
+            reason = f"{len(ready_to_commit)} updates: " + (
+                "a group is over" if complete else "a silo without a group is in"
+            )
+            return CompassState(failures, tuple(groups), late), Verdict(commit=ready_to_commit, reason=reason)
+        return self._release(CompassState(failures, tuple(groups), late), view, waiting)
+
+    @staticmethod
+    def _close(state: CompassState, view: ClusterView) -> tuple[list[Group], frozenset[str], bool]:
+        """Groups that go on, who is late, and whether a group is over that somebody has arrived in."""
+        sent = {meta.silo for meta in view.pending.values()}
+        working = {name for name, silo in view.silos.items() if silo.order is not None}
+        groups: list[Group] = []
+        late = state.late & working
+        complete = False
+        for group in state.groups:
+            members = tuple(name for name in group.members if name in working or (name in view.silos and name in sent))
+            at_work = working.intersection(members)
+            if at_work and view.now_s < group.latest_s:
+                groups.append(Group(members, group.expected_s, group.latest_s))
+            else:
+                late |= at_work
+                complete |= len(at_work) < len(members)
+        return groups, late, complete
+
+    @staticmethod
+    def _newcomer(state: CompassState, view: ClusterView, waiting: set[str]) -> bool:
+        """Whether the update of a silo is in that never had a group."""
+        for meta in view.pending.values():
+            silo = view.silos.get(meta.silo)
+            if silo is not None and silo.order is None and meta.silo not in waiting and meta.silo not in state.late:
+                return True
+        return False
+
+    def _release(self, state: CompassState, view: ClusterView, waiting: set[str]) -> tuple[CompassState, Verdict]:
+        """Measure out work for the idle silos, the fastest first."""
+        paces = {name: self._pace(view, name) for name in view.silos}
+        idle = [name for name in ready(state.failures, view.idle, view) if name not in waiting]
+        idle.sort(key=lambda name: pace.step_s if (pace := paces[name]) is not None else 0.0)
+        groups, steps, told = list(state.groups), {}, []
+        for name in idle:
+            pace = paces[name]
+            if pace is None:
+                steps[name] = self.min_steps
+                told.append(f"{name} is measured")
+                continue
+            index, steps[name] = self._join(groups, pace, view.now_s)
+            if index is None:
+                steps[name] = self._found(groups, paces, pace, view.now_s)
+                seconds = pace.seconds(steps[name])
+                groups.append(Group((name,), view.now_s + seconds, view.now_s + self.latest_factor * seconds))
+                told.append(f"{name} founds a group for {view.now_s + seconds:.1f} s with {steps[name]} steps")
+            else:
+                group = groups[index]
+                groups[index] = Group((*group.members, name), group.expected_s, group.latest_s)
+                told.append(f"{name} joins the group of {group.expected_s:.1f} s with {steps[name]} steps")
+        verdict = Verdict(
+            release=tuple(idle),
+            steps=steps,
+            wake_at_s=min((group.latest_s for group in groups), default=None),
+            reason="; ".join(told) or f"{len(waiting)} silos wait for their group",
+        )
+        return CompassState(state.failures, tuple(groups), state.late), verdict
+
+    @staticmethod
+    def _pace(view: ClusterView, name: str) -> Pace | None:
+        silo: SiloView = view.silos[name]
+        if silo.forecast is None:
+            return None
+        return Pace(silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
+
+    def _join(self, groups: list[Group], pace: Pace, now_s: float) -> tuple[int | None, int]:
+        """The group in whose time the silo can do most, and how much; None if it fits in none."""
+        best, most = None, 0
+        for index, group in enumerate(groups):
+            steps = pace.steps(group.expected_s - now_s)
+            if max(self.min_steps, most + 1) <= steps <= self.max_steps:
+                best, most = index, steps
+        return best, most
+
+    def _found(self, groups: list[Group], paces: dict[str, Pace | None], pace: Pace, now_s: float) -> int:
+        """Steps of a founder, so that the fastest of another group can meet it."""
+        most = 0
+        for group in groups:
+            known = [other for name in group.members if (other := paces.get(name)) is not None]
+            again_s = min((other.seconds(self.max_steps) for other in known), default=math.inf)
+            steps = pace.steps(group.latest_s - now_s + again_s) if known else math.inf
+            if steps <= self.max_steps:
+                most = max(most, int(steps), self.min_steps)
+        return most or self.max_steps

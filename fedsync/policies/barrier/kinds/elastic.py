@@ -1,0 +1,91 @@
+"""Elastic bulk synchronous parallel: supersteps that end where the silos' predicted steps meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.zipline import find_sync_point
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """BSP in which each silo does as many local steps as let all finish together.
+
+    After each superstep the ends of every silo's next steps are predicted,
+
+        e_k = overhead + k step_s(batch),    k = floor, ..., R    [s from now]
+
+    one end a silo is chosen so that ``max - min`` is least, the earliest on ties (`find_sync_point`), and each
+    silo is sent off with its own k. Speeds come from the forecasts, overheads from each silo's last order;
+    silos that nobody has measured count as the median of the others. As long as that is all, everybody
+    does the configured number of steps: that is the paper's monitoring phase.
+
+    In the paper a step is an iteration with a push of its gradients, so a barrier costs nothing but
+    waiting. Here the steps between two barriers are local and are paid for once, with one model each way,
+    and equal silos, which meet after any number of steps, would meet after each. So a superstep has at
+    least ``floor`` steps of every silo; 1 is the paper's rule.
+
+    Args:
+        lookahead: R, in local steps; None takes twice the configured steps. A silo that is f times as fast
+            as the slowest can use it up only after ``R / f`` of the slowest's steps.
+        floor: least local steps; None takes half of the configured steps.
+        method: how the point is searched, see `zipline.METHODS`.
+
+    Raises:
+        ValueError: both are given and ``floor`` exceeds ``lookahead``.
+
+    Source: "ZipLine", sections 3 and 4.
+    """
+
+    lookahead: int | None = None
+    floor: int | None = None
+    method: str = "sweep"
+
+    def __post_init__(self) -> None:
+        if self.lookahead is not None and self.floor is not None and self.floor > self.lookahead:
+            raise ValueError(f"floor {self.floor} exceeds lookahead {self.lookahead}")
+
+    def init(self) -> None:
+        """No state: the view says it all."""
+
+    def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
+        """Commit all and release all, each with its steps, as soon as nobody is busy."""
+        idle = view.idle
+        if len(idle) < len(view.silos):
+            return None, Verdict(reason="waiting for the silos still at work")
+        if not idle:
+            return None, Verdict(reason="no silo is here")
+        steps, reason = self._steps(idle, view)
+        if view.pending:
+            reason = f"all {len(view.pending)} updates are in; {reason}"
+        return None, Verdict(commit=tuple(view.pending), release=idle, steps=steps, reason=reason)
+
+    def _steps(self, idle: tuple[str, ...], view: ClusterView) -> tuple[dict[str, int], str]:
+        """Local steps of each silo, and why."""
+        measured = {}
+        for name in idle:
+            silo = view.silos[name]
+            if silo.forecast is not None:
+                measured[name] = (silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
+        if not measured:
+            return {}, f"nothing is known yet: {len(idle)} silos begin as configured"
+        usual = tuple(median(column) for column in zip(*measured.values(), strict=True))
+        step_s, overhead_s = np.array([measured.get(name, usual) for name in idle]).T
+        low, high = self._window(round(sum(view.work[name].steps for name in idle) / len(idle)))
+        ends = overhead_s[:, None] + step_s[:, None] * np.arange(low, high + 1)
+        point = find_sync_point(ends, self.method)
+        steps = {name: int(step) + low - 1 for name, step in zip(idle, point.steps, strict=True)}
+        return steps, (
+            f"{len(idle)} silos meet in {point.time:.3g} s after {min(steps.values())} to {max(steps.values())} steps, "
+            f"the first waits {point.waiting:.3g} s"
+        )
+
+    def _window(self, configured: int) -> tuple[int, int]:
+        """Least and most local steps, around the configured number where they are not given."""
+        low = self.floor if self.floor is not None else max(configured // 2, 1)
+        high = self.lookahead if self.lookahead is not None else max(2 * configured, low)
+        return min(low, high), high

@@ -1,0 +1,99 @@
+"""Rounds end at a deadline that is learned from how long orders took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from fedsync.core.protocols import AnyBarrier
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.late import LateRule, LateState, decide_without_late, due_s, overdue, wake_by
+from fedsync.policies.barrier.wrappers.quorum import Required, has_quorum
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineState:
+    """Of `Deadline`.
+
+    Args:
+        inner: who is late, and the state of the barrier inside.
+        begun: when the order of a silo began, by silo.
+        durations: how long the last orders took, all silos', oldest first [s].
+    """
+
+    inner: LateState
+    begun: Mapping[str, float] = field(default_factory=dict)
+    durations: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """An order is late once it has been in work for longer than usual: ``inner`` goes on without its silo.
+
+    Usual is ``median + spread * MAD`` of the last ``window`` orders' seconds, all silos' together, where MAD is the
+    median absolute deviation from the median: unlike mean and variance, neither is moved by a few that took ages.
+    Late orders count too when they are in, or the deadline would learn from the fast only and fall for ever.
+
+    Nobody is late before as many orders are in as there are silos, or ``window`` if that is less, nor before
+    ``required`` silos have sent: a deadline that is missed by most is a bad deadline.
+
+    Args:
+        inner: the barrier to bound.
+        spread: how many MAD beyond the median; 0 halves the silos.
+        floor_s: no deadline is shorter.
+        required: so many silos have to be in.
+        window: orders that are remembered.
+        late: what becomes of late updates.
+    """
+
+    inner: AnyBarrier
+    spread: float = 3.0
+    floor_s: float = 0.0
+    required: Required = field(default_factory=lambda: Required(share=0.5))
+    window: int = 100
+    late: LateRule = LateRule.NEXT
+
+    def init(self) -> DeadlineState:
+        """Nothing was measured."""
+        return DeadlineState(LateState(frozenset(), self.inner.init()))
+
+    def decide(self, state: DeadlineState, view: ClusterView) -> tuple[DeadlineState, Verdict]:
+        """Learn from who is in, strike off who is over the deadline, ask ``inner``; O(n + window)."""
+        begun, durations = self._learn(state, view)
+        limit_s = self._limit_s(durations, len(view.silos))
+
+        def judge(visible: ClusterView) -> list[str]:
+            if limit_s is None or not has_quorum(visible, self.required):
+                return []
+            return overdue(visible, limit_s)
+
+        inner, verdict = decide_without_late(self.inner, state.inner, view, self.late, judge)
+        begun = {**begun, **dict.fromkeys(verdict.release, view.now_s)}
+        if limit_s is not None:
+            released_s = view.now_s + limit_s if verdict.release else None
+            wakes = [at_s for at_s in (due_s(view, inner.late, limit_s), released_s) if at_s is not None]
+            verdict = wake_by(verdict, min(wakes, default=None))
+        return DeadlineState(inner, begun, durations), verdict
+
+    def _learn(self, state: DeadlineState, view: ClusterView) -> tuple[dict[str, float], tuple[float, ...]]:
+        """Orders still in work, and the durations with those that ended."""
+        begun: dict[str, float] = {}
+        ended: list[float] = []
+        sent = {meta.silo for meta in view.pending.values()}
+        for name, begun_s in state.begun.items():
+            silo = view.silos.get(name)
+            if silo is None:
+                continue
+            if silo.order is not None:
+                begun[name] = begun_s
+            elif name in sent:
+                ended.append(silo.since_s - begun_s)
+        return begun, (*state.durations, *ended)[-self.window :]
+
+    def _limit_s(self, durations: tuple[float, ...], silos: int) -> float | None:
+        if len(durations) < max(min(silos, self.window), 1):
+            return None
+        usual = median(durations)
+        spread = median(abs(duration - usual) for duration in durations)
+        return max(usual + self.spread * spread, self.floor_s)

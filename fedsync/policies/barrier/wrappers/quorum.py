@@ -1,0 +1,70 @@
+"""Let a part of the updates be enough for any barrier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedsync.core.protocols import AnyBarrier
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.late import LateRule, LateState, decide_without_late
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """How many silos make a quorum.
+
+    Args:
+        count: so many, or all if fewer take part; None to go by ``share``.
+        share: so large a part of those that take part, rounded up.
+    """
+
+    count: int | None = None
+    share: float = 1.0
+
+    def of(self, silos: int) -> int:
+        """Quorum of ``silos`` silos; at least 1."""
+        if self.count is not None:
+            return max(min(self.count, silos), 1)
+        # 0.6 x 5 is 3.0000000000000004 or so: rounding up must not make it 4.
+        return max(math.ceil(self.share * silos - 1e-9), 1)
+
+
+def has_quorum(view: ClusterView, required: Required) -> bool:
+    """Whether enough of the silos that take part have sent: those with an update here, or at work on one."""
+    sent = {meta.silo for meta in view.pending.values()}
+    part = sent.union(name for name, silo in view.silos.items() if silo.order is not None)
+    return len(sent) >= required.of(len(part))
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Once enough silos have sent, those still at work are late: ``inner`` goes on without them.
+
+    Around BSP this is a round that ends with the quorum. Asking more silos than the quorum is over-selection: the
+    slowest do not delay a round, and with ``late: drop`` their updates are discarded by name.
+
+    Args:
+        inner: the barrier that waits for all.
+        required: what is enough.
+        late: what becomes of the others' updates.
+
+    Source: over-selection as in Bonawitz et al. 2019, "Towards federated learning at scale", arXiv:1902.01046.
+    """
+
+    inner: AnyBarrier
+    required: Required
+    late: LateRule = LateRule.NEXT
+
+    def init(self) -> LateState:
+        """Nobody is late."""
+        return LateState(frozenset(), self.inner.init())
+
+    def decide(self, state: LateState, view: ClusterView) -> tuple[LateState, Verdict]:
+        """Strike off who is still at work if there is a quorum, then ask ``inner``; O(n)."""
+        return decide_without_late(self.inner, state, view, self.late, self._judge)
+
+    def _judge(self, visible: ClusterView) -> list[str]:
+        if not has_quorum(visible, self.required):
+            return []
+        return [name for name, silo in visible.silos.items() if silo.order is not None]

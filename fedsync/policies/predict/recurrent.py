@@ -1,0 +1,272 @@
+"""What the two recurrent predictors have in common: past speeds in, the next one out, trained by PyTorch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.rng import Stream, generator
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = NDArray[np.float64]
+Weights = Mapping[str, Floats]
+
+LOOK_BACK = 2
+
+_ALPHA = 0.2
+_FACTOR = 2.0
+_LATELY = 50
+_HELD_OUT = 0.2
+_BATCH = 128
+_LEARNING_RATE = 0.01
+_PATIENCE, _MOST_EPOCHS = 3, 30
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A trained network.
+
+    Args:
+        weights: by the names that PyTorch gives them; ``out.weight`` and ``out.bias`` are the last layer's.
+        mean: of the speeds that it was trained on [samples/s].
+        scale: their standard deviation.
+    """
+
+    weights: Weights
+    mean: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """Training in work.
+
+    Args:
+        speeds: what is trained on and held out, float64 [n].
+        now: as of the last epoch.
+        best: with the least error on the held-out speeds so far.
+        error: that error.
+        stale: epochs since then.
+        epochs: in all.
+    """
+
+    speeds: Floats
+    now: Trained
+    best: Trained
+    error: float = math.inf
+    stale: int = 0
+    epochs: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentState:
+    """What is known of one silo.
+
+    Args:
+        average: moving average of the speeds, which stands in for the network; None before the first.
+        speeds: the newest [samples/s].
+        seen: orders in all.
+        trained: the network in use, if there is one.
+        session: training in work, if any.
+        due: training begins when so many orders were seen.
+        promise: squared error on what was held out of the last training, against the average's.
+    """
+
+    average: float | None
+    speeds: Floats
+    seen: int
+    trained: Trained | None
+    session: Session | None
+    due: int
+    promise: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent(ABC):
+    """A recurrent cell read over the last two speeds, and a linear layer; a moving average (0.2) until it is trained.
+
+    It learns the series that it forecasts, one speed an order. Training goes over the remembered speeds with Adam, in
+    batches of 128, stops early on the newest fifth, and begins again after ``renew`` orders where it ended. A
+    forecast lies within a factor of 2 of the least and the greatest of the last 50 speeds. PyTorch is needed for
+    training only: a forecast is two steps of the cell in NumPy.
+
+    Args:
+        samples: orders before the first training.
+        hidden: size of the cell.
+        memory: newest orders remembered.
+        renew: orders between two trainings.
+
+    Source: LB-BSP, sections 3.2.2 and 5.4.1 (look-back 2).
+    """
+
+    samples: int = 500
+    hidden: int = 16
+    memory: int = 1000
+    renew: int = 100
+
+    @abstractmethod
+    def cell(self) -> torch.nn.RNNBase:
+        """The cell as PyTorch has it: one input, ``hidden`` outputs, batch first."""
+
+    @abstractmethod
+    def output(self, weights: Weights, inputs: list[float]) -> float:
+        """The network's answer to normalised speeds, the oldest first."""
+
+    @property
+    def learns(self) -> bool:
+        """It does."""
+        return True
+
+    def init(self) -> RecurrentState:
+        """Nothing seen yet."""
+        return RecurrentState(None, np.empty(0), 0, None, None, max(self.samples, 10 * LOOK_BACK))
+
+    def observe(self, state: RecurrentState, sample: SpeedSample) -> RecurrentState:
+        """State after one more speed; never trains."""
+        speed, average = sample.speed, state.average
+        return replace(
+            state,
+            average=speed if average is None else _ALPHA * speed + (1 - _ALPHA) * average,
+            speeds=np.append(state.speeds, speed)[-self.memory :],
+            seen=state.seen + 1,
+        )
+
+    def forecast(self, state: RecurrentState, drivers: Drivers | None = None) -> float | None:
+        """One order ahead [samples/s], or None before the first observation."""
+        trained = state.trained
+        if trained is None:
+            return state.average
+        lately: list[float] = state.speeds[-_LATELY:].tolist()
+        inputs = [(speed - trained.mean) / trained.scale for speed in lately[-LOOK_BACK:]]
+        speed = self.output(trained.weights, inputs) * trained.scale + trained.mean
+        return min(max(speed, min(lately) / _FACTOR), max(lately) * _FACTOR)
+
+    def unlearned(self, state: RecurrentState) -> bool:
+        """Whether training is in work or due."""
+        return state.session is not None or state.seen >= state.due
+
+    def learn(self, state: RecurrentState, epochs: int) -> RecurrentState:
+        """Train for at most so many epochs; the network is replaced when training has ended."""
+        if epochs < 1 or not self.unlearned(state):
+            return state
+        session = state.session or self._begin(state)
+        session = self._on_one_thread(session, epochs)
+        if session.stale < _PATIENCE and session.epochs < _MOST_EPOCHS:
+            return replace(state, session=session)
+        error = session.error * session.best.scale**2
+        # After a constant speed the average's error is 0: no network is to be measured against less than rounding.
+        least = _ROUNDING * session.best.mean**2
+        return replace(
+            state,
+            trained=session.best,
+            session=None,
+            due=state.seen + self.renew,
+            promise=error / max(_average_error(session.speeds), least),
+        )
+
+    def reuse(self, state: RecurrentState, donor: RecurrentState) -> RecurrentState:
+        """The same state: two speeds tell little that holds for another machine."""
+        return state
+
+    def promise(self, state: RecurrentState) -> float | None:
+        """Squared error of the network against the average's, on the speeds held out of its last training."""
+        return state.promise
+
+    def export(self, state: RecurrentState) -> dict[str, Any] | None:
+        """Nothing that another run could use."""
+        return None
+
+    def _begin(self, state: RecurrentState) -> Session:
+        speeds = state.speeds
+        mean = float(speeds.mean())
+        trained = Trained({}, mean, max(float(speeds.std()), 1e-3 * mean))
+        start = state.trained.weights if state.trained is not None else self._first_weights()
+        trained = replace(trained, weights=start)
+        return Session(speeds, trained, trained)
+
+    def _first_weights(self) -> Weights:
+        """Uniform within ``+-1 / sqrt(hidden)``, as PyTorch begins, from a generator of its own."""
+        draw, width = generator(0, Stream.MODEL, type(self).__name__), self.hidden**-0.5
+        shapes = {name: tuple(value.shape) for name, value in self._network().state_dict().items()}
+        return {name: draw.uniform(-width, width, shape) for name, shape in shapes.items()}
+
+    def _network(self) -> torch.nn.ModuleDict:
+        import torch
+
+        # Under `fork_rng` PyTorch's own initialisation, which is overwritten, leaves no trace in its generator.
+        with torch.random.fork_rng(devices=[]):
+            return torch.nn.ModuleDict({"cell": self.cell(), "out": torch.nn.Linear(self.hidden, 1)}).double()
+
+    def _on_one_thread(self, session: Session, epochs: int) -> Session:
+        """As `fedsync.policies.predict.threads`, for PyTorch's threads."""
+        import torch
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._train(session, epochs)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _train(self, session: Session, epochs: int) -> Session:
+        import torch
+
+        now = session.now
+        network = self._network()
+        network.load_state_dict({name: torch.tensor(value) for name, value in now.weights.items()})
+        series = torch.tensor((session.speeds - now.mean) / now.scale)
+        x, y = series.unfold(0, LOOK_BACK, 1)[:-1, :, None], series[LOOK_BACK:]
+        held = max(int(_HELD_OUT * len(y)), 1)
+        optimiser = torch.optim.Adam(network.parameters(), lr=_LEARNING_RATE)
+
+        def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            given = network["out"](network["cell"](inputs)[0][:, -1])[:, 0]
+            return torch.nn.functional.mse_loss(given, targets)
+
+        for _ in range(min(epochs, _MOST_EPOCHS - session.epochs)):
+            for first in range(0, len(y) - held, _BATCH):
+                batch = slice(first, min(first + _BATCH, len(y) - held))
+                optimiser.zero_grad(set_to_none=True)
+                loss(x[batch], y[batch]).backward()  # type: ignore[no-untyped-call]  # PyTorch does not annotate it
+                optimiser.step()
+            with torch.no_grad():
+                error = float(loss(x[-held:], y[-held:]))
+            weights = {name: value.detach().numpy().copy() for name, value in network.state_dict().items()}
+            now = replace(now, weights=weights)
+            better = error < 0.999 * session.error
+            session = replace(
+                session,
+                now=now,
+                best=now if better else session.best,
+                error=error if better else session.error,
+                stale=0 if better else session.stale + 1,
+                epochs=session.epochs + 1,
+            )
+            if session.stale >= _PATIENCE:
+                break
+        return session
+
+
+def _average_error(speeds: Floats) -> float:
+    """Mean squared error of the moving average, one order ahead, over the held-out speeds."""
+    average, squares, held = float(speeds[0]), 0.0, max(int(_HELD_OUT * (len(speeds) - LOOK_BACK)), 1)
+    for index, speed in enumerate(speeds.tolist()):
+        if index >= len(speeds) - held:
+            squares += (speed - average) ** 2
+        average += _ALPHA * (speed - average)
+    return squares / held
+
+
+def finish(weights: Weights, state: Floats) -> float:
+    """The last layer's answer."""
+    return float(weights["out.weight"][0] @ state + weights["out.bias"][0])

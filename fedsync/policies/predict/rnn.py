@@ -1,0 +1,36 @@
+"""A plain recurrent network over the last speeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsync.policies.predict.recurrent import Recurrent, Weights, finish
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Rnn(Recurrent):
+    """``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for all else.
+
+    Source: LB-BSP, sections 3.2.2 and 5.4.1 (SimpleRNN).
+    """
+
+    def cell(self) -> torch.nn.RNNBase:
+        """Elman's cell."""
+        import torch
+
+        return torch.nn.RNN(1, self.hidden, batch_first=True)
+
+    def output(self, weights: Weights, inputs: list[float]) -> float:
+        """The answer after these speeds."""
+        read, keep = weights["cell.weight_ih_l0"][:, 0], weights["cell.weight_hh_l0"]
+        bias = weights["cell.bias_ih_l0"] + weights["cell.bias_hh_l0"]
+        state = np.tanh(read * inputs[0] + bias)
+        for speed in inputs[1:]:
+            state = np.tanh(read * speed + bias + keep @ state)
+        return finish(weights, state)

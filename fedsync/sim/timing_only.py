@@ -1,0 +1,164 @@
+"""Timing only: the clock, the silos and all that decides, but no model, no data and no training.
+
+For studies of progress with up to 100,000 silos. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError
+from fedsync.core.layout import Vector
+from fedsync.core.orders import SiloFacts, WorkOrder
+from fedsync.core.transfer import InTheClear, Payload, PlainPort, Port
+from fedsync.observe.exporters.base import open_exporters
+from fedsync.observe.recorder import Listener, Recorder
+from fedsync.sim.engine import VirtualDriver
+from fedsync.sim.machine import Machine
+
+MODEL_BYTES = 1_000_000
+"""Bytes of the model and of each update, unless told otherwise: 250,000 values."""
+
+_IN_THE_CLEAR = PlainPort()
+
+
+@dataclass(frozen=True, slots=True)
+class TimingWorker:
+    """Trains nothing, so that every order counts as carried out in full, and knows nothing of accuracy.
+
+    Args:
+        facts: what the silo says when it joins.
+        port: passes on what comes.
+    """
+
+    facts: SiloFacts
+    port: Port = _IN_THE_CLEAR
+
+    @classmethod
+    def of(cls, silo: SiloConfig) -> TimingWorker:
+        """Worker of a silo in the silo file."""
+        return cls(SiloFacts(silo.examples, silo.memory_samples, silo.speed))
+
+    def train(self, order: WorkOrder, brought: Payload) -> None:
+        """Nothing is done."""
+
+    def evaluate(self, brought: Payload, version: int) -> None:
+        """Nothing is known."""
+
+
+class NoStore(InTheClear):
+    """Stands in for a model: has its size, and nothing to add.
+
+    Args:
+        nbytes: of the model; rounded down to whole float32 values.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        # One zero, seen from many places.
+        self._model: Vector = np.broadcast_to(np.float32(0), (nbytes // 4,))
+        self.upload_bytes = self._model.nbytes
+
+    def outgoing(self, silo: str) -> Payload:
+        """The stand-in."""
+        return self._model
+
+    def begin(self, update_id: str) -> None:
+        """Nothing to keep."""
+
+    def put(self, silo: str, update_id: str, update: Payload) -> None:
+        """Nothing to keep."""
+
+    def commit(self, commit: Commit) -> None:
+        """Nothing to add."""
+
+    def remember(self) -> None:
+        """Nothing to remember."""
+
+    def rollback(self) -> None:
+        """Nothing to go back to."""
+
+    def discard(self, update_id: str) -> None:
+        """Nothing to forget."""
+
+
+def run_timing(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    *,
+    target_accuracy: float | None = None,
+    listeners: Sequence[Listener] = (),
+    poll_s: float = 0.0,
+    model_bytes: int = MODEL_BYTES,
+    journal: bool = True,
+) -> dict[str, Any]:
+    """Run a strategy on simulated machines without training.
+
+    Args:
+        config: the strategy; its task is not looked at.
+        cluster: the machines.
+        out: folder for the run's files.
+        target_accuracy: not used: there is no accuracy.
+        listeners: called after every entry of the journal.
+        poll_s: see `VirtualDriver`.
+        model_bytes: size of the model and of an update, for machines with a bandwidth.
+        journal: see `Recorder`; without it a run is several times as fast and fits memory and disk.
+
+    Returns:
+        The summary; accuracy and loss are None.
+
+    Raises:
+        ConfigError: strategy and silos do not fit together, or the run is to end by its training loss.
+        RunError: the run could not reach its end.
+    """
+    if config.stop.relative_change is not None:
+        remedy = "Train, or leave it out: `--set stop.relative_change=null`"
+        raise ConfigError("stop.relative_change", "there is no training loss where nothing is trained", remedy)
+    plain = config.model_dump(mode="json")
+    recorder = Recorder(
+        out,
+        runtime="virtual",
+        config=plain,
+        silos=cluster.entries(),
+        model_bytes=model_bytes,
+        listeners=listeners,
+        exporters=open_exporters(config.export, out, {**plain, "runtime": "virtual"}),
+        journal=journal,
+    )
+    driver = VirtualDriver(
+        Coordinator(config.policies(cluster.at_start)),
+        NoStore(model_bytes),
+        {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
+        {silo.name: TimingWorker.of(silo) for silo in cluster.silos},
+        recorder,
+        poll_s,
+    )
+    try:
+        with _no_garbage():
+            driver.run()
+    finally:
+        summary = recorder.finish()
+    return summary
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Do not look for reference cycles meanwhile: a run makes none, and at 20,000 silos the search costs a fifth."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

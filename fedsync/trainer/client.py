@@ -1,0 +1,252 @@
+"""The way from a ClientApp to the silo's resident trainer: finds it, or starts it. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from fedsync.common.processes import tail
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.journal import decode, encode
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.transfer import Payload
+from fedsync.trainer.connection import call, receive, send
+from fedsync.trainer.folder import tenant
+from fedsync.trainer.liveness import Watch, end
+from fedsync.trainer.protocol import (
+    IDENTITY,
+    LOG,
+    SOCKET,
+    STATE,
+    Answer,
+    Finished,
+    Identity,
+    Lacking,
+    StillLoading,
+    Working,
+)
+
+_LOAD_S = 180.0
+"""How long a message waits for a trainer that loads [s]; the trainer goes on."""
+
+_LISTEN_S = 180.0
+"""How long it waits for one to be there at all [s]."""
+
+_TELL_S = 5.0
+_PAUSE_S = 0.05
+
+
+def state_folder() -> Path:
+    """Where resident trainers of this user live; short, for socket paths have at most 100 characters.
+
+    Raises:
+        RunError: somebody else can reach into the folder.
+    """
+    root = os.environ.get(STATE)
+    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"fedsync-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise RunError(f"{folder} is open to others: remove it, or name another in {STATE}")
+    return folder
+
+
+class ResidentLink:
+    """Asks one silo's resident trainer; each request is a connection of its own.
+
+    Args:
+        identity: which silo of which run; another run begins anew.
+
+    Raises:
+        ConfigError: task, data or device are not usable here.
+        StillLoading: they take long; a later request finds them ready.
+        RunError: the trainer cannot be started.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._folder = state_folder() / hashlib.sha256(identity.dump().encode()).hexdigest()[:16]
+        self._socket = self._folder / SOCKET
+        described = self._ask({"do": "describe"})[0]
+        self.name = str(described["name"])
+        self.facts: SiloFacts = decode(SiloFacts, described["facts"])
+        shapes = tuple(tuple(shape) for shape in described["layout"]["shapes"])
+        self.layout = Layout(tuple(described["layout"]["names"]), shapes)
+        self.sealed = bool(described["sealed"])
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a trainer."""
+        return tenant(self._folder) is not None
+
+    def initial_model(self) -> Vector:
+        """See `fedsync.trainer.service.Desk.initial_model`."""
+        model = self._ask({"do": "model"})[1]
+        if model is None:
+            raise RunError(f"the resident trainer in {self._folder} sent no model")
+        return model
+
+    @property
+    def holds(self) -> int:
+        """See `fedsync.trainer.service.Desk.holds`."""
+        return int(self._ask({"do": "describe"})[0]["holds"])
+
+    def greeting(self) -> Payload | None:
+        """See `fedsync.trainer.service.Desk.greeting`."""
+        return self._ask({"do": "greeting"})[1]
+
+    def train(self, order: WorkOrder, brought: Payload, wait_s: float | None) -> Answer:
+        """See `fedsync.trainer.service.Desk.train`."""
+        return self._answer({"do": "train", "order": encode(order), "wait_s": wait_s}, brought)
+
+    def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
+        """See `fedsync.trainer.service.Desk.collect`."""
+        return self._answer({"do": "collect", "update_id": update_id, "wait_s": wait_s, "halt": halt}, None)
+
+    def evaluate(self, brought: Payload, version: int) -> Evaluation | Lacking:
+        """See `fedsync.trainer.service.Desk.evaluate`."""
+        answer = self._ask({"do": "evaluate", "version": version}, brought)[0]
+        if "holds" in answer:
+            return Lacking(answer["holds"])
+        evaluation: Evaluation = decode(Evaluation, answer["evaluation"])
+        return evaluation
+
+    def answer(self, question: Payload) -> Payload:
+        """See `fedsync.trainer.service.Desk.answer`."""
+        answer = self._ask({"do": "question"}, question)[1]
+        if answer is None:
+            raise RunError(f"the resident trainer in {self._folder} sent no answer")
+        return answer
+
+    def snapshot(self) -> tuple[int, Payload]:
+        """See `fedsync.trainer.service.Desk.snapshot`."""
+        answer, snapshot = self._ask({"do": "snapshot"})
+        if snapshot is None:
+            raise RunError(f"the resident trainer in {self._folder} sent no snapshot")
+        return answer["holds"], snapshot
+
+    def _answer(self, request: dict[str, Any], brought: Payload | None) -> Answer:
+        answer, update = self._ask(request, brought)
+        if update is not None:
+            return Finished(decode(WorkReport, answer["report"]), update)
+        return Lacking(answer["holds"]) if "holds" in answer else Working(answer["steps"], answer["samples"])
+
+    def _ask(self, request: dict[str, Any], brought: Payload | None = None) -> tuple[dict[str, Any], Payload | None]:
+        """Ask, and wait for the answer for as long as the trainer lives."""
+        with Watch(self._folder) as watch:
+            connection = watch.on(self._connection())
+            with contextlib.suppress(OSError):
+                os.utime(self._folder / IDENTITY)  # How long ago it was used is told by this.
+            try:
+                send(connection, {**request, "load_s": _LOAD_S}, brought)
+                answer, update = receive(connection)
+            except (EOFError, OSError) as error:
+                what = watch.found() or "died. The next message starts another"
+                raise RunError(f"the resident trainer in {self._folder} {what}; see {self._folder / LOG}") from error
+        if "error" in answer:
+            raise _error(answer["error"])
+        return answer, update
+
+    def _connection(self) -> Connection:
+        """A connection to the trainer, which is started if there is none."""
+        process: subprocess.Popen[bytes] | None = None
+        end_s = time.monotonic() + _LISTEN_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                connection = call(self._socket)
+                if connection is not None:
+                    return connection
+            code = None if process is None else process.poll()
+            if code:
+                raise RunError(f"the resident trainer did not start; the end of {self._folder / LOG}:\n{self._tail()}")
+            if tenant(self._folder) is None and (process is None or code == 0):
+                # Ended without an error, it found another trainer there, which has ended since.
+                process = self._start()
+            if time.monotonic() > end_s:
+                raise RunError(
+                    f"nobody answers in {self._folder} after {_LISTEN_S:.0f} s. Whoever is there goes on, and a later "
+                    f"message may find it; if none does, see {self._folder / LOG}"
+                )
+            time.sleep(_PAUSE_S)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start a trainer; if somebody else does so too, the one that comes second ends at once."""
+        try:
+            # The folder may have been removed, for want of room, since this link was made.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._identity.save(self._folder)
+            os.utime(self._folder / IDENTITY)
+            make_room(self._folder)
+            with (self._folder / LOG).open("ab") as output:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "fedsync.trainer.server", str(self._folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            problem = f"no trainer can be started here: {error.strerror}"
+            raise ConfigError(str(self._folder), problem, "Check the folder and the disk") from error
+
+    def _tail(self) -> str:
+        try:
+            return tail(self._folder / LOG)
+        except OSError:
+            return ""
+
+
+def make_room(folder: Path) -> None:
+    """Have other trainers of the same silo end that serve other runs and have nothing to do: they hold memory.
+
+    Args:
+        folder: of a trainer that is about to be started.
+    """
+    for other in folder.parent.iterdir():
+        if other != folder and _silo(other) == _silo(folder):
+            _tell(other, "make room")
+
+
+def stop_trainers(root: Path) -> None:
+    """End every resident trainer whose folder is in ``root``; one that cannot be told to is killed."""
+    for folder in root.glob("*"):
+        pid = tenant(folder)
+        if pid is not None:
+            _tell(folder, "stop")
+            if tenant(folder) == pid:
+                end(folder, pid)
+
+
+def _tell(folder: Path, request: str) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        connection = call(folder / SOCKET)
+        if connection is not None:
+            with connection:
+                send(connection, {"do": request})
+                connection.poll(_TELL_S)
+
+
+def _silo(folder: Path) -> tuple[int, str] | None:
+    """Whose trainer has this folder; None where that cannot be read."""
+    try:
+        identity = Identity.load(folder)
+        return identity.index, identity.name
+    except (OSError, ValueError):
+        return None
+
+
+def _error(described: dict[str, str]) -> ConfigError | RunError:
+    if "place" in described:
+        return ConfigError(described["place"], described["problem"], described["remedy"])
+    if "loading" in described:
+        return StillLoading(described["loading"])
+    return RunError(described["message"])

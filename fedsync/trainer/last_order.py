@@ -1,0 +1,63 @@
+"""The last order that a silo finished, on disk: what was answered, and where the next one begins in the data.
+
+One file, replaced as a whole, so that after a crash the order is either done, and asked again is answered without a
+second training, or it never happened. The optimiser has no part in it: every order begins with a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedsync.common.checksums import digested, undigested
+from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.core.journal import decode, encode
+from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.train.sampler import Cursor
+from fedsync.trainer.protocol import Finished
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An order, its answer, and the silo's place in its data afterwards."""
+
+    order: WorkOrder
+    answer: Finished
+    cursor: Cursor
+
+    def save(self, path: Path) -> None:
+        """Write the file; it is on disk when this returns.
+
+        Raises:
+            ConfigError: the disk does not take it.
+        """
+        update = self.answer.update
+        about = {
+            "order": encode(self.order),
+            "report": encode(self.answer.report),
+            "cursor": encode(self.cursor),
+            "dtype": update.dtype.name,
+        }
+        body = json.dumps(about, separators=(",", ":")).encode() + b"\n" + update.tobytes()
+        write_atomically(path, digested(body), OWNER_FILE)
+
+    @classmethod
+    def load(cls, path: Path) -> Done | None:
+        """What the file has; None where there is none, or none that is whole."""
+        if not path.exists():
+            return None
+        body = undigested(path.read_bytes())
+        if body is None:
+            logger.warning("%s is corrupt: this silo begins anew in its data", path)
+            return None
+        text, _, update = body.partition(b"\n")
+        about = json.loads(text)
+        report = decode(WorkReport, about["report"])
+        answer = Finished(report, np.frombuffer(update, dtype=about["dtype"]))
+        return cls(decode(WorkOrder, about["order"]), answer, decode(Cursor, about["cursor"]))

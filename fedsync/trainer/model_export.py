@@ -1,0 +1,164 @@
+"""The model of an encrypted run, from where it is: the silos."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedsync.common.checksums import undigested
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.trainer.owner_policy import Allowed
+from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
+
+MODEL = "model.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """An encrypted run whose model this silo keeps.
+
+    Args:
+        name: the run's identity.
+        at_s: when the model came [s since the epoch].
+        copies: files with it, of a trainer each: there are several where the silo's owner decided anew meanwhile.
+        spec: the run's specification as JSON.
+    """
+
+    name: str
+    at_s: float
+    copies: tuple[Path, ...]
+    spec: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({datetime.fromtimestamp(self.at_s, UTC):%Y-%m-%d %H:%M} UTC)"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What `export_kept` wrote.
+
+    Args:
+        file: the state dict.
+        run: whose model it is.
+        version: of the model.
+        others: further runs whose models the silo keeps, newest first.
+    """
+
+    file: Path
+    run: KeptRun
+    version: int
+    others: Sequence[KeptRun]
+
+
+def export_model(state: Path, out: Path) -> None:
+    """Write ``model.pt`` from the newest copy that silos of this machine keep.
+
+    Args:
+        state: folder of their resident trainers, which have served one run.
+        out: folder of the run.
+
+    Raises:
+        RunError: no silo keeps a copy there, or one is damaged.
+    """
+    copies = list(state.glob(f"*/{COPY}"))
+    if not copies:
+        raise RunError(f"no silo in {state} keeps the model")
+    _write(out, copies, RunSpec.parse(Identity.load(copies[0].parent).spec))
+
+
+def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> Exported:
+    """Write ``model.pt`` from the copy that a real silo keeps of an encrypted run's model.
+
+    Args:
+        config: of the silo.
+        out: folder to write to; made if it is not there, for its owner alone.
+        run: identity of the run; left out, the one whose model came last.
+
+    Raises:
+        ConfigError: no such run has left a model here, its task cannot be built here or is another one now, or nothing
+            can be written to ``out``.
+        RunError: the copy is damaged.
+        ProtocolError: another version of FedSync left it.
+    """
+    kept = kept_runs(Path(config.state) / STATE_FOLDER)
+    chosen = _choose(kept, run, config.state)
+    spec = Allowed.of(config).checked(RunSpec.parse(chosen.spec))
+    try:
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out", f"{out} cannot be made: {error.strerror}", "Choose another folder") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ConfigError("--out", f"nothing can be written to {out}", "Choose another folder, or its permissions")
+    version = _write(out, chosen.copies, spec)
+    return Exported(out / MODEL, chosen, version, [other for other in kept if other != chosen])
+
+
+def kept_runs(trainers: Path) -> list[KeptRun]:
+    """The runs whose models are in the folders of resident trainers in ``trainers``, newest first.
+
+    Raises:
+        ConfigError: the folder is somebody else's.
+    """
+    found: dict[str, list[tuple[float, Path, str]]] = {}
+    for folder in _folders(trainers):
+        copy = folder / COPY
+        try:
+            spec, at_s = Identity.load(folder).spec, copy.stat().st_mtime
+            found.setdefault(str(json.loads(spec)["run"]), []).append((at_s, copy, spec))
+        except (OSError, ValueError, KeyError):  # nothing came yet, or it is of another version of FedSync
+            continue
+    runs = []
+    for name, copies in found.items():
+        at_s, _, spec = max(copies)
+        runs.append(KeptRun(name, at_s, tuple(copy for _, copy, _ in copies), spec))
+    return sorted(runs, key=lambda each: each.at_s, reverse=True)
+
+
+def _folders(trainers: Path) -> list[Path]:
+    try:
+        return sorted(trainers.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        remedy = "Run this as the user that runs `fedsync silo start`"
+        raise ConfigError(str(trainers), f"cannot be read: {error.strerror}", remedy) from error
+
+
+def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
+    if not kept:
+        problem = f"no encrypted run has left a model in {state}"
+        raise ConfigError("fedsync silo export", problem, "Of a run in the clear, the server has model.pt")
+    for each in kept:
+        if run in (None, each.name):
+            return each
+    known = ", ".join(str(each) for each in kept)
+    raise ConfigError("--run", f"of run {run!r} there is no model here", f"There is one of: {known}")
+
+
+def _write(out: Path, copies: Sequence[Path], spec: RunSpec) -> int:
+    """Write the copy with the highest version of those of one run, and return that."""
+    from fedsync.cipher.silo.replica_state import State
+    from fedsync.train.weights import initial_model, save_model
+
+    task = spec.task.build()
+    layout = initial_model(task, spec.seed)[1]
+    plan = spec.seal_plan(layout)
+    states = []
+    for path in copies:
+        body = undigested(path.read_bytes())
+        if body is None:
+            raise RunError(f"{path} is damaged: its checksum does not fit")
+        try:
+            states.append(State.from_bytes(body, layout.size, 0 if plan is None else len(plan.sealed.names)))
+        except ValueError as error:
+            remedy = "Put the task's file back as it was in the run"
+            raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error
+    newest = max(states, key=lambda state: state.version)
+    save_model(out / MODEL, task, newest.model)
+    return newest.version

@@ -1,0 +1,234 @@
+"""A message is read only if it is what its receiver expects, byte for byte; everything else has its check."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode
+from fedsync.cipher.keys.material import SiloKeys
+from fedsync.cipher.suites.suite import FORMS, Member
+from fedsync.core.errors import ProtocolError
+from tests.cipher.messages import GRID, KEYS, TAG, expected, head, message, unsigned
+from tests.cipher.sealers import KINDS, member
+
+HEAD = head()
+MESSAGE = message(HEAD)
+EXPECTED = expected(HEAD)
+AT = {"magic": 0, "version": 4, "kind": 6, "suite": 7, "bits": 8, "lanes": 9, "members": 10, "header": 12}
+AT |= {"chunks": 16, "epoch": 20, "attempt": 24, "round": 28, "fingerprint": 36, "grid": 52, "sender": 84}
+
+
+def patched(at: int, data: bytes, of: bytes = MESSAGE) -> bytes:
+    return of[:at] + data + of[at + len(data) :]
+
+
+def check_of(data: bytes, of: Expected = EXPECTED) -> str:
+    """The check that a message fails."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(data, of)
+    assert caught.value.sender == of.sender
+    return caught.value.check
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", Kind)
+def test_a_message_is_read_as_it_was_written(kind: str, what: Kind) -> None:
+    members = tuple(member(i, round_=i) for i in range(3)) if what is Kind.AGGREGATE else None
+    of = head(kind, 3, members, what)
+    data = message(of)
+    assert len(data) == of.nbytes
+    read = decode(data, expected(of))
+    assert (read.head, read.tag) == (of, TAG)
+    np.testing.assert_array_equal(read.words, np.random.default_rng(1).integers(0, 2**30, (3, of.form.words)))
+    assert encode(read.head, read.words, read.tag, KEYS.signing) == data
+
+
+def test_the_format_by_hand() -> None:
+    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIQ", 1, 1, 3, 16, 3, 1, 128, 2, 5, 3, 7) + bytes(range(16)) + GRID
+    rest = b"\x05silo0" + b"\x07silo0/1" + struct.pack("<Q", 7) + bytes(16)
+    header = fixed + rest + bytes(128 - len(fixed + rest))
+    assert MESSAGE[:128] == header
+    assert len(MESSAGE) == 128 + 2 * 32_768 + 64 + 64
+    assert MESSAGE[-128:-64] == struct.pack("<8Q", *TAG)
+
+
+def test_piece_by_piece_it_is_the_same_message() -> None:
+    words = decode(MESSAGE, EXPECTED).words
+    writer = Writer(HEAD, KEYS.signing)
+    pieces = [writer.header, writer.payload(words[:1]), writer.payload(words[1:1]), writer.payload(words[1:])]
+    assert b"".join([*pieces, writer.trailer(TAG)]) == MESSAGE
+
+
+def test_the_words_are_a_view_of_the_message() -> None:
+    tracemalloc.start()
+    of = head("pad", 64)
+    data = message(of)
+    tracemalloc.clear_traces()
+    tracemalloc.reset_peak()
+    decode(data, expected(of))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**18 < len(data) / 8
+
+
+@pytest.mark.parametrize(
+    ("place", "data", "check"),
+    [
+        ("magic", b"FSYN", "magic"),
+        ("version", b"\x02\x00", "version"),
+        ("kind", b"\x02", "kind"),
+        ("kind", b"\xff", "kind"),
+        ("suite", b"\x01", "suite"),
+        ("suite", b"\x63", "suite"),
+        ("bits", b"\x08", "bits"),
+        ("lanes", b"\x02", "lanes"),
+        ("chunks", struct.pack("<I", 1), "chunks"),
+        ("chunks", struct.pack("<I", 2**32 - 1), "chunks"),
+        ("members", b"\x00\x00", "members"),
+        ("members", b"\xff\xff", "members"),
+        ("members", b"\x02\x00", "header"),
+        ("header", struct.pack("<I", 2**32 - 8), "header"),
+        ("header", struct.pack("<I", 8), "header"),
+        ("header", struct.pack("<I", 129), "header"),
+        ("header", struct.pack("<I", 136), "length"),
+        ("header", struct.pack("<I", 120), "length"),
+        ("epoch", struct.pack("<I", 4), "key epoch"),
+        ("attempt", struct.pack("<I", 2), "attempt"),
+        ("round", struct.pack("<Q", 6), "round"),
+        ("round", struct.pack("<Q", 2**64 - 1), "round"),
+        ("fingerprint", bytes(16), "key fingerprint"),
+        ("grid", bytes(32), "grid"),
+        ("sender", b"\x05silo1", "sender"),
+        ("sender", b"\x00", "header"),
+        ("sender", b"\xff", "header"),
+        ("sender", b"\x05\xff\xfe\xfd\xfc\xfb", "header"),
+    ],
+)
+def test_a_field_that_is_not_as_expected_is_refused(place: str, data: bytes, check: str) -> None:
+    """Without looking at the signature: a sender with a key is no less hostile."""
+    assert check_of(patched(AT[place], data), unsigned(EXPECTED)) == check
+
+
+@pytest.mark.parametrize("size", [0, 1, 83, 84, 127, 128, 200, len(MESSAGE) // 2, len(MESSAGE) - 1])
+def test_a_message_that_was_cut_is_refused(size: int) -> None:
+    assert check_of(MESSAGE[:size]) in {"length", "header"}
+
+
+@pytest.mark.parametrize("more", [b"\x00", bytes(8), bytes(32_768), MESSAGE])
+def test_a_message_that_goes_on_is_refused(more: bytes) -> None:
+    """Two messages joined are none."""
+    assert check_of(MESSAGE + more) == "length"
+
+
+def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
+    """What crashed a server that trusted the claim: here the length must fit before anything is read."""
+    of = replace(EXPECTED, chunks=2**20)
+    assert check_of(patched(AT["chunks"], struct.pack("<I", 2**20)), of) == "length"
+
+
+def test_filling_is_zero_and_short() -> None:
+    end = AT["sender"] + 6 + 8 + 24  # sender, update id, round and nonce
+    assert check_of(patched(end, b"\x01"), unsigned(EXPECTED)) == "header"
+    longer = patched(AT["header"], struct.pack("<I", 136), MESSAGE[:128] + bytes(8) + MESSAGE[128:])
+    assert check_of(longer, unsigned(EXPECTED)) == "header"
+
+
+def test_an_update_has_one_member_itself() -> None:
+    for members, check in (
+        ((member(0, round_=7), member(1, round_=7)), "members"),
+        ((member(0, round_=6),), "round"),
+        ((member(1, round_=7),), "update id"),
+    ):
+        of = head(members=members)
+        assert check_of(message(of), replace(expected(of), update_id="silo0/1")) == check
+
+
+def test_an_aggregate_holds_no_update_twice_and_no_more_than_can_be_added() -> None:
+    limit = Lanes(16, 64).additions
+    for members, check in (
+        ((member(0), Member("silo0/1", 1, bytes(range(16)))), "members"),
+        ((member(0), Member("silo9/1", 0, bytes(16))), "members"),
+        (tuple(member(i) for i in range(limit + 1)), "additions"),
+    ):
+        of = head(members=members, what=Kind.AGGREGATE)
+        assert check_of(message(of), expected(of)) == check
+    of = head(members=tuple(member(i) for i in range(limit)), what=Kind.AGGREGATE)
+    decode(message(of), expected(of))
+
+
+@pytest.mark.parametrize("place", [0, 30, 130, 40_000, len(MESSAGE) - 100, len(MESSAGE) - 1])
+def test_a_flipped_bit_is_refused(place: int) -> None:
+    check_of(patched(place, bytes([MESSAGE[place] ^ 16])))
+
+
+def test_another_silos_signature_is_refused() -> None:
+    other = SiloKeys.generate("silo0")
+    words = decode(MESSAGE, EXPECTED).words
+    assert check_of(encode(HEAD, words, TAG, other.signing)) == "signature"
+    assert check_of(encode(HEAD, words, TAG, None)) == "signature"
+    decode(encode(HEAD, words, TAG, None), unsigned(EXPECTED))
+
+
+@pytest.mark.parametrize("kind", ["bfv", "masked", "ckks"])
+def test_words_at_the_modulus_are_refused(kind: str) -> None:
+    of = head(kind)
+    words = decode(message(of), expected(of)).words.copy()
+    words[1, -1] = of.form.moduli[-1]
+    assert check_of(encode(of, words, TAG, KEYS.signing), expected(of)) == "words"
+    words[1, -1] = 2**64 - 1
+    assert check_of(encode(of, words, TAG, KEYS.signing), expected(of)) == "words"
+
+
+def test_a_tag_at_its_modulus_is_refused() -> None:
+    words = decode(MESSAGE, EXPECTED).words
+    assert check_of(encode(HEAD, words, (*TAG[:7], wire.TAG_MODULUS), KEYS.signing)) == "tag"
+
+
+def test_the_receiver_may_look_at_the_grid_itself() -> None:
+    of = replace(HEAD, grid=bytes(32))
+    assert decode(message(of), replace(EXPECTED, grid=None)).head.grid == bytes(32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"members": ()},
+        {"members": tuple(member(i) for i in range(256))},
+        {"chunks": 0},
+        {"chunks": wire.MAX_CHUNKS + 1},
+        {"sender": ""},
+        {"sender": "x" * 256},
+        {"epoch": 2**32},
+        {"round": -1},
+        {"grid": bytes(31)},
+        {"fingerprint": bytes(17)},
+    ],
+)
+def test_what_cannot_be_read_is_not_written(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        Writer(replace(HEAD, **change), None)  # type: ignore[arg-type]  # one change at a time
+
+
+def test_a_writer_counts_its_chunks() -> None:
+    words = np.zeros((1, FORMS["pad"].words), np.uint64)
+    writer = Writer(HEAD, None)
+    writer.payload(words)
+    with pytest.raises(ValueError, match="1 chunks are missing"):
+        writer.trailer(TAG)
+    with pytest.raises(ValueError, match="do not fit"):
+        writer.payload(np.zeros((1, 8), np.uint64))
+    writer.payload(words)
+    with pytest.raises(ValueError, match="do not fit"):
+        writer.payload(words)
+
+
+def test_names_need_not_be_ascii() -> None:
+    of: Head = replace(HEAD, sender="Zürich", members=(Member("Zürich/1", 7, bytes(16)),))
+    assert decode(message(of), expected(of)).head == of

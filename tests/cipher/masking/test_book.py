@@ -1,0 +1,241 @@
+"""Masks blind one update, whatever the server asks, however often, and whatever was restarted."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.keys.keyring import Ring, open_ring
+from fedsync.cipher.masking.book import MAX_ATTEMPTS, MaskBook
+from fedsync.cipher.server.aggregator import SealedStore
+from fedsync.cipher.silo.replica import SealedCopy
+from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites.suite import BFV_PLAIN
+from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.layout import Vector
+from fedsync.core.transfer import Payload
+from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, order, plan, report
+from tests.cipher.masking.test_masked import FOUR, masked_round, opened
+from tests.cipher.masking.test_masks import looks_uniform
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation(plan("masked"), tmp_path, FOUR)
+
+
+def _ring(federation: Federation, name: str = "a") -> Ring:
+    return open_ring(federation.keys.silos[name])
+
+
+# The book.
+
+
+def test_masks_are_entered_once_and_never_for_an_older_version(federation: Federation) -> None:
+    ring = _ring(federation)
+    book = MaskBook(ring, "run")
+    book.enter(3, 0)
+    book.enter(3, 7)
+    for base, attempt in ((3, 0), (3, 7), (2, 1)):
+        for asked in (book, MaskBook(ring, "run"), MaskBook(_ring(federation), "run")):
+            with pytest.raises(ProtocolError, match="have blinded an update already"):
+                asked.enter(base, attempt)
+    MaskBook(ring, "another run").enter(3, 0)
+    MaskBook(_ring(federation, "b"), "run").enter(3, 0)
+    MaskBook(ring, "run").enter(3, 8)
+    MaskBook(ring, "run").enter(4, 0)
+
+
+def test_keys_in_memory_have_their_book_in_memory(federation: Federation) -> None:
+    ring = replace(_ring(federation), folder=None)
+    book = MaskBook(ring, "run")
+    book.enter(0, 0)
+    with pytest.raises(ProtocolError):
+        book.enter(0, 0)
+
+
+def test_another_epoch_s_masks_are_others(federation: Federation) -> None:
+    ring = _ring(federation)
+    MaskBook(ring, "run").enter(5, 0)
+    MaskBook(replace(ring, group=replace(ring.group, epoch=2)), "run").enter(0, 0)
+
+
+def test_a_book_that_cannot_be_read_or_written_masks_nothing(federation: Federation) -> None:
+    ring = _ring(federation)
+    book = MaskBook(ring, "run")
+    book.enter(0, 0)
+    assert ring.folder is not None
+    (file,) = (path for path in (ring.folder / "masks").iterdir() if path.name != "lock")
+    for text in ("", "0 -1", "\xff", "nonsense"):
+        file.write_text(text, encoding="latin-1")
+        with pytest.raises(ConfigError, match=r"damaged.*rotate"):
+            book.enter(1, 0)
+    file.unlink()
+    (ring.folder / "masks" / "lock").unlink()
+    (ring.folder / "masks" / "lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        book.enter(1, 0)
+
+
+def test_a_server_cannot_fill_the_disk_with_attempts(federation: Federation) -> None:
+    book = MaskBook(replace(_ring(federation), folder=None), "run")
+    for attempt in range(MAX_ATTEMPTS):
+        book.enter(0, 2**32 - 1 - attempt)
+    with pytest.raises(ProtocolError):
+        book.enter(0, 0)
+    book.enter(1, 0)
+
+
+_RUNS = itertools.count()
+_ASKED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=25)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=_ASKED)
+def test_whatever_is_asked_and_restarted_nothing_is_entered_twice(
+    federation: Federation, asked: list[tuple[int, int, bool]]
+) -> None:
+    ring, run = _ring(federation), str(next(_RUNS))
+    book = MaskBook(ring, run)
+    granted: list[tuple[int, int]] = []
+    for base, attempt, restarted in asked:
+        book = MaskBook(ring, run) if restarted else book
+        try:
+            book.enter(base, attempt)
+        except ProtocolError:
+            assert granted and (base < granted[-1][0] or (base, attempt) in granted)
+        else:
+            granted.append((base, attempt))
+    assert len(set(granted)) == len(granted)
+    assert [base for base, _ in granted] == sorted(base for base, _ in granted)
+
+
+# The server asks a silo twice at one version of the model.
+
+
+def _seal(silo: SealedCopy, number: int, update: Vector, rate: float = 0.1) -> Payload:
+    return silo.send(update, replace(order(f"a/{number}", 0, number), learning_rate=rate), report(0))
+
+
+def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation: Federation) -> None:
+    assert not federation.silos["a"].owes
+    ids = []
+    for name in "abcd":
+        federation.begin(name, 0)
+        ids.append(federation.answer(name, change(ord(name))))
+    assert all(silo.owes for silo in federation.silos.values())
+    federation.commit(1, ids)
+    opened(federation)
+    assert not any(silo.owes for silo in federation.silos.values())
+
+
+def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Federation) -> None:
+    """The first order has the learning rate 0, so what it seals would be the masks, and nothing else."""
+    for name in "abcd":
+        federation.begin(name, 0)
+    silo = federation.silos["a"]
+    _seal(silo, 1, np.zeros_like(INITIAL), rate=0.0)
+    for number in (2, 1):  # another order, and the same name again
+        with pytest.raises(ProtocolError, match="masks"):
+            _seal(silo, number, change(1))
+
+
+def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federation: Federation) -> None:
+    beginning = federation.store.outgoing("a")
+    masked_round(federation, 0, "abcd")
+    # Another process, or another trainer for the same run; then the one that was here, set back to the beginning.
+    for silo in (federation.copy("a"), federation.silos["a"]):
+        silo.receive(beginning, 0)
+        with pytest.raises(ProtocolError, match="masks"):
+            _seal(silo, 2, change(1))
+
+
+def _opened_by_a_spy(federation: Federation, update_id: str) -> Slots:
+    """Slots of an update, masks still on, as server and a silo together see them."""
+    envelope = federation.store._intake._pending[update_id].envelope
+    group = _ring(federation, "b").group
+    return open_suite("masked", group).open(envelope.words, envelope.head.members)
+
+
+def test_updates_of_two_attempts_have_nothing_in_common(federation: Federation) -> None:
+    """The difference of two uploads is that of the updates where masks are used twice, and uniform where not."""
+    federation.begin("a", 0)
+    one = _opened_by_a_spy(federation, federation.answer("a", change(1)))
+    for _ in range(3):
+        federation.begin("a", 0)
+    other = _opened_by_a_spy(federation, federation.answer("a", change(1)))
+    difference = np.remainder(other - one + BFV_PLAIN // 2, BFV_PLAIN) - BFV_PLAIN // 2
+    assert looks_uniform(difference)
+    assert looks_uniform(one) and looks_uniform(other)
+
+
+# Honest silos and servers go on.
+
+
+def test_a_silo_that_failed_before_it_sealed_is_in_the_sum(federation: Federation) -> None:
+    for name in "abbcd":
+        federation.begin(name, 0)
+    ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
+    federation.commit(1, ids)
+    opened(federation)
+    close(federation.begin("b", 1), INITIAL + np.mean([change(ord(name)) for name in "abcd"], axis=0))
+
+
+def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
+    federation: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "abcd":
+        federation.begin(name, 0)
+    federation.seal("b", change(9))  # nobody gets it
+    federation.begin("b", 0)
+    with pytest.raises(ProtocolError, match="masks"):
+        federation.seal("b", change(9))
+    federation.begin("b", 0)
+    ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
+    federation.commit(1, ids)
+    assert "b/3 belongs to another attempt" in caplog.text
+    opened(federation)
+    after = federation.begin("b", 1)
+    close(after, INITIAL + np.mean([change(ord(name)) for name in "acd"], axis=0))
+    updates = masked_round(federation, 1, "abcd")
+    close(federation.begin("b", 2), after + np.mean(updates, axis=0), 2)
+
+
+def test_what_travels_in_the_clear_counts_for_those_in_the_sum_only(tmp_path: Path) -> None:
+    federation = Federation(plan("masked", only=("head.*",)), tmp_path, FOUR)
+    for name in "abcddd":
+        federation.begin(name, 0)
+    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "abcd"])
+    opened(federation)
+    mean = np.mean([change(ord(name)) for name in "abc"], axis=0)
+    clear = slice(0, LAYOUT.size - 600)
+    model = federation.begin("a", 1)
+    close(model, INITIAL + mean)
+    np.testing.assert_allclose(model[clear], (INITIAL + mean)[clear], atol=1e-6)
+
+
+def test_a_server_that_comes_back_again_and_again_gets_an_update_of_every_silo(federation: Federation) -> None:
+    """All silos have sealed at the version from which it goes on, each time."""
+    federation.begin("a", 0)
+    checkpoint = pickle.dumps(federation.store.state())
+    for name in "abcd":
+        federation.begin(name, 0)
+        federation.answer(name, change(ord(name)))
+    for _ in range(3):
+        federation.store = SealedStore(federation.plan, federation.keys.server)
+        federation.store.restore(pickle.loads(checkpoint))
+        ids = []
+        for name in "abcd":
+            federation.begin(name, 0)
+            ids.append(federation.answer(name, change(ord(name))))
+    federation.commit(1, ids)
+    opened(federation)
+    close(federation.begin("c", 1), INITIAL + np.mean([change(ord(name)) for name in "abcd"], axis=0))

@@ -1,0 +1,173 @@
+"""A silo gets the model of all again, whatever became of its copy; and whatever it says, the server goes on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.silo import replica_state
+from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.transfer import OtherVersion
+from tests.cipher.make import Federation, change, order, plan, report
+
+THREE = {"a": 100, "b": 300, "c": 600}
+COMMITS = 10
+
+
+def _history(
+    federation: Federation, file: Path, commits: int, remember_at: int = -1, snapshot_at: int = -1
+) -> dict[int, bytes]:
+    """Updates of a and b are committed one by one; returns what c had on its disk at each version.
+
+    As every silo weighs the same, links between versions that nobody holds are added up.
+    """
+    federation.silos["c"] = federation.copy("c", file)
+    kept = {}
+    for name in "abc":
+        federation.begin(name, 0)
+    for version in range(commits + 1):
+        kept[version] = file.read_bytes()
+        if version == remember_at:
+            federation.store.remember()
+        if version == snapshot_at:
+            federation.store.put_snapshot("c", version, federation.silos["c"].snapshot())
+        if version < commits:
+            name = "ab"[version % 2]
+            federation.commit(version + 1, [federation.answer(name, change(version))])
+            for one in (name, "c"):
+                federation.begin(one, version + 1)
+            federation.store.holds("c", version + 1)
+    return kept
+
+
+@pytest.fixture(params=[(-1, -1), (-1, 4), (1, 4)], ids=["links", "snapshot", "snapshot after what is remembered"])
+def history(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Federation, dict[int, bytes]]:
+    """A run of ten commits."""
+    federation = Federation(plan("pad", quorum=32, rate=0.25), tmp_path, THREE)
+    remember_at, snapshot_at = request.param
+    return federation, _history(federation, tmp_path / "copy.bin", COMMITS, remember_at, snapshot_at)
+
+
+def test_a_silo_with_any_earlier_copy_or_none_comes_to_the_model_of_all(
+    history: tuple[Federation, dict[int, bytes]], tmp_path: Path
+) -> None:
+    federation, kept = history
+    expected = federation.silos["c"].model
+    assert len(list(federation.store.links())) < COMMITS - 2, "not every version has a link of its own"
+    for version in (-1, *kept):
+        file = tmp_path / f"{version}.bin"
+        if version >= 0:
+            file.write_bytes(kept[version])
+        silo = federation.copy("c", file)
+        assert silo.holds == version
+        federation.store.greet("c", version, None)
+        np.testing.assert_allclose(silo.receive(federation.store.outgoing("c"), COMMITS), expected, atol=1e-6)
+        assert federation.copy("c", file).holds == COMMITS
+
+
+def test_no_number_that_a_silo_says_ends_the_run(history: tuple[Federation, dict[int, bytes]]) -> None:
+    federation, _ = history
+    for version in (-(10**9), -7, -2, COMMITS + 1, 999, 10**9, 10**30):
+        with pytest.raises(ProtocolError, match=r"silo 'b' failed the check 'version'"):
+            federation.store.holds("b", version)
+        with pytest.raises(ProtocolError, match=r"silo 'b' failed the check 'version'"):
+            federation.store.greet("b", version, None)
+    for version in range(-1, COMMITS + 1):
+        federation.store.holds("b", version)
+        for name in "abc":
+            federation.store.outgoing(name)
+    with pytest.raises(ProtocolError, match="no key"):
+        federation.store.holds("stranger", 0)
+
+
+def test_a_silo_that_does_not_say_how_large_its_updates_are_is_refused_while_it_matters(tmp_path: Path) -> None:
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    with pytest.raises(ProtocolError, match="greeting"):
+        federation.store.greet("a", -1, None)
+    federation.store.outgoing("a")
+    federation.store.greet("a", -1, None)
+
+
+# The silo's disk.
+
+
+def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation(plan("pad", quorum=9), tmp_path, THREE)
+    file = tmp_path / "copy.bin"
+    federation.silos["c"] = federation.copy("c", file)
+
+    def full(path: Path, data: bytes, mode: int) -> None:
+        raise ConfigError(str(path), "cannot be written: No space left on device", "Check the disk")
+
+    with monkeypatch.context() as patch:
+        for version in range(5):
+            if version == 2:
+                patch.setattr(replica_state, "write_atomically", full)
+            names = "abc" if version < 2 else "ab"
+            for name in names:
+                federation.begin(name, version)
+            if version >= 2:
+                with pytest.raises(ConfigError, match="No space left"):
+                    federation.begin("c", version)
+                assert federation.silos["c"].holds == federation.copy("c", file).holds == 1
+            federation.commit(version + 1, [federation.answer(name, change(version)) for name in names])
+    federation.silos["c"] = federation.copy("c", file)  # its machine was restarted, too
+    federation.store.greet("c", federation.silos["c"].holds, None)
+    np.testing.assert_allclose(federation.begin("c", 5), federation.begin("a", 5), atol=1e-6)
+
+
+def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    kept = _history(federation, tmp_path / "copy.bin", 3)
+    file = tmp_path / "damaged.bin"
+    file.write_bytes(kept[3][:-4])
+    silo = federation.copy("c", file)
+    assert silo.holds == -1 and "damaged" in caplog.text
+    with pytest.raises(OtherVersion) as caught:
+        silo.receive(federation.store.outgoing("c"), 3)
+    assert caught.value.holds == -1
+    federation.store.holds("c", -1)
+    np.testing.assert_allclose(silo.receive(federation.store.outgoing("c"), 3), federation.silos["c"].model, atol=1e-6)
+    assert federation.copy("c", file).holds == 3
+
+
+def test_a_silo_that_is_sent_the_beginning_says_so_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    federation.begin("a", 0)
+    federation.commit(1, [federation.answer("a", change(0))])
+    federation.store.holds("a", -1)
+    with caplog.at_level(logging.WARNING):
+        federation.silos["a"].receive(federation.store.outgoing("a"), 1)
+    assert "nothing that continues version 0" in caplog.text
+
+
+# Nonces.
+
+
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+def test_no_two_uploads_have_one_nonce_whatever_they_are_called(kind: str, tmp_path: Path) -> None:
+    """The same order twice, with two updates: with one nonce the pad's difference would be that of the updates."""
+    federation = Federation(plan(kind), tmp_path, {"a": 1})
+    federation.begin("a", 0)
+    silo, keys, sealed = federation.silos["a"], federation.keys.server, federation.plan
+    envelopes = []
+    for seed in range(2):
+        update = silo.send(change(seed), order("a/1", 0), report(0))
+        expected = wire.Expected(
+            wire.Kind.UPDATE, sealed.form, sealed.lanes, "a", 0, 0, keys.epoch, keys.fingerprint, None, sealed.chunks,
+            "a/1", keys.senders["a"],
+        )  # fmt: skip
+        envelopes.append(wire.decode(memoryview(update.tobytes()), expected))
+    one, other = envelopes
+    assert one.head.members[0].nonce != other.head.members[0].nonce
+    # Slots differ by fewer than 2^44; of 4,096 uniform words of 60 bits and more hardly one is as near.
+    near = np.abs((one.words - other.words).view(np.int64)) < 2**44
+    assert near.mean() < 0.01

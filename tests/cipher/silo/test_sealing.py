@@ -1,0 +1,106 @@
+"""Messages are sealed and opened in portions, in one process or several, with the same result and little memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import tally
+from fedsync.cipher.encoding.integrity import Tagger
+from fedsync.cipher.encoding.packing import Lanes, Slots
+from fedsync.cipher.encoding.quantization import Grid
+from fedsync.cipher.encoding.wire import Kind, decode
+from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_message, seal_pieces
+from fedsync.cipher.suites.suite import Adder
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Layout
+from tests.cipher.messages import KEYS, expected, head
+from tests.cipher.sealers import group, member, sealer, slots_of
+
+MIB = 2**20
+TAG_KEY = bytes(32)
+
+
+def portions(slots: Slots) -> Iterator[Slots]:
+    for first in range(0, len(slots), 3):
+        yield slots[first : first + 3]
+
+
+def round_trip(pipeline: Pipeline, slots: Slots, kind: str) -> Slots:
+    own = member(0, round_=7)
+    of = head(kind, len(slots), (own,))
+    message = seal_message(of, portions(slots), pipeline, Tagger(TAG_KEY), KEYS.signing)
+    envelope = decode(message, expected(of))
+    opened = np.concatenate(list(open_portions(envelope.words, [own], pipeline, "server")))
+    tagger = Tagger(TAG_KEY)
+    tagger.take(opened)
+    tagger.check(envelope.tag, [own], "server")
+    return opened
+
+
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+def test_a_message_opens_to_what_was_sealed(kind: str) -> None:
+    slots = slots_of(20, 47)
+    np.testing.assert_array_equal(round_trip(Serial(sealer(kind)), slots, kind), slots)
+
+
+def test_several_processes_seal_and_open_in_order() -> None:
+    """Two seconds: processes are started afresh, and load the library."""
+    slots = slots_of(20, 47)
+    with Pool("bfv", group("bfv"), 2) as pool:
+        np.testing.assert_array_equal(round_trip(pool, slots, "bfv"), slots)
+        bad = np.full((1, 8192), 2**63, np.uint64)
+        with pytest.raises(ProtocolError, match="words"):
+            list(open_portions(bad, [member(0)], pool, "server"))
+
+
+def test_the_first_chunks_are_sent_before_the_last_are_made() -> None:
+    made = 0
+
+    def slots() -> Iterator[Slots]:
+        nonlocal made
+        for _ in range(5):
+            made += 1
+            yield np.zeros((1, 4096), np.int64)
+
+    pieces = seal_pieces(head("pad", 5), slots(), Serial(sealer("pad")), Tagger(TAG_KEY), None)
+    next(pieces)
+    assert made == 0
+    next(pieces)
+    assert made == 1
+
+
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+def test_sealing_takes_the_message_and_little_more(kind: str) -> None:
+    """2x the update is the message itself at 16 bits; beside it 64 MiB are allowed, a few are used."""
+    size = 2_000_000 if kind == "pad" else 500_000
+    layout = Layout(("w",), ((size,),))
+    of = head(kind)
+    grid = Grid(layout, Lanes(16, of.form.slot_bits), (0,), 1)
+    values = np.zeros(size, np.float32)
+    own = tally.build(tally.Contribution(1, (0,)), 1)
+    of = head(kind, grid.chunks)
+    pipeline, tagger = Serial(sealer(kind)), Tagger(TAG_KEY)
+    tracemalloc.start()
+    made = (slots for slots, _ in grid.encode(own, values, 1.0, np.random.default_rng(0)))
+    message = seal_message(of, made, pipeline, tagger, KEYS.signing)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(message) <= 2.2 * values.nbytes
+    assert peak < len(message) + 8 * MIB
+
+
+def test_a_sum_needs_no_more_than_itself() -> None:
+    """The server holds one sum: adding allocates nothing in proportion."""
+    of = head("bfv", 64, tuple(member(i) for i in range(2)), Kind.AGGREGATE)
+    total = np.zeros((of.chunks, of.form.words), np.uint64)
+    adder = Adder(of.form)
+    tracemalloc.start()
+    adder.check(total, "silo")
+    adder.add(total, total.copy()[:64])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < total.nbytes + MIB  # the copy above

@@ -1,0 +1,287 @@
+"""The server adds what it cannot read, and every silo ends with the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.plan import SealPlan
+from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation
+from fedsync.core.transfer import OtherVersion
+from fedsync.core.weighting import Terms, progress
+from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan
+
+THREE = {"a": 100, "b": 300, "c": 600}
+
+
+def a_round(federation: Federation, version: int, names: str = "abc", silent: str = "") -> list[Vector]:
+    """All of ``names`` are ordered, all but ``silent`` answer, what came is committed as ``version + 1``."""
+    updates, ids = [], []
+    for name in names:
+        federation.begin(name, version)
+    for name in names:
+        if name not in silent:
+            updates.append(change(100 * version + ord(name)))
+            ids.append(federation.answer(name, updates[-1]))
+    federation.commit(version + 1, ids)
+    return updates
+
+
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+@pytest.mark.parametrize(("bits", "tolerance"), [(16, 8), (12, 16), (8, 256)])
+def test_rounds_add_the_mean_of_the_updates(kind: str, bits: int, tolerance: int, tmp_path: Path) -> None:
+    federation = Federation(plan(kind, bits), tmp_path, THREE)
+    expected = INITIAL.copy()
+    for version in range(3):
+        expected = expected + np.mean(a_round(federation, version), axis=0)
+    models = [federation.begin(name, 3) for name in "abc"]
+    for model in models:
+        np.testing.assert_array_equal(model, models[0])
+        np.testing.assert_allclose(model, expected, atol=3 * 2 * STEP * 2**-3 * tolerance)
+
+
+def test_whoever_drops_out_is_not_in_the_mean(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    updates = a_round(federation, 0, silent="b")
+    assert len(updates) == 2
+    close(federation.begin("a", 1), INITIAL + np.mean(updates, axis=0))
+    close(federation.begin("b", 1), INITIAL + np.mean(updates, axis=0))
+
+
+def test_weights_by_examples_are_exact_and_hidden(tmp_path: Path) -> None:
+    federation = Federation(plan(by="examples"), tmp_path, THREE)
+    one, two, three = a_round(federation, 0)
+    close(federation.begin("a", 1), INITIAL + (0.1 * one + 0.3 * two + 0.6 * three))
+
+
+def test_unequal_steps_are_normalised_as_by_fednova(tmp_path: Path) -> None:
+    """c_i = p_i tau_eff / |a_i| with tau_eff = sum p_i |a_i|; |a| by momentum 0.5 over 2 and 6 steps."""
+    federation = Federation(plan(normalised=True, momentum=0.5, quorum=2), tmp_path, {"a": 10, "b": 10})
+    one, two = change(1, size=0.005), change(2, size=0.015)
+    federation.begin("a", 0), federation.begin("b", 0)
+    federation.commit(1, [federation.answer("a", one, steps=2), federation.answer("b", two, steps=6)])
+    norms = [progress(2, 0.5, 0.0), progress(6, 0.5, 0.0)]
+    effective = sum(norms) / 2
+    expected = INITIAL + 0.5 * effective * (one / norms[0] + two / norms[1])
+    np.testing.assert_allclose(federation.begin("a", 1), expected, atol=1e-4)
+
+
+def test_asynchronous_commits_reach_everybody_as_few_sums(tmp_path: Path) -> None:
+    """Each arrival is a version. A silo that was away gets neighbouring versions added up: the mean of k single
+    updates at rate r is r times their sum."""
+    federation = Federation(plan(rate=0.25, quorum=3), tmp_path, THREE)
+    expected = INITIAL.copy()
+    for name in "abc":
+        federation.begin(name, 0)
+    for version, name in enumerate("ababab"):
+        update = change(version)
+        federation.commit(version + 1, [federation.answer(name, update)])
+        expected = expected + np.float32(0.25) * update
+        model = federation.begin(name, version + 1)
+        close(model, expected, version + 1)
+    assert len(list(federation.store.links())) <= 5, "c stands at 0, a and b near the end, grids change at 3 and 6"
+    late = federation.answer("c", change(77))
+    federation.commit(7, [late])
+    close(federation.begin("c", 7), expected + np.float32(0.25) * change(77), 7)
+
+
+def test_an_update_from_an_older_grid_makes_a_sum_of_its_own(tmp_path: Path) -> None:
+    federation = Federation(plan(quorum=2), tmp_path, THREE)
+    for name in "abc":
+        federation.begin(name, 0)
+    federation.commit(1, [federation.answer("a", change(1)), federation.answer("b", change(2))])
+    federation.begin("a", 1)
+    ids = [federation.answer("a", change(3, size=0.03)), federation.answer("c", change(4))]
+    federation.commit(2, ids)
+    expected = INITIAL + (change(1) + change(2)) / 2 + (change(3, size=0.03) + change(4)) / 2
+    np.testing.assert_allclose(federation.begin("b", 2), expected, atol=1e-3)
+    np.testing.assert_array_equal(federation.begin("a", 2), federation.silos["b"].model)
+
+
+def test_sealed_metrics_tell_the_server_the_sum_over_silos_and_no_more(tmp_path: Path) -> None:
+    hiding = SealPlan("bfv", 16, LAYOUT, Terms(), 2, seal_metrics=True)
+    federation = Federation(hiding, tmp_path, {"a": 10, "b": 10})
+    found = {"a": Evaluation(3.5, 8, 10), "b": Evaluation(1.25, 30, 40)}
+    for name in "ab":
+        federation.begin(name, 0)
+    ids = [federation.answer(name, change(1), evaluation=found[name]) for name in "ab"]
+    federation.commit(1, ids)
+    federation.begin("a", 1)
+    assert federation.silos["a"].told(Evaluation(1.0, 1, 1)) == Evaluation(4.75, 38, 50)
+
+
+def test_a_rollback_takes_back_what_was_added(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    a_round(federation, 0)
+    before = federation.begin("a", 1)
+    federation.store.remember()
+    a_round(federation, 1)
+    a_round(federation, 2)
+    federation.store.rollback()
+    for name in "abc":
+        np.testing.assert_allclose(federation.begin(name, 4), before, atol=1e-6)
+    expected = before + np.mean(a_round(federation, 4), axis=0)
+    close(federation.begin("c", 5), expected, 3)
+
+
+def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    for version in range(2):
+        a_round(federation, version)
+    snapshot = federation.silos["a"].snapshot()
+    held = federation.silos["a"].holds
+    assert federation.silos["a"].model[:8].tobytes() not in snapshot.tobytes()
+    federation.store.put_snapshot("a", held, snapshot)
+    a_round(federation, 2)
+    assert next(federation.store.links())[0] == held, "what came before it is forgotten"
+    federation.silos["b"] = federation.copy("b")
+    federation.store.holds("b", -1)
+    np.testing.assert_array_equal(federation.begin("b", 3), federation.begin("a", 3))
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    a_round(federation, 0)
+    a_round(federation, 1)
+    snapshot = federation.silos["a"].snapshot().copy()
+    snapshot[-1] ^= 1
+    federation.store.put_snapshot("a", 1, snapshot)
+    federation.silos["b"] = federation.copy("b")
+    federation.store.holds("b", -1)
+    with pytest.raises(ProtocolError, match="damaged"):
+        federation.begin("b", 2)
+    with pytest.raises(ProtocolError, match="not among those kept"):
+        federation.store.put_snapshot("a", 0, snapshot)
+
+
+def test_a_copy_survives_its_process(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    file = tmp_path / "copy.bin"
+    federation.silos["a"] = federation.copy("a", file)
+    a_round(federation, 0)
+    a_round(federation, 1)
+    again = federation.copy("a", file)
+    assert again.holds == federation.silos["a"].holds == 1
+    np.testing.assert_array_equal(again.model, federation.silos["a"].model)
+    federation.silos["a"] = again
+    np.testing.assert_array_equal(federation.begin("a", 2), federation.begin("b", 2))
+
+
+def test_what_continues_another_version_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    a_round(federation, 0)
+    a_round(federation, 1)
+    package = federation.store.outgoing("a")
+    fresh = federation.copy("a")
+    with pytest.raises(OtherVersion) as caught:
+        fresh.receive(package, 2)
+    assert caught.value.holds == fresh.holds == -1
+    model = federation.silos["a"].receive(package, 2)
+    np.testing.assert_array_equal(federation.silos["a"].receive(package, 2), model)
+
+
+def test_only_some_layers_are_sealed(tmp_path: Path) -> None:
+    chosen = plan(only=("head.*",))
+    assert chosen.sealed.names == ("head.weight",)
+    assert chosen.share == 600 / LAYOUT.size
+    federation = Federation(chosen, tmp_path, THREE)
+    federation.begin("a", 0)
+    update = change(5)
+    _, payload = federation.seal("a", update)
+    body = update[: LAYOUT.size - 600]
+    assert payload.tobytes().endswith(body.tobytes()), "what is not sealed travels as it is"
+    assert len(payload) < 4 * LAYOUT.size + 70_000
+    federation = Federation(chosen, tmp_path / "again", THREE)
+    close(federation.begin("a", 0), INITIAL)
+    updates = a_round(federation, 0)
+    close(federation.begin("a", 1), INITIAL + np.mean(updates, axis=0))
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no tensor matches 'tail.\*'.*body.weight"):
+        plan(only=("tail.*",))
+
+
+def test_more_silos_than_a_sum_can_hold_are_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="17 silos, but sums of 8 bits hold 16"):
+        plan(bits=8, quorum=17)
+    SealPlan("bfv", 8, LAYOUT, plan().terms, 16)
+
+
+# Hostile silos, and a hostile server.
+
+
+def test_the_store_takes_only_what_was_ordered_from_who_was_asked(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    for name in "ab":
+        federation.begin(name, 0)
+    update_id, payload = federation.seal("a", change(1))
+    with pytest.raises(ProtocolError, match="was not ordered"):
+        federation.store.put("a", "a/9", payload)
+    with pytest.raises(ProtocolError, match="sender"):
+        federation.store.put("b", "b/1", payload)
+    with pytest.raises(ProtocolError, match="no key"):
+        federation.store.begin("x/1")
+        federation.store.put("x", "x/1", payload)
+    for broken in (payload[:-8], payload[:100], payload[:0], np.concatenate([payload, payload[:8]])):
+        with pytest.raises(ProtocolError):
+            federation.store.put("a", update_id, broken)
+    flipped = payload.copy()
+    flipped[len(payload) // 2] ^= 1
+    with pytest.raises(ProtocolError, match="signature"):
+        federation.store.put("a", update_id, flipped)
+    federation.store.put("a", update_id, payload)
+    with pytest.raises(ProtocolError, match="here already"):
+        federation.store.put("a", update_id, payload)
+
+
+def test_silos_notice_a_server_that_changes_leaves_out_or_repeats(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    a_round(federation, 0)
+    federation.store.holds("a", -1)
+    honest = federation.store.outgoing("a")
+    expected = federation.copy("a").receive(honest, 1)
+    noticed = 0
+    for at in np.random.default_rng(3).integers(0, len(honest), 60):
+        changed, silo = honest.copy(), federation.copy("a")
+        changed[at] ^= 1
+        try:
+            model = silo.receive(changed, 1)
+        except (ProtocolError, OtherVersion):
+            assert silo.holds == -1, "nothing has changed"
+            noticed += 1
+        else:  # filling, an unsigned signature, or so little that decryption rounds it away
+            np.testing.assert_array_equal(model, expected)
+    assert noticed > 30
+    federation.silos["a"] = federation.copy("a")
+    federation.silos["a"].receive(honest, 1)
+    # The same sum again, as the next version.
+    link = federation.store._links[0]
+    federation.store._extend(link.groups, last=True)
+    federation.store.holds("a", 1)
+    with pytest.raises(ProtocolError, match="was added before"):
+        federation.silos["a"].receive(federation.store.outgoing("a"), 2)
+
+
+def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:
+    federation = Federation(plan(), tmp_path, THREE)
+    federation.begin("a", 0)
+    update_id = federation.answer("a", change(1))
+    from fedsync.core.actions import Commit
+
+    with pytest.raises(PolicyError, match="towards"):
+        federation.store.commit(Commit(1, {update_id: 1.0}, toward=True))
+
+
+def test_a_model_in_one_piece_needs_no_division() -> None:
+    whole = np.arange(LAYOUT.size, dtype=np.float32)
+    for only in ((), ("body.*",), ("*.bias", "head.*")):
+        chosen = plan(only=only)
+        sealed, clear = chosen.divide(whole)
+        assert (len(sealed), len(clear)) == (chosen.sealed.size, chosen.clear_values)
+        np.testing.assert_array_equal(chosen.unite(sealed, clear), whole)
+    assert Layout.size  # the layout's own tests are elsewhere

@@ -1,0 +1,17 @@
+"""Damage is noticed wherever it is."""
+
+from __future__ import annotations
+
+from fedsync.common.checksums import digested, undigested
+
+
+def test_what_was_written_comes_back_and_nothing_else_does() -> None:
+    data = digested(b"model")
+    assert undigested(data) == b"model"
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        assert undigested(bytes(changed)) is None
+        assert undigested(data[:at]) is None
+    assert undigested(data + b"\0") is None
+    assert undigested(digested(b"")) == b""

@@ -1,0 +1,103 @@
+"""A grid in this process: silos answer at once, and tests decide what they answer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsync.flower import client_app
+from fedsync.trainer.service import Desk
+
+Answer = Callable[[Message, Context], Message | None]
+
+
+def honest(message: Message, context: Context) -> Message:
+    """What the real silo side answers."""
+    return client_app.app(message, context)
+
+
+class DirectGrid(Grid):
+    """Nodes 1..n that keep their context; ``answers`` replaces what a node says, by node."""
+
+    def __init__(self, nodes: int, answers: dict[int, Answer] | None = None) -> None:
+        self.nodes = set(range(1, nodes + 1))
+        self.starts = dict.fromkeys(self.nodes, 1)
+        """How often each node was started."""
+        self.answers = answers or {}
+        self.pushed: list[tuple[int, str]] = []
+        self._replies: dict[str, Message] = {}
+        self._contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config=cast(UserConfig, {"partition-id": node - 1}),
+                state=RecordDict(),
+                run_config=cast(UserConfig, {}),
+            )
+            for node in self.nodes
+        }
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *arguments: Any, **options: Any) -> Iterable[Message]:
+        raise AssertionError("the driver has its own push and pull")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return sorted(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, last_activated_at=str(self.starts[node])) for node in sorted(self.nodes)]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.pushed.append((node, message.metadata.message_type))
+            if node not in self.nodes:
+                yield ""
+                continue
+            identifier = f"message-{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            reply = self.answers.get(node, honest)(message, self._contexts[node])
+            if reply is not None:
+                self._replies[identifier] = reply
+            yield identifier
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+
+
+@contextmanager
+def silos_in_this_process() -> Iterator[None]:
+    """Silos have their trainers in this process, which belongs to a run, as Flower's messages demand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_app, "connect", Desk)
+        patch.setattr(client_app, "_links", OrderedDict())
+        with run_identity():
+            yield
+
+
+@contextmanager
+def run_identity() -> Iterator[None]:
+    """This process belongs to run 1, without which Flower makes no messages."""
+    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    try:
+        yield
+    finally:
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before

@@ -1,0 +1,56 @@
+"""A whole run among registered nodes, some of which are not to take part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.driver import Timing
+from fedsync.flower.strategy import FedSync
+from tests.flower.grid import DirectGrid, silos_in_this_process
+
+SHORT = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "stop.rounds=1", "min_silos=2"]
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
+
+
+class Registered(DirectGrid):
+    """Nodes 1 to 3, which say that they are a, b and c; the third is registered under another name."""
+
+    def __init__(self, third: str) -> None:
+        super().__init__(3)
+        self.registered = {1: "a", 2: "b", 3: third}
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, name=self.registered[node]) for node in sorted(self.nodes)]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("third", "silos", "asked", "logged"),
+    [
+        ("d", None, True, "registered as another's"),
+        ("", None, False, "registered under no name"),
+        ("c", "[a, b]", False, "'c' is not among the strategy's silos"),
+    ],
+)
+def test_who_is_not_to_take_part_gets_no_order(
+    third: str, silos: str | None, asked: bool, logged: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = StrategyConfig.load("fedavg", [*SHORT, *([] if silos is None else [f"silos={silos}"])])
+    grid = Registered(third)
+    strategy = FedSync(config, CLUSTER, out=tmp_path, timing=Timing(poll_s=0.001), registered=True)
+    strategy.start(grid)
+    assert strategy.run_summary is not None
+    assert [silo["name"] for silo in strategy.run_summary["silos"]] == ["a", "b"]
+    assert [kind for node, kind in grid.pushed if node == 3] == (["query"] if asked else [])
+    assert caplog.text.count(logged) == 1

@@ -1,0 +1,322 @@
+"""A run that is cut off goes on from what is on disk, and comes to what it would have come to."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from typer.testing import CliRunner
+
+from fedsync.cli import app
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.journal import JOURNAL, read_journal
+from fedsync.flower import client_app
+from fedsync.flower.checkpoints import FOLDER, digest
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timing
+from fedsync.observe.recorder import Recorder
+from fedsync.observe.replay import replay
+from fedsync.policies.aggregate.aggregator import ModelStore
+from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.trainer.service import Desk
+from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
+
+SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
+QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
+TIMING = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+
+
+class Killed(BaseException):
+    """The server dies."""
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def _strategy(out: Path, *overrides: str, name: str = "fedavg", **options: object) -> FedSync:
+    config = StrategyConfig.load(name, [*QUICK, *overrides])
+    return FedSync(config, SILOS, out=out, timing=TIMING, **options)  # type: ignore[arg-type]
+
+
+def _killed_at(version: int) -> Answer:
+    """Silos that are honest until the server dies, which it does when it sends this version."""
+
+    def answer(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type == "train" and client_app.messages.read_order(message).base_version == version:
+            raise Killed
+        return honest(message, context)
+
+    return answer
+
+
+def _cut_off(strategy: FedSync, version: int, node: int = 1) -> None:
+    """Run until this version is sent to ``node``; those before it have it."""
+    with pytest.raises(Killed):
+        strategy.start(DirectGrid(3, {node: _killed_at(version)}))
+
+
+def _model(arrays: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.numpy().ravel() for array in arrays.values()])
+
+
+def _files(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / FOLDER).iterdir())
+
+
+def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(tmp_path: Path) -> None:
+    straight = _model(_strategy(tmp_path / "straight").start(DirectGrid(3)).arrays)
+    out = tmp_path / "run"
+    _cut_off(_strategy(out), version=2)
+    assert _files(out) == ["0.ckpt", "1.ckpt", "2.ckpt"]
+    assert stat.S_IMODE((out / FOLDER).stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (out / FOLDER).iterdir())
+    trainers = set(map(id, client_app._links.values()))
+
+    resumed = _strategy(out, resume=True)
+    result = resumed.start(DirectGrid(3))
+
+    np.testing.assert_array_equal(_model(result.arrays), straight)
+    assert trainers <= set(map(id, client_app._links.values())), "the silos' trainers went on"
+    assert len(client_app._links) == 3 + 3, "those of the straight run, and those of this one"
+    commits = [a for entry in replay(out / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
+    assert [commit.version for commit in commits] == [1, 2, 3, 4]
+    used = [update_id for commit in commits for update_id in commit.weights]
+    assert len(used) == len(set(used)) == 4 * 3
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert resumed.run_summary is not None and resumed.run_summary["rounds"] == 4
+    times = [entry.at_s for entry in read_journal(out / JOURNAL)[1]]
+    assert times == sorted(times)
+
+
+def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+    def dies(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type == "evaluate":
+            raise Killed
+        return honest(message, context)
+
+    with pytest.raises(Killed):
+        _strategy(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+    grid = DirectGrid(3)
+    resumed = _strategy(tmp_path, resume=True)
+    resumed.start(grid)
+    assert sorted(kind for _, kind in grid.pushed) == ["evaluate"] * 3 + ["query"] * 3
+    assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
+    replay(tmp_path / JOURNAL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "silos_kept"), [("bfv", True), ("bfv", False), ("masked", True)], ids=["bfv", "all died", "masked"]
+)
+def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, silos_kept: bool) -> None:
+    """One silo has the newest version already, two have not: all must come to one model."""
+    out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
+    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    _cut_off(_strategy(out, cipher, keys=rings[1]), version=2, node=2)
+    if not silos_kept:
+        client_app._links.clear()
+    _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    copies = [link._port for link in client_app._links.values() if isinstance(link, Desk)]
+    assert [copy.holds for copy in copies] == [4, 4, 4]
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+    replay(out / JOURNAL)
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "empty"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    _cut_off(_strategy(tmp_path), version=2)
+    newest = tmp_path / FOLDER / "2.ckpt"
+    data = newest.read_bytes()
+    middle = len(data) // 2
+    changed = {"torn": data[:middle], "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]}
+    newest.write_bytes(changed.get(damage, b""))
+    before = set(client_app._links)
+
+    _strategy(tmp_path, resume=True).start(DirectGrid(3))
+
+    assert "2.ckpt: torn or corrupt; going on from the one before" in caplog.text
+    assert len(set(client_app._links) - before) == 3, "silos that know a version that is made anew must forget it"
+    commits = [a.version for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
+    assert commits == [1, 2, 3, 4]
+
+
+def test_an_entry_that_was_half_written_is_cut_off(tmp_path: Path) -> None:
+    _cut_off(_strategy(tmp_path), version=2)
+    with (tmp_path / JOURNAL).open("ab") as journal:
+        journal.write(b'{"at_s":1.5,"events":[{"type":"SiloLo')
+    before = set(client_app._links)
+    _strategy(tmp_path, resume=True).start(DirectGrid(3))
+    assert set(client_app._links) == before, "nothing was sent that is not known"
+    replay(tmp_path / JOURNAL)
+
+
+def test_what_a_killed_server_was_writing_goes(tmp_path: Path) -> None:
+    _cut_off(_strategy(tmp_path), version=1)
+    (tmp_path / FOLDER / ".2.ckpt.4711").write_bytes(b"half")
+    _cut_off(_strategy(tmp_path, resume=True), version=2)
+    assert _files(tmp_path) == ["0.ckpt", "1.ckpt", "2.ckpt"]
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
+        _strategy(tmp_path / "none", resume=True).start(DirectGrid(3))
+    out = tmp_path / "run"
+    _cut_off(_strategy(out), version=1)
+    with pytest.raises(ConfigError, match="of another configuration"):
+        _strategy(out, "local.learning_rate=0.5", resume=True).start(DirectGrid(3))
+    for path in (out / FOLDER).iterdir():
+        path.write_bytes(b"no")
+    with pytest.raises(ConfigError, match="no checkpoint is whole"):
+        _strategy(out, resume=True).start(DirectGrid(3))
+
+
+def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cut_off(_strategy(tmp_path), version=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsync.flower.checkpoints.__version__", "99.0")
+        with pytest.raises(ConfigError, match=r"written by FedSync .*; this is 99\.0"):
+            _strategy(tmp_path, resume=True).start(DirectGrid(3))
+    (tmp_path / FOLDER / "1.ckpt").chmod(0o644)
+    with pytest.raises(ConfigError, match="open to others"):
+        _strategy(tmp_path, resume=True).start(DirectGrid(3))
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    _strategy(tmp_path).start(DirectGrid(3))
+    assert _files(tmp_path) == ["2.ckpt", "3.ckpt", "4.ckpt"]
+    _strategy(tmp_path / "without", checkpoints=0).start(DirectGrid(3))
+    assert not (tmp_path / "without" / FOLDER).exists()
+
+
+def test_a_run_goes_on_where_checkpoints_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes, mode: int) -> None:
+        raise ConfigError(str(path), "cannot be written: No space left on device", "Check the disk")
+
+    monkeypatch.setattr("fedsync.flower.checkpoints.write_atomically", full)
+    strategy = _strategy(tmp_path)
+    strategy.start(DirectGrid(3))
+    assert strategy.run_summary is not None and strategy.run_summary["rounds"] == 4
+    assert caplog.text.count("No space left on device") == 1, "said once, not every round"
+
+
+def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, seen = _strategy(tmp_path), []
+
+    def evaluate(version: int, arrays: ArrayRecord) -> MetricRecord | None:
+        seen.append(version)
+        if version == 2:
+            monkeypatch.setattr(
+                "fedsync.core.journal.JournalWriter.append",
+                lambda self, entry: (_ for _ in ()).throw(OSError(28, "Full")),
+            )
+        return None
+
+    with pytest.raises(RunError, match="the journal cannot be written: Full"):
+        strategy.start(DirectGrid(3), evaluate_fn=evaluate)
+    assert seen == [0, 1, 2]
+    monkeypatch.undo()
+    with silos_in_this_process():
+        _strategy(tmp_path, resume=True).start(DirectGrid(3))
+    replay(tmp_path / JOURNAL)
+
+
+def test_updates_that_wait_for_a_commit_survive(tmp_path: Path) -> None:
+    """FedBuff with two of three: when two are committed, the third may be there already."""
+    store = ModelStore(np.zeros(2, dtype=np.float32), keep_bases=True)
+    store.begin("a/1")
+    store.begin("b/1")
+    store.put("a", "a/1", np.array([1, 2], dtype=np.float32))
+    store.put("b", "b/1", np.array([5, 5], dtype=np.float32))
+    store.commit(Commit(1, {"a/1": 0.5}))
+    store.remember()
+    other = ModelStore(np.ones(2, dtype=np.float32), keep_bases=True)
+    other.restore(store.state())
+    other.commit(Commit(2, {"b/1": 1.0}))
+    # By hand: half of (1, 2), then all of (5, 5).
+    np.testing.assert_array_equal(other.model, [5.5, 6.0])
+    other.rollback()
+    np.testing.assert_array_equal(other.model, [0.5, 1.0])
+    np.testing.assert_array_equal(store.model, [0.5, 1.0])
+
+
+def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> None:
+    """Silo a answers its new order under the name of the one that was lost with the server."""
+    _cut_off(_strategy(tmp_path), version=1)
+
+    def late(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        return late_to.pop() if message.metadata.message_type == "train" and late_to else reply
+
+    kept: list[Message] = []
+
+    def keeps(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        if message.metadata.message_type == "train":
+            kept.append(reply)
+        return reply
+
+    out = tmp_path / "other"
+    _strategy(out).start(DirectGrid(3, {1: keeps}))
+    # The update that silo a sends first is that of its first order, which was committed before the server died.
+    late_to = [kept[0]]
+    _strategy(tmp_path, resume=True).start(DirectGrid(3, {1: late}))
+    commits = [a for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
+    used = [update_id for commit in commits for update_id in commit.weights]
+    assert len(used) == len(set(used))
+
+
+def test_the_books_of_a_continued_journal_are_those_of_all_of_it(tmp_path: Path) -> None:
+    _cut_off(_strategy(tmp_path), version=3)
+    options = {"runtime": "flower", "config": {"name": "x", "seed": 0}, "silos": None, "model_bytes": 10}
+    recorder = Recorder(tmp_path, resume=True, **options)  # type: ignore[arg-type]
+    recorder.close()
+    assert [row.round for row in recorder.ledger.rounds] == [1, 2, 3]
+    # The last one is not scored yet.
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path: Path) -> None:
+    strategy = _strategy(tmp_path, name="lb-bsp")
+    _cut_off(strategy, version=1)
+    machines = [silo.model_dump(mode="json") for silo in SILOS.silos]
+    again = ClusterConfig.load(tmp_path / "silos.yaml").silos
+    loaded = digest(StrategyConfig.load(tmp_path / "config.yaml"), [silo.model_dump(mode="json") for silo in again])
+    assert loaded == digest(strategy.config, machines)
+    assert loaded != digest(strategy.config, machines[:2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--resume", "x", "--runtime", "virtual"], "leaves nothing behind to go on from"),
+        (["--resume", "x", "--runtime", "flower"], "leaves nothing behind to go on from"),
+        (["fedavg", "--resume", "x"], "the folder says what is run"),
+        (["--resume", "x", "--seed", "3"], "the folder says what is run"),
+        (["--resume", "x", "--silos", "hetero"], "the folder says what is run"),
+        ([], "no strategy is named"),
+    ],
+)
+def test_the_command_line_refuses_what_makes_no_sense(arguments: list[str], problem: str) -> None:
+    result = CliRunner().invoke(app, ["run", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert problem in str(result.exception)

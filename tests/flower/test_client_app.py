@@ -1,0 +1,155 @@
+"""What a silo's owner decides goes before what the run wants: the device, and what is told of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Dispatch
+from fedsync.core.errors import ConfigError
+from fedsync.core.events import UpdateArrived
+from fedsync.core.journal import read_journal
+from fedsync.core.orders import Window, WorkOrder
+from fedsync.flower.client_app import identify
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timing
+from fedsync.train.loop import Trainer
+from fedsync.trainer.protocol import RESOURCES, Finished, Identity
+from fedsync.trainer.service import Desk
+from tests.flower.grid import DirectGrid, silos_in_this_process
+
+FAST = ["task={kind: digits}", "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def spec(*overrides: str, emulate: list[SiloConfig] | None = None) -> str:
+    config = StrategyConfig.load("fedavg", [*FAST, *overrides])
+    return RunSpec(seed=7, silos=2, task=config.task, local=config.local, emulate=emulate or []).dump()
+
+
+def windows(desk: Desk) -> set[tuple[bool, bool]]:
+    """Whether the windows of a report tell of processor and memory."""
+    order = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1, evaluate=False)
+    answer = desk.train(order, desk.initial_model(), None)
+    assert isinstance(answer, Finished) and answer.report.windows
+    return {(window.cpu is not None, window.memory is not None) for window in answer.report.windows}
+
+
+# What the node's configuration says.
+
+
+def test_a_node_that_says_nothing_goes_with_the_run() -> None:
+    assert identify("{}", {"partition-id": 3}, {}) == Identity("{}", 3, "silo-3", None, None, True)
+
+
+def test_a_node_decides() -> None:
+    node = {
+        "partition-id": 1,
+        "silo-name": "clinic-a",
+        "declared-speed": 20,
+        "device": "cuda:1",
+        "resources": False,
+    }
+
+    assert identify("{}", node, {}) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", False)
+
+
+@pytest.mark.parametrize(
+    ("node", "environment", "tells"),
+    [
+        ("on", "on", True),
+        ("On", "", True),
+        (True, "1", True),
+        ("off", "on", False),
+        ("on", "OFF", False),
+        (False, "off", False),
+        ("no", "yes", False),
+    ],
+)
+def test_telling_takes_the_consent_of_both(node: bool | str, environment: str, tells: bool) -> None:
+    assert identify("{}", {"resources": node}, {RESOURCES: environment}).resources is tells
+
+
+@pytest.mark.parametrize(
+    ("node", "environment", "place"),
+    [({"resources": "of"}, {}, "node configuration, resources"), ({}, {RESOURCES: "nope"}, RESOURCES)],
+)
+def test_a_word_that_means_nothing_is_not_taken_for_consent(
+    node: dict[str, Any], environment: dict[str, str], place: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        identify("{}", node, environment)
+
+    assert caught.value.place == place
+
+
+# What comes of it.
+
+
+@pytest.mark.parametrize(
+    ("run", "owner", "told"), [("on", True, True), ("on", False, False), ("off", True, False), ("off", False, False)]
+)
+def test_the_stricter_of_run_and_owner_wins(run: str, owner: bool, told: bool) -> None:
+    desk = Desk(Identity(spec(f"local.resources={run}"), 0, "a", resources=owner))
+
+    assert windows(desk) == {(told, told)}
+
+
+def test_a_silo_s_own_device_goes_before_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    desk = Desk(Identity(spec("local.device=cuda"), 0, "a", device="cpu"))
+
+    assert desk.facts.device == "cpu"
+    with pytest.raises(ConfigError, match=r"local\.device: 'cuda' is not there"):
+        Desk(Identity(spec("local.device=cuda"), 1, "b"))
+    with pytest.raises(ConfigError, match=r"node configuration, device: 'cuda:1' is not there"):
+        Desk(Identity(spec(), 1, "b", device="cuda:1"))
+
+
+def test_a_batch_cap_is_looked_for_on_a_gpu_unless_the_machine_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "find_batch_cap_on_gpu", lambda trainer: 48)
+    machine = SiloConfig(name="m", speed=1e6, memory_samples=9)
+
+    assert Desk(Identity(spec(), 0, "a")).facts.memory_samples == 48
+    assert Desk(Identity(spec(emulate=[machine, machine]), 0, "a")).facts.memory_samples == 9
+
+
+def test_silos_of_all_kinds_share_a_run(tmp_path: Path) -> None:
+    """One says nothing, one has chosen its device, one does not tell; the server learns just that."""
+    strategy = FedSync(
+        StrategyConfig.load("lb-bsp", [*FAST, "task.partition.kind=iid"]),
+        ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in "abc"]}),
+        out=tmp_path,
+        timing=Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
+    )
+    grid = DirectGrid(3)
+    for node, more in ((2, {"device": "cpu"}), (3, {"resources": "off"})):
+        grid._contexts[node].node_config.update(more)
+
+    strategy.start(grid)
+
+    entries = list(read_journal(tmp_path / "journal.jsonl")[1])
+    arrived = [event for entry in entries for event in entry.events if isinstance(event, UpdateArrived)]
+    told: dict[str, list[Window]] = {name: [] for name in "abc"}
+    for event in arrived:
+        told[event.meta.silo] += event.report.windows
+    assert all(len(windows) >= 2 for windows in told.values())
+    for window in (*told["a"], *told["b"]):
+        assert window.cpu is not None and 0 <= window.cpu <= 1
+        assert window.memory is not None and 0 < window.memory <= 1
+    assert {(window.cpu, window.memory) for window in told["c"]} == {(None, None)}
+    orders = [action.silo for entry in entries for action in entry.actions if isinstance(action, Dispatch)]
+    assert sorted(orders) == ["a", "a", "b", "b", "c", "c"], "it takes part like the others"

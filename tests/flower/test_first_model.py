@@ -1,0 +1,80 @@
+"""The server asks silos for the model that it cannot build, whatever some of them answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+
+from fedsync.core.errors import RunError
+from fedsync.core.layout import Layout
+from fedsync.flower import messages
+from fedsync.flower.first_model import ask_for_model
+from fedsync.flower.timeouts import Timing
+from tests.flower.grid import Answer, DirectGrid, silos_in_this_process
+
+SOON = Timing(poll_s=0.001, join_timeout_s=0.05)
+LONG = Timing(poll_s=0.001, join_timeout_s=60.0)
+WEIGHTS = np.array([1.0, 2.0], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def always(make: Callable[[Message], Message]) -> Answer:
+    """A silo that answers every message like this."""
+    return lambda message, context: make(message)
+
+
+def model(**arrays: Array) -> Answer:
+    """A silo that sends these arrays."""
+    return always(lambda message: messages.answer_model(message, ArrayRecord(arrays)))
+
+
+HONEST = model(w=Array(WEIGHTS))
+BAD = {
+    "another record": always(lambda message: Message(RecordDict(), reply_to=message)),
+    "an error": always(lambda message: Message(Error(code=2, reason="no data"), reply_to=message)),
+    "a claim of 16 TiB": model(w=Array("float32", (2**42,), "numpy.ndarray", b"x")),
+    "a negative shape": model(w=Array("float32", (-5,), "numpy.ndarray", b"x")),
+    "not a number": model(w=Array(np.full(3, np.nan, np.float32))),
+    "nothing": model(),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_answer_that_is_no_model_costs_its_silo_its_turn(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    found, layout = ask_for_model(DirectGrid(2, {1: BAD[name], 2: HONEST}), "{}", LONG)
+    np.testing.assert_array_equal(found, WEIGHTS)
+    assert layout == Layout(("w",), ((2,),))
+    assert "node 1 failed the check" in caplog.text
+
+
+def test_where_no_silo_has_a_model_the_last_problem_is_told() -> None:
+    with pytest.raises(RunError, match=r"no silo sent a model in 0.05 s; node 1 failed the check 'answer': .*no data"):
+        ask_for_model(DirectGrid(1, {1: BAD["an error"]}), "{}", SOON)
+
+
+def test_a_silo_that_had_no_model_is_asked_again_later() -> None:
+    asked = 0
+
+    def at_last(message: Message, context: Context) -> Message | None:
+        nonlocal asked
+        asked += 1
+        return (HONEST if asked == 3 else BAD["an error"])(message, context)
+
+    found, _ = ask_for_model(DirectGrid(1, {1: at_last}), "{}", replace(LONG, look_s=0.001))
+    np.testing.assert_array_equal(found, WEIGHTS)
+
+
+def test_nobody_is_asked_again_at_once() -> None:
+    grid = DirectGrid(1, {1: BAD["an error"]})
+    with pytest.raises(RunError):
+        ask_for_model(grid, "{}", SOON)
+    assert grid.pushed == [(1, "query.model")]

@@ -1,0 +1,267 @@
+"""Encrypted runs through the Flower driver: the server sees sealed bytes only, silos keep the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app.error import Error
+
+from fedsync.common.files import private_folder
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.flower import client_app, messages
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timing
+from fedsync.train.weights import initial_model
+from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.trainer.protocol import COPY, Identity
+from fedsync.trainer.service import Desk
+from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
+
+SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
+QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
+TIMING = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def _desks() -> list[Desk]:
+    return [link for link in client_app._links.values() if isinstance(link, Desk)]
+
+
+def _start(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    *overrides: str,
+    grid: DirectGrid | None = None,
+    silos: ClusterConfig = SILOS,
+) -> tuple[FedSync, list[np.ndarray]]:
+    """Run; returns the strategy and the silos' models."""
+    config = StrategyConfig.load(strategy, [*QUICK, *overrides])
+    rings = emulated_rings(config, silos, folder)
+    if rings is not None:
+        monkeypatch.setenv(KEYS, str(rings[0]))
+    run = FedSync(config, silos, out=folder / "run", timing=TIMING, keys=None if rings is None else rings[1])
+    result = run.start(grid or DirectGrid(3))
+    if rings is None:
+        return run, [np.concatenate([array.numpy().ravel() for array in result.arrays.values()])]
+    assert not result.arrays, "the server has no model"
+    return run, [desk._port.model for desk in _desks()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What rounding adds, and training makes of it, stays far below what training moves."""
+    sealed, models = _start(tmp_path / "sealed", monkeypatch, "fedavg", f"cipher={{kind: {kind}}}")
+    monkeypatch.delenv(KEYS)
+    client_app._links.clear()
+    _, [plain] = _start(tmp_path / "plain", monkeypatch, "fedavg")
+    assert len(models) == 3
+    for model in models:
+        np.testing.assert_array_equal(model, models[0])
+    moved = np.abs(plain - initial_model(StrategyConfig.load("fedavg", QUICK).task.build(), 7)[0])
+    assert np.abs(models[0] - plain).max() < moved.max() / 50
+    assert sealed.run_summary is not None and sealed.run_summary["accuracy"] is not None
+
+
+@pytest.mark.parametrize("strategy", ["pssp", "fsp", "a-bsp", "fedbuff"])
+def test_every_way_to_synchronise_works_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    more = ["aggregation.staleness={kind: constant}"] if strategy == "fedbuff" else []
+    more += ["barrier.interval.interval_s=0.5"] if strategy == "fsp" else []
+    run, models = _start(tmp_path, monkeypatch, strategy, "cipher={kind: bfv, bits: 16}", *more)
+    assert run.run_summary is not None and run.run_summary["rounds"] == 3
+    for model in models:
+        np.testing.assert_allclose(model, models[0], atol=1e-6)
+
+
+def test_the_server_s_files_and_messages_have_no_key_and_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+
+    def listening(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        update = reply.content.config_records["fedsync"].get("update")
+        if isinstance(update, bytes):
+            sent.append(update)
+        return reply
+
+    grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
+    _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: bfv}", grid=grid)
+    updates = [np.frombuffer(data, dtype=np.uint8) for data in sent if len(data) > 100_000]
+    assert len(updates) == 9
+    for update in updates:
+        counts = np.bincount(update[2048:-2048], minlength=256)
+        # Words lie below a prime of 60 bits: of each eighth byte the upper half is zero.
+        assert counts[0] < 2 * len(update) / 256 + len(update) / 8
+    journal = (tmp_path / "run" / "journal.jsonl").read_text()
+    assert "secret" not in journal and json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
+    assert not (tmp_path / "run" / "model.pt").exists()
+
+
+def test_a_silo_with_keys_sends_nothing_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEYS, str(tmp_path))
+    with pytest.raises(ConfigError, match="updates in the clear, and this silo has keys"):
+        _start(tmp_path, monkeypatch, "fedavg", grid=DirectGrid(3))
+
+
+def test_a_server_without_its_key_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = StrategyConfig.load("fedavg", [*QUICK, "cipher={kind: bfv}"])
+    with pytest.raises(ConfigError, match="the server was given no key file"):
+        FedSync(config, SILOS, out=tmp_path, timing=TIMING).start(DirectGrid(3))
+
+
+def test_masked_updates_add_up_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}")
+    assert run.run_summary is not None and run.run_summary["rounds"] == 3
+    for model in models:
+        np.testing.assert_array_equal(model, models[0])
+    moved = np.abs(models[0] - initial_model(run.config.task.build(), 7)[0])
+    assert moved.max() > 1e-3, "three commits have counted"
+
+
+def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def forgetful(message: Message, context: Context) -> Message | None:
+        """The second silo does not answer the first question of the run."""
+        if message.metadata.message_type == f"query.{messages.QUESTION}":
+            asked.append("")
+            if len(asked) == 1:
+                return Message(Error(code=0, reason="restarted"), reply_to=message)
+        return honest(message, context)
+
+    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", grid=DirectGrid(3, {2: forgetful}))
+    assert run.run_summary is not None and run.run_summary["rounds"] == 3
+    assert len(asked) == 1 + 2 * 2, "one in the round that was lost, two in each of the others"
+    for model in models:
+        np.testing.assert_array_equal(model, models[0])
+
+
+# What silos keep is lost, or they say so.
+
+
+def _folders(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Trainers keep what survives them in a folder each."""
+
+    def connect(identity: Identity) -> Desk:
+        return Desk(identity, private_folder(root / str(identity.index)))
+
+    monkeypatch.setattr(client_app, "connect", connect)
+
+
+def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _folders(monkeypatch, tmp_path / "state")
+    orders: list[str] = []
+
+    def unlucky(message: Message, context: Context) -> Message | None:
+        """At its second order the second silo has a new process, and a bit of its file has changed."""
+        if message.metadata.message_type == "train":
+            orders.append("")
+        if len(orders) == 2 and message.metadata.message_type == "train":
+            del client_app._links[next(key for key in client_app._links if key[1] == 1)]
+            file = tmp_path / "state" / "1" / COPY
+            data = bytearray(file.read_bytes())
+            data[-2] ^= 1
+            file.write_bytes(data)
+        return honest(message, context)
+
+    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: pad}", grid=DirectGrid(3, {2: unlucky}))
+    assert "copy.bin is damaged: its checksum does not fit" in caplog.text
+    assert run.run_summary is not None and run.run_summary["rounds"] == 3
+    assert len(orders) == 4, "three, of which one was sent again from the beginning"
+    assert "WorkFailed" not in (tmp_path / "run" / "journal.jsonl").read_text()
+    for model in models:
+        np.testing.assert_allclose(model, models[0], atol=1e-6)
+
+
+def _hello_with(holds: int) -> Answer:
+    def liar(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        texts = reply.content.config_records["fedsync"]
+        if "hello" in texts:
+            texts["hello"] = json.dumps({**json.loads(str(texts["hello"])), "holds": holds})
+        return reply
+
+    return liar
+
+
+def _lacking(text: str, kind: str) -> Answer:
+    def liar(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type != kind:
+            return honest(message, context)
+        return Message(RecordDict({"fedsync": ConfigRecord({"holds": text})}), reply_to=message)
+
+    return liar
+
+
+FOUR = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c", "d")]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "liar"),
+    [
+        ("pad", _hello_with(999)),
+        ("pad", _hello_with(-7)),
+        ("pad", _lacking("999", "train")),
+        ("pad", _lacking("-7", "train")),
+        ("pad", _lacking("1", "evaluate")),
+        ("masked", _lacking("-1", "train")),
+    ],
+)
+def test_no_number_that_a_silo_says_of_its_version_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, liar: Answer
+) -> None:
+    more = [f"cipher={{kind: {kind}}}", "min_silos=3", "stop.rounds=2"]
+    run, models = _start(tmp_path, monkeypatch, "fedavg", *more, grid=DirectGrid(4, {2: liar}), silos=FOUR)
+    assert run.run_summary is not None and run.run_summary["rounds"] == 2
+    others = [model for model, desk in zip(models, _desks(), strict=True) if desk.name != "b"]
+    for model in others:
+        np.testing.assert_array_equal(model, others[0])
+    moved = np.abs(others[0] - initial_model(run.config.task.build(), 7)[0])
+    assert moved.max() > 1e-3, "the others' updates have counted"
+
+
+def test_a_masked_round_whose_answers_were_all_lost_is_repeated_under_other_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every trainer dies with its first answer. It has sealed, so it refuses to do so again in the same attempt."""
+    died: set[int] = set()
+
+    def dies(message: Message, context: Context) -> Message | None:
+        try:
+            reply = honest(message, context)
+        except ProtocolError as error:  # Flower makes such an answer of it
+            return Message(Error(code=0, reason=str(error)), reply_to=message)
+        if message.metadata.message_type == "train" and context.node_id not in died:
+            died.add(context.node_id)
+            del client_app._links[next(key for key in client_app._links if key[1] == context.node_id - 1)]
+            return Message(Error(code=0, reason="died"), reply_to=message)
+        return reply
+
+    grid = DirectGrid(3, dict.fromkeys((1, 2, 3), dies))
+    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=2", grid=grid)
+    assert run.run_summary is not None and run.run_summary["rounds"] == 2
+    assert "have blinded an update already" in (tmp_path / "run" / "journal.jsonl").read_text()
+    assert "would tell too much" not in caplog.text and "does not count" not in caplog.text, "the sum was opened"
+    for model in models:
+        np.testing.assert_array_equal(model, models[0])

@@ -1,0 +1,33 @@
+"""What FedSync's ServerApp reads of the run configuration can be given there: Flower refuses keys that an app lacks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedsync.core.errors import RunError
+from fedsync.flower import server_app
+from fedsync.flower.run_folder import read_error, write_error
+from tests.flower.grid import DirectGrid
+
+
+def test_every_setting_of_the_server_is_a_key_of_the_app() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    keys = tomllib.loads(text)["tool"]["flwr"]["app"]["config"].keys()
+    read = set(re.findall(r"settings(?:\.get\(|\[|, )\"([a-z-]+)\"", inspect.getsource(server_app)))
+    assert {"strategy", "out", "resume", "target-accuracy"} <= read
+    assert read == keys
+    assert all(f"``{key}``" in str(server_app.__doc__) for key in keys)
+
+
+def test_a_run_that_was_stopped_before_flower_began_it_does_not_begin(tmp_path: Path) -> None:
+    write_error(tmp_path, RunError("stopped by the operator"))
+    context = Context(1, 1, {}, RecordDict(), {"control": str(tmp_path), "strategy": "nowhere.yaml"})
+    with pytest.raises(RunError, match="was stopped before Flower began it"):
+        server_app.main(DirectGrid(0), context)
+    assert str(read_error(tmp_path)) == "stopped by the operator"

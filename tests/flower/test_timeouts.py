@@ -1,0 +1,125 @@
+"""How long the driver waits, by a clock that moves when silos answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Context, Message
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.config.waiting import WaitingConfig
+from fedsync.core.errors import RunError
+from fedsync.flower import driver, messages
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timing, Vigil
+from tests.flower.grid import DirectGrid, honest, silos_in_this_process
+
+SILENCE_S, ANSWER_S = 15.0, 10.0
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1e6}]})
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+    return clock
+
+
+class Slow:
+    """A silo that takes its time, and says every ten seconds how far it is."""
+
+    def __init__(self, clock: Clock, done: list[int]) -> None:
+        self._clock = clock
+        self._done = iter(done)
+        self._update: Message | None = None
+
+    def __call__(self, message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type not in ("train", f"query.{messages.COLLECT}"):
+            return honest(message, context)
+        if message.metadata.message_type == "train":
+            self._update = honest(message, context)
+        self._clock.now_s += ANSWER_S
+        steps = next(self._done, None)
+        if steps is not None:
+            return messages.answer_progress(message, messages.Progress(steps, steps * 8))
+        assert self._update is not None
+        return Message(self._update.content, reply_to=message)
+
+
+def run(tmp_path: Path, clock: Clock, done: list[int], timing: Timing) -> str:
+    config = StrategyConfig.load(
+        "fedavg",
+        ["task={kind: digits}", "local={steps: 20, batch_size: 8}", "stop={rounds: 1}", "min_silos=1"],
+    )
+    FedSync(config, CLUSTER, out=tmp_path, timing=timing).start(DirectGrid(1, {1: Slow(clock, done)}))
+    return (tmp_path / "journal.jsonl").read_text()
+
+
+def test_an_order_may_take_long_as_long_as_steps_are_done(tmp_path: Path, clock: Clock) -> None:
+    journal = run(tmp_path, clock, list(range(1, 11)), Timing(order_timeout_s=SILENCE_S))
+    assert clock.now_s > 10 * ANSWER_S
+    assert "WorkFailed" not in journal
+    assert journal.count('"type":"Progressed"') == 10
+
+
+def test_an_order_that_does_not_get_on_has_failed(tmp_path: Path, clock: Clock) -> None:
+    journal = run(tmp_path, clock, [1, 2, 2, 2], Timing(order_timeout_s=SILENCE_S))
+    assert "no answer in 15 s; raise waiting.silence_s" in journal
+    assert journal.count('"type":"WorkFailed"') == 1
+
+
+def test_an_order_that_gets_on_for_ever_has_failed(tmp_path: Path, clock: Clock) -> None:
+    timing = Timing(order_timeout_s=SILENCE_S, order_limit_s=35.0)
+    journal = run(tmp_path, clock, list(range(1, 5)), timing)
+    assert "no update in 35 s, which waiting.order_s allows" in journal
+    assert journal.count('"type":"WorkFailed"') == 1
+
+
+def test_a_strategy_says_how_long() -> None:
+    assert Timing.of(WaitingConfig(), supervised=False) == Timing()
+    assert Timing.of(WaitingConfig(), supervised=True) == Timing(join_timeout_s=inf)
+    said = WaitingConfig(silence_s=60.0, order_s=600.0, idle_s=30.0)
+    expected = Timing(order_timeout_s=60.0, order_limit_s=600.0, join_timeout_s=30.0)
+    assert Timing.of(said, supervised=False) == Timing.of(said, supervised=True) == expected
+
+
+def test_a_vigil_ends_when_there_is_nothing_to_do_for_too_long() -> None:
+    vigil = Vigil(30.0, 0.0)
+    vigil.check(30.0, ["a"])
+    vigil.wake(31.0)
+    vigil.check(61.0, ["a"])
+    with pytest.raises(RunError, match=r"nothing to do for 30 s; silos here: a, b\. .* raise waiting\.idle_s"):
+        vigil.check(61.5, ["b", "a"])
+
+
+def test_a_vigil_without_end_says_once_a_minute_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    vigil = Vigil(inf, 0.0)
+    with caplog.at_level(logging.WARNING):
+        for second in range(181):
+            vigil.check(float(second), [])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"nothing to do for {minutes * 60} s; silos here: none" for minutes in (1, 2, 3)
+    ]

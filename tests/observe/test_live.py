@@ -1,0 +1,138 @@
+"""A run on the terminal, while it goes on and afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError
+from fedsync.core.events import SiloLost
+from fedsync.core.journal import JournalEntry
+from fedsync.observe.live import MOST_ROWS, LiveRun, watch
+from tests.core.make import answer, joined, orders, policies
+from tests.observe.runs import two_silos
+
+
+def text(run: LiveRun, quiet_s: float = 0.0) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(run.view(quiet_s))
+    return capture.get()
+
+
+def row(run: LiveRun, silo: str, quiet_s: float = 0.0) -> list[str]:
+    return next(line.split() for line in text(run, quiet_s).splitlines() if line.strip().startswith(f"{silo} "))
+
+
+def header(runtime: str = "local") -> dict[str, object]:
+    return {"runtime": runtime, "config": {"name": "mine", "stop": {"rounds": 4, "seconds": None}}}
+
+
+def half_way(runtime: str = "local") -> LiveRun:
+    """BSP of a and b, orders of 32 samples at 100 samples/s. Round 1: a comes after 0.5 s, b after 1 s; then a again.
+
+    So an order trains for 0.32 s, and of a's there is 0.18 s of overhead. At 1.5 s b is still at its second one.
+    """
+    run = LiveRun(header(runtime))
+    coordinator = Coordinator(policies())
+    first = coordinator.handle(joined("a", "b"), 0.0)
+    work = orders(first)
+    run.add(first)
+    run.add(coordinator.handle([answer("a", work["a"], 0.5)], 0.5))
+    second = coordinator.handle([answer("b", work["b"], 1.0)], 1.0)
+    run.add(second)
+    run.add(coordinator.handle([answer("a", orders(second)["a"], 1.5)], 1.5))
+    return run
+
+
+def test_the_headline_counts_and_estimates() -> None:
+    """One of four rounds took 1 s, so three more should take 3 s."""
+    line = " ".join(text(half_way()).split())
+    assert line.startswith("mine (local) round 1/4 loss 1.0000 accuracy - 1.5 s ETA 3 s")
+
+
+def test_who_waits_and_who_works() -> None:
+    """Of 1.5 s, a was busy for 0.5 + 0.5 and waited for 0.5, a third; b was busy all the time."""
+    run = half_way()
+    assert row(run, "a") == ["a", "idle", "2", "8", "100.0", "-", "33.3%"]
+    # b's first order took 0.32 s of training and 0.68 s besides: the second, sent at 1 s, should end at 2 s.
+    assert row(run, "b") == ["b", "working", "2", "8", "100.0", "0.5", "0.0%"]
+
+
+def test_time_passes_between_entries_of_a_real_run_and_not_of_a_virtual_one() -> None:
+    assert row(half_way("local"), "b", quiet_s=0.3)[5] == "0.2"
+    assert row(half_way("local"), "b", quiet_s=9.0)[5] == "0.0"
+    assert row(half_way("virtual"), "b", quiet_s=0.3)[5] == "0.5"
+    assert "nothing new for 12 s" in " ".join(text(half_way(), quiet_s=12.0).split())
+
+
+def test_a_silo_that_is_gone_is_shown_as_gone() -> None:
+    run = half_way()
+    run.add(JournalEntry(1.6, (SiloLost(1.6, "b", "gone"),), (), ""))
+    assert row(run, "b")[1] == "gone"
+
+
+def test_of_very_many_silos_some_are_shown() -> None:
+    run = LiveRun(header())
+    names = [f"s{i}" for i in range(MOST_ROWS + 3)]
+    run.add(JournalEntry(0.0, tuple(joined(*names)), (), ""))
+    assert "and 3 more" in text(run)
+
+
+def shown(console: Console, action: Callable[[], None]) -> str:
+    with console.capture() as capture:
+        action()
+    return capture.get()
+
+
+def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    console = Console(width=120)
+    output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
+    assert "stopped: 3 rounds done" in " ".join(output.split())
+    assert "60.0%" in output, "a waits 4.5 s of 7.5 s"
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
+    done = two_silos(tmp_path / "run")
+    lines = done.text.splitlines(keepends=True)
+    live, pauses = tmp_path / "live", list[float]()
+    live.mkdir()
+    (live / "journal.jsonl").write_text(lines[0])
+
+    def grow(seconds: float) -> None:
+        pauses.append(seconds)
+        with (live / "journal.jsonl").open("a") as file:
+            file.write(lines[len(pauses)])
+
+    console = Console(width=120, force_terminal=True)
+    output = shown(console, lambda: watch(live, console, wall=lambda: 0.0, pause=grow))
+    assert len(pauses) == len(lines) - 1
+    assert "nothing has happened yet" in output
+    assert "stopped: 3 rounds done" in output
+
+
+def test_a_run_that_failed_and_left_a_summary_ends_the_watch(tmp_path: Path) -> None:
+    done = two_silos(tmp_path)
+    kept = [entry.at_s < 7.5 for entry in done.entries]
+    (tmp_path / "journal.jsonl").write_text("".join(done.text.splitlines(keepends=True)[: 1 + sum(kept)]))
+    console = Console(width=120)
+    output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
+    assert "round 2/3" in output
+    assert "cut off" in output
+
+
+def test_a_run_without_a_journal_shows_its_summary(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    (tmp_path / "journal.jsonl").unlink()
+    console = Console(width=120)
+    assert "who waited for whom" in shown(console, lambda: watch(tmp_path, console))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run"):
+        watch(tmp_path, Console())

@@ -1,0 +1,338 @@
+"""Every check, where it passes and where it does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.commands.doctor import report
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.flower.internals import executor
+from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops.doctor import checks, health, network, preflight
+from fedsync.ops.doctor.checks import Check
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    folder.chmod(0o700)
+    make_server_certificate(make_authority(folder), ["fl.example.org"], folder)
+    return folder
+
+
+class _Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def port(certificates: Path) -> Iterator[int]:
+    """A server with TLS on loopback that answers with the date."""
+    server = HTTPServer(("127.0.0.1", 0), _Health)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = ServerCertificate.at(certificates)
+    context.load_cert_chain(files.certificate, files.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def failed(check: Check, detail: str, remedy: str) -> None:
+    assert not check.ok and detail in check.detail and remedy in check.remedy, check
+
+
+def test_a_certificate_expires(certificates: Path) -> None:
+    path = ServerCertificate.at(certificates).certificate
+    assert checks.check_certificate(path, "certificate", NOW).ok
+    soon = checks.check_certificate(path, "certificate", NOW + timedelta(days=364 - 9))
+    assert soon.ok and ("9 days left" in soon.detail or "10 days left" in soon.detail)
+    failed(checks.check_certificate(path, "c", NOW + timedelta(days=366)), "expired", "--renew")
+    authority = certificates / "ca.crt"
+    failed(checks.check_certificate(authority, "c", NOW + timedelta(days=3651)), "expired", "another authority")
+    failed(checks.check_certificate(certificates / "no.crt", "c", NOW), "cannot be read", "fedsync certs init")
+
+
+def test_server_files_fit_or_not(certificates: Path, tmp_path: Path) -> None:
+    assert checks.check_fit(certificates).ok
+    assert "move it offline" in checks.check_authority_key(certificates).detail
+    other = tmp_path / "other"
+    shutil.copytree(certificates, other)
+    (other / "ca.key").unlink()
+    assert "not on this machine" in checks.check_authority_key(other).detail
+    (tmp_path / "third").mkdir(mode=0o700)
+    shutil.copy(make_authority(tmp_path / "third").certificate, other / "ca.crt")
+    failed(checks.check_fit(other), "was not signed by", "--renew")
+
+
+def test_a_node_key_is_its_owners(tmp_path: Path) -> None:
+    key = make_node_key("berlin", tmp_path / "k")
+    assert key.fingerprint in checks.check_node_key(key.private).detail
+    key.private.chmod(0o644)
+    failed(checks.check_node_key(key.private), "open to others", "chmod 600")
+
+
+def test_keys_for_encrypted_runs(tmp_path: Path) -> None:
+    made = emulated_keys(["berlin", "paris"], tmp_path / "keys", 7)
+    ring = checks.check_ring(tmp_path / "keys" / "silos" / "berlin", "berlin")
+    assert ring.ok and "epoch 1" in ring.detail and "for berlin, paris" in ring.detail
+    failed(checks.check_ring(tmp_path / "keys" / "silos" / "berlin", "rome"), "keys of 'berlin'", "of 'rome'")
+    failed(checks.check_ring(tmp_path, "berlin"), "silo.key", "fedsync keys silo")
+    server = checks.check_server_keys(made.server_file)
+    assert server.ok and "epoch 1" in server.detail and "berlin, paris" in server.detail
+    failed(checks.check_server_keys(tmp_path / "server.json"), "No such file", "See the message")
+
+
+def test_public_keys_of_silos(tmp_path: Path) -> None:
+    good = make_node_key("berlin", tmp_path / "k").public
+    (tmp_path / "bad.pub").write_text("ssh-rsa nonsense")
+
+    def silos(**paths: Path) -> ServerStartConfig:
+        named = {name: str(path) for name, path in paths.items()}
+        return ServerStartConfig(certificates="x", state="y", silos=named)
+
+    assert checks.check_silos(silos(berlin=good)).detail == "berlin"
+    failed(checks.check_silos(silos(berlin=good, paris=tmp_path / "bad.pub")), "bad.pub", "Have paris send")
+    # Registration refuses it, so the doctor does.
+    edwards = ed25519.Ed25519PrivateKey.generate().public_key()
+    (tmp_path / "ed.pub").write_bytes(edwards.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    both = checks.check_silos(silos(rome=tmp_path / "ed.pub", paris=tmp_path / "bad.pub"))
+    failed(both, "ed.pub is not a key on an elliptic curve; silos, paris", "Have rome send")
+    failed(checks.check_silos(silos(berlin=good, paris=good)), "its key is that of berlin", "of its own")
+
+
+def test_the_state_folder_is_the_owners(tmp_path: Path) -> None:
+    assert "will be made" in checks.check_state(tmp_path / "a" / "b").detail
+    tmp_path.chmod(0o755)
+    failed(checks.check_state(tmp_path), "mode 0755", f"chmod 700 {tmp_path}")
+    tmp_path.chmod(0o700)
+    assert checks.check_state(tmp_path).ok
+
+
+def test_disk_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=999_000_000))
+    failed(checks.check_disk(tmp_path / "later"), "999.0 MB free", "Free 1.0 GB")
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=1_300_000_000))
+    # By hand: 0.5 GB and eight times the model have to fit into 1.3 GB.
+    assert checks.check_memory(None).ok and checks.check_memory(100_000_000).ok
+    failed(checks.check_memory(100_000_001), "model 100.0 MB, 1.3 GB wanted", "larger machine")
+
+
+def test_the_model_is_measured() -> None:
+    strategy = StrategyConfig.load("fedavg")
+    parameters = sum(parameter.numel() for parameter in strategy.task.build().model().parameters())
+    assert checks.model_bytes(strategy) == 4 * parameters
+
+
+def test_a_task_that_cannot_be_built_here_is_one_line_and_the_checks_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_data(strategy: StrategyConfig) -> int:
+        raise ConfigError("task.file", "no data here", "Ask a silo")
+
+    monkeypatch.setattr(checks, "model_bytes", no_data)
+    found = {check.name: check for check in preflight.check_machine(StrategyConfig.load("fedavg"))}
+    failed(found["memory"], "task.file: no data here", "Ask a silo")
+    assert list(found)[-1] == "device" and found["device"].ok
+
+    def broken(strategy: StrategyConfig) -> int:
+        raise KeyError("column")
+
+    monkeypatch.setattr(checks, "model_bytes", broken)
+    failed(checks.check_memory_for(StrategyConfig.load("fedavg")), "KeyError: 'column'", "See the message")
+
+
+def test_an_authority_that_is_no_certificate_is_one_line(port: int, tmp_path: Path) -> None:
+    junk = tmp_path / "ca.crt"
+    for text in ("junk", ""):
+        junk.write_text(text)
+        failed(network.check_tls("localhost", port, junk), "no certificate can be read", "Fetch ca.crt")
+        failed(network.check_clock("localhost", port, junk, time.time), "no certificate can be", "Fetch ca.crt")
+    failed(network.check_tls("localhost", port, tmp_path / "no"), "No such file", "Fetch ca.crt")
+
+
+def test_a_device_that_is_not_there() -> None:
+    assert checks.check_device("cpu").detail == "cpu"
+    failed(checks.check_device("tpu"), "'tpu' is unknown", "Write auto, cpu")
+
+
+def test_the_way_to_the_server(port: int, closed_port: int, certificates: Path, tmp_path: Path) -> None:
+    authority = certificates / "ca.crt"
+    assert "round trip" in network.check_reachable("127.0.0.1", port).detail
+    failed(network.check_reachable("127.0.0.1", closed_port), "refused", "firewalls")
+    assert "TLSv1.3" in network.check_tls("localhost", port, authority).detail
+    (tmp_path / "other").mkdir(mode=0o700)
+    stranger = make_authority(tmp_path / "other").certificate
+    failed(network.check_tls("localhost", port, stranger), "", "Compare ca.crt")
+    assert network.check_port("127.0.0.1", closed_port, running=False).ok
+    assert network.check_port("127.0.0.1", port, running=True).ok
+    failed(network.check_port("127.0.0.1", port, running=False), "in use", "choose another port")
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "ok"), [(0.0, True), (50.0, True), (-50.0, True), (3600.0, False), (-3600.0, False)]
+)
+def test_clocks_are_compared_by_the_date_of_an_answer(skew_s: float, ok: bool, port: int, certificates: Path) -> None:
+    def clock() -> float:
+        return time.time() + skew_s
+
+    check = network.check_clock("localhost", port, certificates / "ca.crt", clock)
+    assert check.ok is ok
+    if not ok:
+        failed(check, "ahead of the server's" if skew_s > 0 else "behind the server's", "NTP")
+
+
+@pytest.mark.parametrize(
+    ("there", "before", "after", "ok"),
+    # The server's second began at 1000. Asked at 1061 or later, its clock is at least a minute behind.
+    [(1000.0, 1000.2, 1000.3, True), (1000.0, 1061.0, 1062.0, True), (1000.0, 1061.5, 1062.0, False),
+     (1060.0, 999.0, 1000.0, True), (1060.5, 999.0, 1000.0, False)],
+)  # fmt: skip
+def test_skew_counts_from_the_nearest_it_can_be(there: float, before: float, after: float, ok: bool) -> None:
+    assert network.judge_skew(there, before, after).ok is ok
+
+
+def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
+    trainers = {"0a": {"pid": 7, "state": "idle", "since": "x"}, "0b": {"pid": 8, "state": "silent", "since": "y"}}
+    said = {"state": "running", "since": "x", "restarts": 0, "at": NOW.isoformat(), "trainers": trainers}
+    (tmp_path / "health.json").write_text(json.dumps(said))
+    failed(health.check_health(tmp_path, NOW), "the trainer in 0b has not answered since y", "process, 8")
+    del trainers["0b"]
+    (tmp_path / "health.json").write_text(json.dumps(said))
+    assert health.check_health(tmp_path, NOW).ok
+
+
+def test_an_untested_flwr_cannot_be_kept_from_code_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SiloStartConfig(name="north", server="localhost:1", insecure=True, state="s")
+    assert checks.check_code(config).ok == executor.supported()
+    monkeypatch.setattr(executor, "TESTED", frozenset({"0.0.1"}))
+    failed(checks.check_code(config), "whatever client the server sends", "Install flwr 0.0.1, or write code:")
+    assert checks.check_code(config.model_copy(update={"code": "shipped"})).ok
+
+
+def test_what_the_supervisor_says(tmp_path: Path) -> None:
+    file = tmp_path / "health.json"
+    assert health.check_health(tmp_path, NOW).detail == "not running"
+
+    def write(state: str, age_s: float) -> None:
+        at = (NOW - timedelta(seconds=age_s)).isoformat()
+        file.write_text(f'{{"state": "{state}", "since": "x", "restarts": 3, "last_error": "no data", "at": "{at}"}}')
+
+    write("running", 5)
+    assert health.check_health(tmp_path, NOW).detail == "running since x, 3 restarts"
+    assert health.is_running(tmp_path, NOW)
+    write("restarting", 5)
+    failed(health.check_health(tmp_path, NOW), "3 restarts; no data", "logs")
+    write("restarting", 500)
+    assert health.check_health(tmp_path, NOW).ok and not health.is_running(tmp_path, NOW)
+    file.write_text("{")
+    assert health.check_health(tmp_path, NOW).detail == "not running"
+
+
+def test_what_the_keeper_says(tmp_path: Path) -> None:
+    assert health.check_runs(tmp_path, NOW).detail == "not running"
+    run = {"phase": "at work", "resumed": 5, "tries": 5, "next": None, "reason": "its server process died"}
+
+    def check(looked_s: float | None, since_s: float = 5000.0, **changed: object) -> Check:
+        at, looked, since = (
+            None if age_s is None else (NOW - timedelta(seconds=age_s)).isoformat() for age_s in (5, looked_s, since_s)
+        )
+        keeper = {} if looked is None else {"looked": looked, "runs": {"/r/a": {**run, **changed}}}
+        told = {"state": "running", "since": since, "at": at, "keeper": keeper}
+        (tmp_path / "health.json").write_text(json.dumps(told))
+        return health.check_runs(tmp_path, NOW)
+
+    assert check(10).ok and "1 not over" in check(10).detail
+    assert check(None, since_s=3).ok, "it has just started"
+    failed(check(601), "looked at", "Restart `fedsync server start`")
+    failed(check(None), "looked at None", "Restart")
+    failed(check(10, tries=6), "/r/a: its server process died, tried 6 times", "fedsync server stop")
+    failed(
+        check(10, next="12:00", reason="not resumed: no space"), "no space, tried 5 times, next try at 12:00", "logs"
+    )
+    assert check(10, next="12:00").ok, "a run that has died once or twice is being cared for"
+
+
+def test_what_the_registrar_says(tmp_path: Path) -> None:
+    assert health.check_registration(tmp_path, NOW).detail == "not running"
+
+    def check(silos: dict[str, str]) -> Check:
+        (tmp_path / "health.json").write_text(
+            json.dumps({"state": "running", "at": (NOW - timedelta(seconds=5)).isoformat(), "silos": silos})
+        )
+        return health.check_registration(tmp_path, NOW)
+
+    assert check({}).detail == "no silo is listed"
+    assert check({"berlin": "registered", "rome": "registered"}).detail == "berlin, rome"
+    failed(check({"berlin": "registered", "rome": "no key"}), "rome: no key", "fedsync server register")
+
+
+def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_path: Path) -> None:
+    key = make_node_key("berlin", tmp_path / "k").private
+    config = SiloStartConfig(
+        name="berlin", server=f"localhost:{port}", authority=str(certificates / "ca.crt"), node_key=str(key),
+        state=str(tmp_path / "state"), device="cpu",
+    )  # fmt: skip
+    found = list(preflight.check_silo(config, None, NOW))
+    assert [check.name for check in found] == [
+        "versions", "code", "authority", "node key", "state", "disk", "memory", "device", "server", "TLS", "clock",
+        "health",
+    ]  # fmt: skip
+    assert all(check.ok or check.name == "code" for check in found), found
+    assert found[1].ok == executor.supported()
+
+
+def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: int, tmp_path: Path) -> None:
+    config = ServerStartConfig(
+        host="127.0.0.1", port=closed_port, certificates=str(certificates), state=str(tmp_path / "state")
+    )
+    found = list(preflight.check_server(config, None, NOW))
+    assert [check.name for check in found] == [
+        "versions", "authority", "certificate", "key", "authority key", "silos", "state", "disk", "memory", "port",
+        "health", "registration", "runs",
+    ]  # fmt: skip
+    assert all(check.ok for check in found), found
+
+
+def test_the_report_is_a_line_a_check_and_says_whether_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report([Check("disk", True, "3 GB free")])
+    assert not report([Check("port", False, "taken", "Choose another"), Check("disk", True, "3 GB free")])
+    assert capsys.readouterr().out.splitlines() == [
+        "ok    disk           3 GB free",
+        "FAIL  port           taken. Choose another",
+        "ok    disk           3 GB free",
+    ]

@@ -1,0 +1,32 @@
+"""The folder of a run in real processes, before any is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.flower.checkpoints import FOLDER
+from fedsync.ops.local import run_local
+
+CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}]})
+
+
+def test_a_run_that_ended_well_keeps_its_model_although_somebody_wants_it_resumed(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"a week of work")
+    with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
+        run_local(CONFIG, CLUSTER, tmp_path, resume=True)
+    assert (tmp_path / "model.pt").read_bytes() == b"a week of work"
+
+
+def test_a_run_that_was_cut_off_is_not_begun_anew_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "7.ckpt").write_bytes(b"")
+    (tmp_path / "journal.jsonl").write_text("a week of work")
+    with pytest.raises(ConfigError, match=f"Go on with it: --resume {tmp_path}"):
+        run_local(CONFIG, CLUSTER, tmp_path)
+    assert (tmp_path / "journal.jsonl").read_text() == "a week of work"

@@ -1,0 +1,113 @@
+"""Which processes a silo and a server are, by version of Flower."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core.errors import ConfigError
+from fedsync.flower.client_app import identify
+from fedsync.flower.internals import executor
+from fedsync.ops.programs import node_config, server_programs, silo_programs, way
+from fedsync.ops.supervisor import Program
+from fedsync.trainer.key_lookup import KEYS
+from fedsync.trainer.owner_policy import owner_environment
+
+SILO = SiloStartConfig(
+    name="berlin", server="fl.example.org:9092", authority="/c/ca.crt", node_key="/k/berlin.node", state="/s",
+    keys="/k", index=3, device="cuda:1", declared_speed=200.0, resources=False, code="shipped",
+)  # fmt: skip
+PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, state="/s", code="shipped")
+
+
+@pytest.fixture(params=["fast", "stock"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "stock":
+        monkeypatch.setattr(executor, "TESTED", frozenset())
+    assert way() == request.param
+    return str(request.param)
+
+
+def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
+    from flwr.common.config import parse_config_args
+
+    told = identify("{}", parse_config_args([node_config(SILO)]), {})
+    assert (told.index, told.name, told.device, told.declared_speed, told.resources) == (
+        3, "berlin", "cuda:1", 200.0, False,
+    )  # fmt: skip
+    silent = identify("{}", parse_config_args([node_config(PLAIN)]), {})
+    assert (silent.index, silent.device, silent.declared_speed, silent.resources) == (0, None, None, True)
+
+
+def plan(config: SiloStartConfig, folder: Path) -> dict[str, Program]:
+    """The processes of a silo with this folder, by role."""
+    folder.chmod(0o700)
+    return {program.role: program for program in silo_programs(config.model_copy(update={"state": str(folder)}))}
+
+
+def test_a_silo_proves_who_it_is(mode: str, tmp_path: Path) -> None:
+    programs = plan(SILO, tmp_path)
+    assert list(programs) == (["supernode", "executor"] if mode == "fast" else ["supernode"])
+    node = programs["supernode"]
+    command = " ".join(node.command)
+    assert "--root-certificates /c/ca.crt --auth-supernode-private-key /k/berlin.node" in command
+    assert "--insecure" not in command and node.rejoins
+    assert ("--isolation process" in command) is (mode == "fast") is ("--poll" in command)
+    works = programs["executor" if mode == "fast" else "supernode"]
+    assert works.environment == owner_environment(SILO), "the keys go to the process that starts the trainer"
+    assert works.environment[KEYS] == "/k"
+    if mode == "fast":
+        assert KEYS not in node.environment and works.takes_along == "supernode"
+
+
+def test_a_trial_without_tls_says_so(mode: str, tmp_path: Path) -> None:
+    node, *rest = plan(PLAIN, tmp_path).values()
+    assert "--insecure" in node.command and not node.rejoins
+    assert (rest or [node])[0].environment[KEYS] == "", "keys in the environment are not taken for the silo's"
+
+
+def test_supernode_and_executor_share_a_secret_and_the_place_of_the_port(tmp_path: Path) -> None:
+    node, executes = plan(SILO, tmp_path).values()
+    secret, port = tmp_path / "supernode.secret", tmp_path / "supernode.port"
+    assert f"fedsync.flower.internals.port {port} fedsync.flower.internals.launch supernode --poll" in " ".join(
+        node.command
+    )
+    assert f"--isolation process --superexec-auth-secret-file {secret}" in " ".join(node.command)
+    assert f"--port-file {port} --secret-file {secret}" in " ".join(executes.command)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
+    before = secret.read_bytes()
+    plan(SILO, tmp_path)
+    assert secret.read_bytes() != before, "each start has its own"
+
+
+def test_code_from_the_server_runs_only_where_the_owner_says_so(mode: str, tmp_path: Path) -> None:
+    closed = SILO.model_copy(update={"code": "installed"})
+    if mode == "stock":
+        with pytest.raises(ConfigError, match=r"runs whatever client a run brings along.*code: shipped"):
+            plan(closed, tmp_path)
+        assert plan(SILO, tmp_path)
+        return
+    assert "--shipped" not in plan(closed, tmp_path)["executor"].command
+    assert "--shipped" in plan(SILO, tmp_path)["executor"].command
+
+
+def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    config = ServerStartConfig(certificates="/c", state=str(tmp_path))
+    link, execute = server_programs(config)
+    command = " ".join(link.command)
+    assert f"--database {tmp_path}/superlink.db --isolation process" in command
+    assert "--enable-supernode-auth" in command and "--ssl-keyfile /c/server.key" in command
+    assert ("--gate" in link.command) is (mode == "fast")
+    secret = tmp_path / "superexec.secret"
+    for program in (link, execute):
+        assert f"--superexec-auth-secret-file {secret}" in " ".join(program.command)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
+    assert "--root-certificates /c/ca.crt" in " ".join(execute.command) and "127.0.0.1:9092" in execute.command
+    before = secret.read_bytes()
+    server_programs(config)
+    assert secret.read_bytes() == before, "runs that wait for a restarted server know the old one"

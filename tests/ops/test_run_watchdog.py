@@ -1,0 +1,224 @@
+"""The keeper of runs: when it tries again, what it tells, and that nothing ends it."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
+from fedsync.ops import run_watchdog as module
+from fedsync.ops.run_watchdog import LINGERS_S, LONGEST_S, Keeper
+from fedsync.ops.runs import BusyError
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+class Server:
+    """Runs that die at once; ``trouble`` is what comes of resuming one instead."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.resumed: list[tuple[float, str]] = []
+        self.ended: list[str] = []
+        self.trouble: dict[str, Exception] = {}
+        self.now_s = 0.0
+        self.keeper = Keeper(state, self.resume, self.end, lambda: NOON)
+
+    def run(self, name: str, version: int = 0) -> Path:
+        """A run that has died."""
+        folder = self.state / "runs" / name
+        (folder / "checkpoints").mkdir(parents=True)
+        for file in ("run.json", PID_FILE, RUN_LOCK, f"checkpoints/{version}.ckpt"):
+            (folder / file).touch()
+        return folder
+
+    def resume(self, folder: Path) -> None:
+        if folder.name in self.trouble:
+            raise self.trouble[folder.name]
+        self.resumed.append((self.now_s, folder.name))
+
+    def end(self, folder: Path) -> None:
+        self.ended.append(folder.name)
+
+    def look(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.keeper.look(now_s)
+
+    def told(self, folder: Path) -> dict[str, object]:
+        runs = self.keeper.status()["runs"]
+        assert isinstance(runs, dict)
+        found = runs[str(folder)]
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+@contextmanager
+def lock_held(folder: Path) -> Iterator[None]:
+    with (folder / RUN_LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_pauses_double_up_to_the_longest_and_never_end(server: Server) -> None:
+    """By hand: 2, 4, 8, ..., 512 s, then 600 s each."""
+    server.run("a")
+    for now_s in range(0, 3500, 2):
+        server.look(float(now_s))
+    at = [now_s for now_s, _ in server.resumed]
+    pauses = [after - before for before, after in pairwise(at)]
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, *[LONGEST_S] * 4]
+    assert server.resumed[-1][1] == "a"
+
+
+def test_pauses_stay_the_longest_after_a_year(server: Server) -> None:
+    folder = server.run("a")
+    server.look(0.0)
+    server.keeper._cares[folder.resolve()].tries = 52_560
+    server.look(1000.0)
+    server.look(1000.0 + LONGEST_S - 1)
+    server.look(1000.0 + LONGEST_S)
+    assert [now_s for now_s, _ in server.resumed] == [0.0, 1000.0, 1600.0]
+
+
+def test_a_new_version_begins_with_the_shortest_pause(server: Server) -> None:
+    folder = server.run("a")
+    for now_s in range(10):
+        if now_s == 7:
+            (folder / "checkpoints" / "1.ckpt").touch()
+        server.look(float(now_s))
+    assert [now_s for now_s, _ in server.resumed] == [0, 2, 6, 7, 9]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RunError("nobody there"),
+        ConfigError("x", "no space left", "free some"),
+        OSError("no space left"),
+        ValueError("bad"),
+        TimeoutError(),
+    ],
+)
+def test_an_error_costs_a_run_a_pause_and_the_others_nothing(error: Exception, server: Server) -> None:
+    """By hand: b dies at once, and is due after 2, 4, 8, ... s."""
+    folder = server.run("a")
+    server.run("b")
+    server.trouble["a"] = error
+    for now_s in range(20):
+        server.look(float(now_s))
+    assert [now_s for now_s, name in server.resumed if name == "b"] == [0, 2, 6, 14]
+    told = server.told(folder)
+    assert (told["tries"], told["phase"]) == (0, "died") and str(told["reason"]).startswith("not resumed: ")
+    assert not (folder / ERROR_FILE).exists()
+    del server.trouble["a"]
+    server.look(80.0)
+    assert (80.0, "a") in server.resumed
+
+
+def test_refusals_are_tried_again_within_a_minute(server: Server) -> None:
+    """By hand: at 0, 5, 15, 35, 75, 135 and 195 s."""
+    server.run("a")
+    at: list[float] = []
+
+    def refuse(folder: Path) -> None:
+        at.append(server.now_s)
+        raise RunError("nobody there")
+
+    server.keeper.resume = refuse
+    for now_s in range(200):
+        server.look(float(now_s))
+    assert at == [0, 5, 15, 35, 75, 135, 195]
+
+
+def test_a_run_that_somebody_else_resumes_costs_no_try(server: Server) -> None:
+    folder = server.run("a")
+    server.trouble["a"] = BusyError("a", "being resumed", "wait")
+    server.look(0.0)
+    assert (server.told(folder)["tries"], server.told(folder)["next"]) == (0, None)
+    del server.trouble["a"]
+    server.look(2.0)
+    assert server.resumed == [(2.0, "a")]
+
+
+def test_what_it_tells(server: Server) -> None:
+    folder, silent = server.run("a", version=4), server.run("b")
+    (silent / PID_FILE).unlink()
+    (server.run("over") / DONE_FILE).touch()
+    server.look(0.0)
+    assert server.keeper.status()["looked"] == "2026-01-01T12:00:00+00:00"
+    assert set(server.keeper.status()["runs"]) == {str(folder), str(silent)}  # type: ignore[call-overload]
+    assert server.told(folder) == {
+        "phase": "waiting", "resumed": 1, "tries": 1, "next": None, "reason": "its server process died, at version 4"
+    }  # fmt: skip
+    assert server.told(silent)["reason"] == "Flower did not start its server process, at version 0"
+    server.look(1.0)
+    # By hand: the next one is due at 2 s, one second from now.
+    assert (server.told(folder)["phase"], server.told(folder)["next"]) == ("died", "2026-01-01T12:00:01+00:00")
+    with lock_held(folder):
+        server.look(2.0)
+        assert (server.told(folder)["phase"], server.told(folder)["next"]) == ("at work", None)
+
+
+@pytest.mark.parametrize("broken", ["a run", "the folder"])
+def test_nothing_ends_the_watch(broken: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look goes wrong, the second one resumes."""
+    server.run("a")
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+    stop, looks = threading.Event(), []
+    phase = module.phase
+
+    def fails_once(*arguments: Path) -> module.Phase:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError("input/output error")
+        return phase(server.state / "runs" / "a")
+
+    def resume(folder: Path) -> None:
+        server.resumed.append((0.0, folder.name))
+        stop.set()
+
+    server.keeper.resume = resume
+    if broken == "a run":
+        monkeypatch.setattr(module, "phase", fails_once)
+    else:
+        look = Keeper.look
+
+        def look_fails_once(keeper: Keeper, now_s: float) -> None:
+            looks.append(1)
+            if len(looks) == 1:
+                raise OSError("input/output error")
+            look(keeper, now_s)
+
+        monkeypatch.setattr(Keeper, "look", look_fails_once)
+    server.keeper.watch(stop)
+    assert server.resumed == [(0.0, "a")] and len(looks) >= 2
+
+
+def test_a_process_that_outlives_its_stopped_run_is_ended(server: Server) -> None:
+    folder = server.run("a")
+    (folder / ERROR_FILE).touch()
+    server.look(0.0)
+    with lock_held(folder):
+        server.look(10.0)
+        server.look(9.9 + LINGERS_S)
+        assert server.ended == []
+        server.look(10.0 + LINGERS_S)
+    assert server.ended == ["a"] and server.resumed == []
+    server.look(100.0)
+    with lock_held(folder):
+        server.look(101.0)
+    assert server.ended == ["a"], "the time counts from when it was seen first"

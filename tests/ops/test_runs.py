@@ -1,0 +1,385 @@
+"""Runs of a server that die, and what becomes of them; the SuperLink is a stand-in here."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.common import locks
+from fedsync.common.locks import held, taken
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
+from fedsync.flower.server_app import target_of
+from fedsync.ops import runs
+from fedsync.ops.run_watchdog import Keeper
+from fedsync.ops.runs import CHANGE_LOCK, START_S, BusyError, Phase, phase, resume_run, stop_run, submit_run
+
+STRATEGY = StrategyConfig.load("fedavg")
+
+
+class SuperLink:
+    """Notes the settings of what is submitted; ``meanwhile`` happens while it ends a run."""
+
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.ended: list[str] = []
+        self.down = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def submit(self, bundle: Path, connection: str, environment: object) -> str:
+        if self.down:
+            raise RunError("nobody there")
+        self.runs.append(tomllib.loads((bundle / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+        return str(len(self.runs))
+
+    def withdraw(self, number: str, connection: str, environment: object) -> None:
+        self.ended.append(number)
+        self.meanwhile()
+
+
+@pytest.fixture
+def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
+    found = SuperLink()
+    monkeypatch.setattr(runs, "submit", found.submit)
+    monkeypatch.setattr(runs, "withdraw", found.withdraw)
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServerStartConfig:
+    (tmp_path / "state").mkdir(mode=0o700)
+    return ServerStartConfig(insecure=True, state=str(tmp_path / "state"))
+
+
+@pytest.fixture
+def keeper(config: ServerStartConfig) -> Keeper:
+    return Keeper(Path(config.state), lambda folder: resume_run(config, folder, died=True))
+
+
+def checkpoint(folder: Path, version: int) -> None:
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / f"{version}.ckpt").write_bytes(b"x")
+
+
+def begin_and_die(folder: Path) -> None:
+    """What a server process leaves that is killed: its number, and a lock that nobody holds."""
+    (folder / PID_FILE).write_text("1")
+    (folder / RUN_LOCK).touch()
+
+
+@contextmanager
+def at_work(folder: Path, first: str = "pass") -> Iterator[subprocess.Popen[str]]:
+    """A server process that lives."""
+    code = (
+        f"{first}\nimport fcntl, os, pathlib, sys, time; f = open('server.lock', 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
+    )
+    code += "pathlib.Path('server.pid').write_text(str(os.getpid())); print('here', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "here\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    assert not held(tmp_path / RUN_LOCK)
+    with at_work(tmp_path):
+        assert held(tmp_path / RUN_LOCK)
+        with taken(tmp_path / RUN_LOCK) as got:
+            assert not got
+    assert not held(tmp_path / RUN_LOCK)
+    with taken(tmp_path / RUN_LOCK) as got:
+        assert got
+
+
+def test_who_only_looks_at_a_lock_does_not_keep_it_from_its_taker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody looks just when it is to be taken: whoever wants it tries once more."""
+    looker = (tmp_path / RUN_LOCK).open("a")
+    fcntl.flock(looker, fcntl.LOCK_EX)
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: looker.close())
+    with taken(tmp_path / RUN_LOCK) as got:
+        assert got
+
+
+def test_what_a_folder_says_of_its_run(config: ServerStartConfig, superlink: SuperLink) -> None:
+    folder = submit_run(config, STRATEGY)
+    assert folder.parent == Path(config.state).resolve() / "runs"
+    assert phase(folder) is Phase.WAITING
+    with at_work(folder):
+        assert phase(folder) is Phase.AT_WORK
+    assert phase(folder) is Phase.DIED
+    (folder / DONE_FILE).touch()
+    assert phase(folder) is Phase.OVER
+
+
+def test_a_server_process_that_never_came_has_died(config: ServerStartConfig, superlink: SuperLink) -> None:
+    folder = submit_run(config, STRATEGY)
+    submitted_s = (folder / "app").stat().st_mtime - START_S
+    os.utime(folder / "app", (submitted_s, submitted_s))
+    assert phase(folder) is Phase.DIED
+
+
+def test_a_run_that_died_goes_on_from_its_checkpoint(
+    config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+) -> None:
+    folder = submit_run(config, STRATEGY, target_accuracy=0.9)
+    keeper.look(0.0)
+    assert len(superlink.runs) == 1, "it has not begun"
+    begin_and_die(folder)
+    checkpoint(folder, 3)
+    keeper.look(1.0)
+    keeper.look(2.0)
+    first, second = superlink.runs
+    assert (first["resume"], second["resume"]) == ("", "yes")
+    assert {**second, "resume": ""} == first
+    assert superlink.ended == ["1"], "Flower is told before it finds out"
+    begin_and_die(folder)
+    keeper.look(100.0)
+    assert superlink.ended == ["1", "2"]
+    assert (first["out"], first["target-accuracy"]) == (str(folder), 0.9)
+
+
+@pytest.mark.parametrize("target", [None, 0.0, -2.5, 0.9])
+def test_a_target_arrives_at_the_server_s_process(
+    target: float | None, config: ServerStartConfig, superlink: SuperLink
+) -> None:
+    submit_run(config, STRATEGY, target_accuracy=target)
+    # As Flower hands them over, every value as text.
+    assert target_of({key: str(value) for key, value in superlink.runs[0].items()}) == target
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(
+    config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+) -> None:
+    begin_and_die(submit_run(config, STRATEGY))
+    keeper.look(0.0)
+    assert [run["resume"] for run in superlink.runs] == ["", ""]
+
+
+@pytest.mark.parametrize("file", [DONE_FILE, ERROR_FILE])
+def test_a_run_that_ended_by_itself_is_left_alone(
+    file: str, config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+) -> None:
+    folder = submit_run(config, STRATEGY)
+    begin_and_die(folder)
+    (folder / file).write_text("{}")
+    keeper.look(0.0)
+    assert len(superlink.runs) == 1
+
+
+def test_a_run_elsewhere_is_kept_too(
+    config: ServerStartConfig, superlink: SuperLink, keeper: Keeper, tmp_path: Path
+) -> None:
+    folder = submit_run(config, STRATEGY, out=tmp_path / "elsewhere")
+    begin_and_die(folder)
+    keeper.look(0.0)
+    assert [run["out"] for run in superlink.runs] == [str(tmp_path / "elsewhere")] * 2
+
+
+def test_a_clock_that_was_set_back_keeps_no_run_waiting(config: ServerStartConfig, superlink: SuperLink) -> None:
+    folder = submit_run(config, STRATEGY)
+    later_s = (folder / "app").stat().st_mtime + 2 * START_S
+    os.utime(folder / "app", (later_s, later_s))
+    assert phase(folder) is Phase.DIED
+
+
+def test_an_operator_stops_and_resumes(config: ServerStartConfig, superlink: SuperLink, keeper: Keeper) -> None:
+    folder = submit_run(config, STRATEGY)
+    with at_work(folder) as process:
+        with pytest.raises(BusyError, match="the run is at work"):
+            resume_run(config, folder)
+        stop_run(folder)
+        assert process.wait(timeout=30) == -15
+    assert superlink.ended == ["1"]
+    keeper.look(0.0)
+    assert len(superlink.runs) == 1, "it was stopped on purpose"
+    with pytest.raises(ConfigError, match="the run is over"):
+        stop_run(folder)
+    checkpoint(folder, 2)
+    resume_run(config, folder)
+    assert superlink.runs[-1]["resume"] == "yes"
+    assert phase(folder) is Phase.WAITING and not (folder / PID_FILE).exists()
+    with pytest.raises(BusyError, match="Flower has not begun it"):
+        resume_run(config, folder)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["waits", "died"])
+@pytest.mark.parametrize("down", [False, True], ids=["server there", "server away"])
+def test_a_run_that_does_not_work_is_stopped_too(
+    begun: bool, down: bool, config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+) -> None:
+    folder = submit_run(config, STRATEGY)
+    checkpoint(folder, 2)
+    if begun:
+        begin_and_die(folder)
+    if down:
+        superlink.meanwhile = nobody_there
+    stop_run(folder)
+    assert phase(folder) is Phase.OVER and superlink.ended == ["1"]
+    keeper.look(0.0)
+    assert len(superlink.runs) == 1
+    assert json.loads((folder / ERROR_FILE).read_text())["message"] == "stopped by the operator"
+    superlink.meanwhile = lambda: None
+    resume_run(config, folder)
+    assert superlink.runs[-1]["resume"] == "yes" and phase(folder) is Phase.WAITING
+
+
+def nobody_there() -> None:
+    raise RunError("flwr stop did not come back in 120 s")
+
+
+def test_a_run_that_begins_while_it_is_stopped_ends(config: ServerStartConfig, superlink: SuperLink) -> None:
+    folder = submit_run(config, STRATEGY)
+    with ExitStack() as stack:
+        processes: list[subprocess.Popen[str]] = []
+        superlink.meanwhile = lambda: processes.append(stack.enter_context(at_work(folder)))
+        stop_run(folder)
+        assert processes[0].wait(timeout=30) == -15
+    assert phase(folder) is Phase.OVER
+
+
+def test_who_does_not_end_when_asked_is_killed(
+    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_END_S", 0.2)
+    folder = submit_run(config, STRATEGY)
+    with at_work(folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)") as process:
+        stop_run(folder)
+        assert process.wait(timeout=30) == -9
+
+
+def test_while_the_process_of_a_stopped_run_lives_it_is_not_resumed(
+    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_LEAVE_S", 0.1)
+    folder = submit_run(config, STRATEGY)
+    with at_work(folder) as process:
+        (folder / ERROR_FILE).write_text("{}")
+        with pytest.raises(BusyError, match="its server process has not ended"):
+            resume_run(config, folder)
+        assert (folder / ERROR_FILE).exists() and (folder / PID_FILE).exists()
+        stop_run(folder)
+        assert process.wait(timeout=30) == -15
+    assert (folder / ERROR_FILE).read_text() == "{}", "the reason stays"
+    resume_run(config, folder)
+    assert len(superlink.runs) == 2
+
+
+def test_a_process_that_is_about_to_end_is_waited_for(
+    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = submit_run(config, STRATEGY)
+    (folder / ERROR_FILE).write_text("{}")
+    ending = (folder / RUN_LOCK).open("a")
+    fcntl.flock(ending, fcntl.LOCK_EX)
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: ending.close())
+    resume_run(config, folder)
+    assert len(superlink.runs) == 2
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["died", "failed"])
+def test_operator_and_keeper_do_not_resume_a_run_at_once(
+    failed: bool, config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+) -> None:
+    """The operator resumes a run that ended long ago; the keeper looks while Flower ends what was before."""
+    folder = submit_run(config, STRATEGY)
+    begin_and_die(folder)
+    if failed:
+        (folder / ERROR_FILE).write_text("{}")
+    os.utime(folder / "app", (1.0, 1.0))
+    seen: list[Phase] = []
+
+    def meanwhile() -> None:
+        seen.append(phase(folder))
+        keeper.look(0.0)
+        with pytest.raises(BusyError, match="by somebody else"):
+            resume_run(config, folder)
+
+    superlink.meanwhile = meanwhile
+    resume_run(config, folder)
+    assert seen == [Phase.OVER if failed else Phase.DIED]
+    keeper.look(0.0)
+    assert len(superlink.runs) == 2 and superlink.ended == ["1"]
+
+
+def test_the_keeper_leaves_alone_what_was_stopped_before_it_came_to_it(
+    config: ServerStartConfig, superlink: SuperLink
+) -> None:
+    folder = submit_run(config, STRATEGY)
+    begin_and_die(folder)
+    assert phase(folder) is Phase.DIED
+    stop_run(folder)
+    with pytest.raises(BusyError, match="has not died"):
+        resume_run(config, folder, died=True)
+    assert len(superlink.runs) == 1
+
+
+@pytest.mark.parametrize("where", ["submit", "record"])
+def test_what_could_not_be_handed_over_has_died_and_nothing_of_it_goes_on(
+    where: str, config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills before the run is submitted, or after it, when Flower's number of it cannot be kept."""
+    folder = submit_run(config, STRATEGY)
+    begin_and_die(folder)
+
+    def full(*arguments: object) -> str:
+        if where == "submit":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise ConfigError("run.json", "cannot be written: No space left on device", "Check the disk")
+
+    with monkeypatch.context() as patch:
+        if where == "submit":
+            patch.setattr(runs, "write_bundle", full)
+        else:
+            patch.setattr(runs, "write_atomically", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left"):
+            resume_run(config, folder)
+    assert phase(folder) is Phase.DIED
+    assert superlink.ended == {"submit": ["1"], "record": ["1", "2"]}[where]
+    resume_run(config, folder)
+    assert phase(folder) is Phase.WAITING
+
+
+def test_whoever_stops_waits_for_whoever_resumes(
+    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = submit_run(config, STRATEGY)
+    resuming = (folder / CHANGE_LOCK).open("a")
+    fcntl.flock(resuming, fcntl.LOCK_EX)
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: resuming.close())
+    stop_run(folder)
+    assert phase(folder) is Phase.OVER
+
+
+def test_what_cannot_be_resumed_says_why(config: ServerStartConfig, superlink: SuperLink, tmp_path: Path) -> None:
+    for use in (lambda: resume_run(config, tmp_path), lambda: stop_run(tmp_path)):
+        with pytest.raises(ConfigError, match="no run of a server is here"):
+            use()
+    folder = submit_run(config, STRATEGY)
+    with pytest.raises(ConfigError, match="has the files of a run"):
+        submit_run(config, STRATEGY, out=folder)
+    (folder / DONE_FILE).touch()
+    with pytest.raises(ConfigError, match="has come to its end"):
+        resume_run(config, folder)
+    (folder / "run.json").write_text('{"number": "1"}')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resume_run(config, folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        submit_run(config, STRATEGY, out=tmp_path / "file" / "run")

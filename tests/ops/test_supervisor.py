@@ -1,0 +1,166 @@
+"""When a supervisor restarts what, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fedsync.ops.supervisor import (
+    ALONG_S,
+    FIRST_S,
+    HEALTHY_S,
+    LONGEST_S,
+    REJOIN_S,
+    Process,
+    Program,
+    Supervisor,
+    pause_s,
+)
+
+
+class Fake:
+    """A process that runs until the test ends it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+        self.ended = False
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def last_words(self) -> str:
+        return "no such file"
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Stage:
+    """A supervisor, and every process that it has started, by role."""
+
+    def __init__(self, *programs: Program) -> None:
+        self.started: dict[str, list[Fake]] = {program.role: [] for program in programs}
+        self.count = 0
+        # 0.5 is the middle of the jitter: pauses as they are without it, times 0.75.
+        self.supervisor = Supervisor(programs, self.launch, lambda: 0.5, 0.0)
+
+    def launch(self, program: Program) -> Process:
+        self.count += 1
+        self.started[program.role].append(Fake(self.count))
+        return self.started[program.role][-1]
+
+    def fail(self, role: str, at_s: float, code: int = 1) -> None:
+        self.started[role][-1].code = code
+        self.supervisor.step(at_s)
+
+
+@pytest.mark.parametrize(
+    ("failures", "jitter", "expected"),
+    # By hand: 1 s doubled each time, at most 60 s, times 0.5 to 1.
+    [(0, 0.0, 0.5), (0, 0.5, 0.75), (1, 0.0, 1.0), (3, 0.5, 6.0), (5, 0.0, 16.0), (6, 0.0, 30.0), (1000, 0.5, 45.0)],
+)
+def test_pauses_double_up_to_a_minute(failures: int, jitter: float, expected: float) -> None:
+    assert pause_s(failures, lost_s=0.0, rejoins=False, jitter=jitter) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("failures", [0, 5, 50])
+def test_who_may_be_turned_away_for_a_minute_tries_every_few_seconds(failures: int) -> None:
+    assert 3.0 < pause_s(failures, lost_s=REJOIN_S - 1, rejoins=True, jitter=0.5) < 7.0
+    assert pause_s(failures, lost_s=REJOIN_S, rejoins=True, jitter=0.5) == pause_s(
+        failures, lost_s=REJOIN_S, rejoins=False, jitter=0.5
+    )
+
+
+def test_all_start_in_order_and_end_in_reverse() -> None:
+    stage = Stage(Program("one", ["1"]), Program("two", ["2"]))
+    assert not stage.supervisor.running
+    stage.supervisor.step(0.0)
+    assert stage.supervisor.running and stage.supervisor.restarts == 0
+    assert stage.supervisor.processes() == {"one": {"pid": 1, "restarts": 0}, "two": {"pid": 2, "restarts": 0}}
+    stage.supervisor.stop()
+    assert all(fake.ended for (fake,) in stage.started.values())
+
+
+def test_what_fails_again_and_again_is_started_ever_more_rarely() -> None:
+    stage = Stage(Program("one", ["1"]))
+    now_s, starts = 0.0, []
+    while now_s < 200.0:
+        stage.supervisor.step(now_s)
+        if stage.supervisor.running:
+            starts.append(now_s)
+            stage.fail("one", now_s)
+        now_s += 0.25
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    # By hand: 0.75, 1.5, 3, 6, 12, 24 s, and from then on 45 s.
+    assert gaps == [0.75, 1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0, 45.0][: len(gaps)] and len(gaps) >= 7
+    assert FIRST_S < LONGEST_S
+    assert stage.supervisor.restarts == len(starts)
+    assert stage.supervisor.last_error == "one ended with code 1: no such file"
+
+
+def test_a_healthy_run_begins_anew_with_the_shortest_pause() -> None:
+    stage = Stage(Program("one", ["1"]))
+    for at_s in (0.0, 0.75, 2.25):
+        stage.supervisor.step(at_s)
+        stage.fail("one", at_s)
+    stage.supervisor.step(10.0)
+    stage.fail("one", 10.0 + HEALTHY_S)
+    stage.supervisor.step(10.0 + HEALTHY_S + 0.74)
+    assert not stage.supervisor.running
+    stage.supervisor.step(10.0 + HEALTHY_S + 0.75)
+    assert stage.supervisor.running
+
+
+def test_a_node_that_vanished_is_back_within_seconds_of_being_let_in() -> None:
+    """The server turns it away for 60 s. Growing pauses alone would have it wait up to a minute longer."""
+    stage = Stage(Program("node", ["1"], rejoins=True))
+    stage.supervisor.step(0.0)
+    vanished_s = 1000.0
+    stage.fail("node", vanished_s, -9)
+    now_s = vanished_s
+    while now_s < vanished_s + 100.0:
+        stage.supervisor.step(now_s)
+        if stage.supervisor.running:
+            if now_s >= vanished_s + 60.0:
+                break
+            stage.fail("node", now_s)
+        now_s += 0.25
+    assert 60.0 <= now_s - vanished_s <= 66.0
+    assert "keep its place" in str(stage.supervisor.last_error)
+
+
+def test_one_can_take_another_along() -> None:
+    stage = Stage(Program("node", ["1"], rejoins=True), Program("worker", ["2"], takes_along="node"))
+    stage.supervisor.step(0.0)
+    stage.fail("worker", 1.0, -9)
+    stage.supervisor.step(1.0 + ALONG_S - 0.1)
+    assert [node.ended for node in stage.started["node"]] == [False], "it may be sending what was answered before"
+    assert len(stage.started["worker"]) == 2
+    stage.supervisor.step(1.0 + ALONG_S)
+    node, again = stage.started["node"]
+    assert node.ended and not again.ended, "asked to end, and started at once"
+    stage.supervisor.step(100.0)
+    assert not again.ended
+    assert stage.supervisor.running and stage.supervisor.restarts == 2
+
+
+def test_one_that_ends_by_itself_before_it_is_taken_along_is_started_once() -> None:
+    stage = Stage(Program("node", ["1"]), Program("worker", ["2"], takes_along="node"))
+    stage.supervisor.step(0.0)
+    stage.fail("worker", 1.0, -9)
+    stage.fail("node", 2.0)
+    for now_s in (4.0, 1.0 + ALONG_S, 100.0):
+        stage.supervisor.step(now_s)
+    assert [node.ended for node in stage.started["node"]] == [True, False]
+
+
+def test_a_program_that_is_not_there_is_tried_again() -> None:
+    def launch(program: Program) -> Process:
+        raise FileNotFoundError("no such program")
+
+    supervisor = Supervisor([Program("one", ["1"])], launch, lambda: 0.5, 0.0)
+    supervisor.step(0.0)
+    assert not supervisor.running
+    assert supervisor.last_error == "one could not be started: no such program"

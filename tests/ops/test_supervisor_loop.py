@@ -1,0 +1,85 @@
+"""Supervised processes for real: logs, health, restarts and a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedsync.config.silo_start import LogsConfig
+from fedsync.core.errors import ConfigError
+from fedsync.ops.supervisor import Program
+from fedsync.ops.supervisor_loop import HEALTH_FILE, LoggedProcess, alone_in, supervise
+
+LIMITS = LogsConfig(bytes=10_000, keep=2)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_log_rotates_and_is_kept_to_its_size(tmp_path: Path) -> None:
+    program = Program("noisy", python("for i in range(3000): print('line', i, '\\x1b[92mgreen\\x1b[0m')"))
+    process = LoggedProcess(program, os.environ, tmp_path, LIMITS)
+    process._process.wait(timeout=60)
+    assert process.last_words().endswith("line 2999 green")
+    assert process.poll() == 0
+    logs = sorted(tmp_path.iterdir())
+    assert [log.name for log in logs] == ["noisy.log", "noisy.log.1", "noisy.log.2"]
+    assert all(0 < log.stat().st_size <= LIMITS.bytes for log in logs)
+
+
+def test_one_supervisor_a_folder(tmp_path: Path) -> None:
+    with alone_in(tmp_path / "state"):
+        assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+        with pytest.raises(ConfigError, match="another FedSync is at work"), alone_in(tmp_path / "state"):
+            pass
+    with alone_in(tmp_path / "state"):
+        pass
+
+
+def test_what_ends_is_restarted_told_of_and_all_is_ended_in_the_end(tmp_path: Path) -> None:
+    """One program runs on, with a child of its own; one ends at once. The end comes with the first restart."""
+    stop = threading.Event()
+    marker = tmp_path / "starts"
+    lasting = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    programs = [
+        Program("lasting", python(f"{lasting}; time.sleep(600)")),
+        Program("failing", python(f"open({str(marker)!r}, 'a').write('x'); raise SystemExit('no data')")),
+    ]
+    seen: list[dict[str, object]] = []
+    # Other tests leave helpers of their own behind, for example multiprocessing's resource tracker.
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def watch() -> None:
+        while not stop.is_set():
+            if marker.exists() and len(marker.read_text()) >= 2:
+                seen.append(json.loads((tmp_path / HEALTH_FILE).read_text()))
+                children = {child.pid for child in psutil.Process().children(recursive=True)}
+                seen[-1]["children"] = sorted(children - before)
+                stop.set()
+            stop.wait(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    supervise(programs, dict(os.environ), tmp_path, LIMITS, {"silo": "a"}, stop)
+    watcher.join()
+
+    (during,) = seen
+    assert during["silo"] == "a" and during["restarts"] == 1
+    assert "failing ended with code 1: no data" in str(during["last_error"])
+    assert set(during["versions"]) >= {"fedsync", "flwr"}  # type: ignore[call-overload]
+    after = json.loads((tmp_path / HEALTH_FILE).read_text())
+    assert after["state"] == "stopped"
+    assert {each["pid"] for each in after["processes"].values()} == {None}
+    assert stat.S_IMODE((tmp_path / HEALTH_FILE).stat().st_mode) == 0o600
+    children = during["children"]
+    assert isinstance(children, list) and len(children) >= 2
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in children if psutil.pid_exists(pid)], timeout=10)[1]
+    assert (tmp_path / "logs" / "failing.log").read_text().count("no data") >= 1

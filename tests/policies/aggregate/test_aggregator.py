@@ -1,0 +1,236 @@
+"""The model, the updates that wait, and what never gets in."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core.actions import Commit
+from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.layout import Vector
+from fedsync.policies.aggregate.aggregator import MAX_MAGNITUDE, ModelStore
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+def test_a_commit_adds_the_weighted_updates() -> None:
+    """1 + 0.25 x 4 - 0.75 x 8 = -4; 2 + 0.25 x 8 + 0.75 x 4 = 7."""
+    store = ModelStore(vector(1, 2))
+    store.put("a", "a/1", vector(4, 8))
+    store.put("b", "b/1", vector(-8, 4))
+    store.commit(Commit(1, {"a/1": 0.25, "b/1": 0.75}))
+    np.testing.assert_array_equal(store.model, vector(-4, 7))
+    assert store.model.dtype == np.float32
+    assert store.pending == ()
+
+
+def test_what_is_not_in_the_commit_waits_on() -> None:
+    store = ModelStore(vector(0))
+    for number in (1, 2, 3):
+        store.put("a", f"a/{number}", vector(number))
+    store.commit(Commit(1, {"a/2": 1.0}))
+    assert store.pending == ("a/1", "a/3")
+    store.commit(Commit(2, {"a/1": 0.5, "a/3": 0.5}))
+    np.testing.assert_array_equal(store.model, vector(4))
+
+
+def test_the_order_of_the_weights_decides_the_bits() -> None:
+    """In float32, (1e8 - 1e8) + 1 is 1 and (1 + 1e8) - 1e8 is 0: drivers must add in the order given."""
+    updates = {"a": 3e8, "b": -3e8, "c": 3.0}
+    results = []
+    for order in ("abc", "cab"):
+        store = ModelStore(vector(0))
+        for name, value in updates.items():
+            store.put(name, name, vector(value))
+        store.commit(Commit(1, dict.fromkeys(order, 1 / 3)))
+        results.append(float(store.model[0]))
+    assert results == [1.0, 0.0]
+
+
+def test_older_models_stay_as_they_were() -> None:
+    store = ModelStore(vector(1, 1))
+    before = store.model
+    store.put("a", "a/1", vector(1, 1))
+    store.commit(Commit(1, {"a/1": 1.0}))
+    np.testing.assert_array_equal(before, vector(1, 1))
+    assert not np.shares_memory(before, store.model)
+
+
+def test_a_rollback_goes_back_to_what_was_remembered() -> None:
+    store = ModelStore(vector(1))
+
+    def add(value: float) -> float:
+        store.put("a", "a/1", vector(value))
+        store.commit(Commit(1, {"a/1": 1.0}))
+        return float(store.model[0])
+
+    assert add(2) == 3
+    store.rollback()
+    assert store.model[0] == 1, "version 0 is remembered from the beginning"
+    assert add(3) == 4
+    store.remember()
+    assert add(5) == 9
+    store.rollback()
+    assert store.model[0] == 4
+    assert add(1) == 5
+    store.rollback()
+    assert store.model[0] == 4, "it stays remembered"
+
+
+def test_a_commit_leaves_the_silo_s_own_array_alone() -> None:
+    update = vector(4)
+    store = ModelStore(vector(0))
+    store.put("a", "a/1", update)
+    store.commit(Commit(1, {"a/1": 0.5}))
+    assert update[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("update", "check"),
+    [
+        (vector(0, np.nan, 0), "finite"),
+        (vector(np.nan, np.nan, np.nan), "finite"),
+        (vector(0, np.inf, 0), "finite"),
+        (vector(0, 0, -np.inf), "finite"),
+        (vector(3e38, 0, 0), "finite"),  # a float32, but two of them are none
+        (vector(0, -3e38, 0), "finite"),
+        (np.zeros(3, dtype=np.float64), "shape"),
+        (np.zeros(3, dtype=np.int32), "shape"),
+        (np.zeros(3, dtype=np.complex64), "shape"),
+        (np.zeros(3, dtype=">f4" if np.little_endian else "<f4"), "shape"),
+        (vector(0, 0), "shape"),
+        (vector(0, 0, 0, 0), "shape"),
+        (vector(), "shape"),
+        (np.zeros((3, 1), dtype=np.float32), "shape"),
+        (np.zeros((), dtype=np.float32), "shape"),
+    ],
+)
+def test_a_harmful_update_is_refused_and_not_kept(update: Vector, check: str) -> None:
+    store = ModelStore(vector(1, 2, 3))
+    with pytest.raises(ProtocolError, match=f"silo 'a' failed the check '{check}'"):
+        store.put("a", "a/1", update)
+    assert store.pending == ()
+    store.discard("a/1")
+    np.testing.assert_array_equal(store.model, vector(1, 2, 3))
+
+
+def test_the_largest_value_accepted_just_passes() -> None:
+    store = ModelStore(vector(0, 0))
+    limit = np.float32(MAX_MAGNITUDE)
+    largest = limit if limit <= MAX_MAGNITUDE else np.nextafter(limit, np.float32(0))
+    store.put("a", "a/1", vector(largest, -largest))
+    assert store.pending == ("a/1",)
+
+
+def test_a_second_update_of_the_same_name_does_not_replace_the_first() -> None:
+    """A silo that sends twice, or under another's name, must not change what was checked and is pending."""
+    store = ModelStore(vector(0))
+    store.put("a", "a/1", vector(1))
+    with pytest.raises(ProtocolError):
+        store.put("b", "a/1", vector(1000))
+    store.commit(Commit(1, {"a/1": 1.0}))
+    np.testing.assert_array_equal(store.model, vector(1))
+
+
+def test_discarding_forgets_by_name_and_tolerates_what_is_not_there() -> None:
+    store = ModelStore(vector(0))
+    store.put("a", "a/1", vector(1))
+    store.discard("a/1")
+    store.discard("never/1")
+    assert store.pending == ()
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(0.01, 1.0)), min_size=1, max_size=6))
+def test_a_commit_is_close_to_the_exact_sum(parts: list[tuple[float, float]]) -> None:
+    store = ModelStore(vector(0.5))
+    for number, (value, _) in enumerate(parts):
+        store.put("a", f"a/{number}", vector(value))
+    total = sum(weight for _, weight in parts)
+    store.commit(Commit(1, {f"a/{number}": weight / total for number, (_, weight) in enumerate(parts)}))
+    exact = 0.5 + sum(value * weight / total for value, weight in parts)
+    scale = 0.5 + sum(abs(value) * weight / total for value, weight in parts)
+    assert abs(float(store.model[0]) - exact) <= 2 * len(parts) * 6e-8 * scale  # a rounding each product and sum
+
+
+# Towards the silos' models.
+
+
+def test_a_commit_toward_mixes_whole_models() -> None:
+    """a began at 0 and is at 4; the model has moved to 10 since: 10 + 1/4 x (0 + 4 - 10) = 8.5 = 3/4 x 10 + 1/4 x 4."""
+    store = ModelStore(vector(0), keep_bases=True)
+    store.begin("a/1")
+    store.begin("b/1")
+    store.put("b", "b/1", vector(10))
+    store.commit(Commit(1, {"b/1": 1.0}))
+    store.put("a", "a/1", vector(4))
+    store.commit(Commit(2, {"a/1": 0.25}, toward=True))
+    np.testing.assert_array_equal(store.model, vector(8.5))
+
+
+def test_several_updates_are_mixed_into_the_same_old_model() -> None:
+    """Both silos are at 8 and 4, the model at 2: 2 + 0.5 x 6 + 0.25 x 2 = 5.5, in whatever order."""
+    for names in ("ab", "ba"):
+        store = ModelStore(vector(2), keep_bases=True)
+        for name, value in zip("ab", (6, 2), strict=True):
+            store.begin(name)
+            store.put(name, name, vector(value))
+        store.commit(Commit(1, {name: {"a": 0.5, "b": 0.25}[name] for name in names}, toward=True))
+        np.testing.assert_array_equal(store.model, vector(5.5))
+
+
+def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
+    models = []
+    for toward in (False, True):
+        store = ModelStore(vector(3, -2), keep_bases=True)
+        store.begin("a/1")
+        store.put("a", "a/1", vector(1, 5))
+        store.commit(Commit(1, {"a/1": 0.5}, toward))
+        models.append(store.model)
+    np.testing.assert_array_equal(*models)
+
+
+def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
+    store = ModelStore(vector(0), keep_bases=True)
+    bases = []
+    for number in range(3):
+        name = f"a/{number}"
+        bases.append(weakref.ref(store.model))
+        store.begin(name)
+        store.put("a", name, vector(1))
+        if number == 1:
+            store.discard(name)
+        else:
+            store.commit(Commit(number + 1, {name: 0.5}, toward=True))
+    store.begin("slow/1")
+    slow = weakref.ref(store.model)
+    store.begin("b/1")
+    store.put("b", "b/1", vector(1))
+    store.commit(Commit(4, {"b/1": 0.5}, toward=True))
+    store.remember()
+    gc.collect()
+    assert [base() is None for base in bases[1:]] == [True, True], "of version 0 the store remembered the model"
+    assert slow() is not None
+    store.discard("slow/1")
+    gc.collect()
+    assert slow() is None
+
+
+def test_without_need_no_base_is_kept() -> None:
+    store = ModelStore(vector(0))
+    store.begin("a/1")
+    base = weakref.ref(store.model)
+    store.put("a", "a/1", vector(1))
+    store.put("b", "b/1", vector(1))
+    store.commit(Commit(1, {"b/1": 1.0}))
+    store.remember()
+    gc.collect()
+    assert base() is None
+    with pytest.raises(PolicyError, match="whose base was not kept"):
+        store.commit(Commit(2, {"a/1": 1.0}, toward=True))

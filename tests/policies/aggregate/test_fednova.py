@@ -1,0 +1,112 @@
+"""FedNova: an update is divided by how far its steps alone would have led."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core.orders import UpdateMeta
+from fedsync.core.weighting import Terms, progress
+from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.weighers import Toward, WeightedMean
+
+
+def metas(*steps: int) -> list[UpdateMeta]:
+    return [UpdateMeta(f"{i}/1", str(i), 0, tau, 8 * tau, 100 * (i + 1), 40) for i, tau in enumerate(steps)]
+
+
+def vector(steps: int, momentum: float, pull: float) -> list[float]:
+    """a of the paper: how much the gradient of each step comes to count, from linearity, one gradient at a time."""
+    counts = []
+    for hit in range(steps):
+        way = speed = 0.0
+        for step in range(steps):
+            speed = momentum * speed + (step == hit) - pull * way
+            way += speed
+        counts.append(way)
+    return counts
+
+
+def test_by_hand_without_momentum() -> None:
+    """p = 1/2, tau = 2 and 6: tau_eff = 4, so c = 1/2 x 4/2 = 1 and 1/2 x 4/6 = 1/3."""
+    assert FedNova(WeightedMean("silo")).coefficients(metas(2, 6), 1) == pytest.approx([1.0, 1 / 3])
+
+
+def test_by_hand_with_the_weights_of_the_mean_inside() -> None:
+    """p = 1/3, 2/3 and tau = 1, 4: tau_eff = 3, c = 1/3 x 3 = 1 and 2/3 x 3/4 = 1/2."""
+    assert FedNova(WeightedMean("examples")).coefficients(metas(1, 4), 1) == pytest.approx([1.0, 0.5])
+
+
+def test_momentum_by_hand() -> None:
+    """rho = 1/2: one step counts 1. Two: the first gradient 1 + 1/2, the second 1. Three: 1.75 + 1.5 + 1."""
+    assert [progress(tau, 0.5, 0.0) for tau in (1, 2, 3)] == pytest.approx([1.0, 2.5, 4.25])
+
+
+def test_with_the_whole_way_back_each_step_begins_anew() -> None:
+    assert progress(1, 0.0, 1.0) == progress(7, 0.0, 1.0) == sum(vector(7, 0.0, 1.0)) == 1.0
+
+
+def test_a_running_mean_by_hand() -> None:
+    """Two silos whose statistics go half of the way to 8 a step, one of them once, the other three times."""
+    start, target, rate = 0.0, 8.0, 0.5
+    updates = []
+    for steps in (1, 3):
+        here = start
+        for _ in range(steps):
+            here += rate * (target - here)
+        updates.append(here - start)
+    assert updates == [4.0, 7.0]
+    weights = FedNova(WeightedMean(), pull=rate).coefficients(metas(1, 3), 0)
+    assert sum(w * u for w, u in zip(weights, updates, strict=True)) == pytest.approx(5.5), "as far as their mean"
+    assert weights[0] * updates[0] == pytest.approx(weights[1] * updates[1]), "both count the same"
+
+
+def test_the_proximal_term_by_hand() -> None:
+    """alpha = 1/4: each step keeps 3/4 of the way made: 1; 3/4 + 1; 9/16 + 3/4 + 1."""
+    assert [progress(tau, 0.0, 0.25) for tau in (1, 2, 3)] == pytest.approx([1.0, 1.75, 2.3125])
+
+
+@pytest.mark.parametrize("pull", [0.0, 1e-9, 0.01, 0.5])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("steps", [1, 2, 7, 60])
+def test_the_formulas_are_the_norm_of_the_vector(steps: int, momentum: float, pull: float) -> None:
+    """With momentum and a strong pull the silo swings, some counts are negative, and the sum is what leads on."""
+    expected = sum(vector(steps, momentum, pull))
+    assert progress(steps, momentum, pull) == pytest.approx(expected, rel=1e-9)
+
+
+def test_equal_steps_are_a_plain_mean() -> None:
+    for momentum, pull in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)):
+        nova = FedNova(WeightedMean("examples"), momentum, pull)
+        assert nova.coefficients(metas(5, 5, 5), 1) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+
+
+def test_one_update_alone_counts_once() -> None:
+    assert FedNova(WeightedMean(), momentum=0.9).coefficients(metas(17), 1) == pytest.approx([1.0])
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1, 1)), min_size=1, max_size=6), st.floats(0, 0.95))
+def test_a_silo_with_more_steps_steers_no_more(silos: list[tuple[int, float]], momentum: float) -> None:
+    """Silo i always sees gradient g_i, so it sends -eta |a_i| g_i. The model walks along the mean of the g_i."""
+    taus, gradients = [tau for tau, _ in silos], np.array([gradient for _, gradient in silos])
+    norms = np.array([progress(tau, momentum, 0.0) for tau in taus])
+    c = np.array(FedNova(WeightedMean("silo"), momentum).coefficients(metas(*taus), 1))
+    moved = float(np.sum(c * -0.1 * norms * gradients))
+    assert moved == pytest.approx(-0.1 * float(norms.mean()) * float(gradients.mean()), rel=1e-9, abs=1e-9)
+
+
+def test_it_is_as_linear_as_what_is_inside() -> None:
+    assert FedNova(WeightedMean(), 0.9, 0.1).terms == Terms(normalised=True, momentum=0.9, pull=0.1)
+    assert FedNova(Toward(WeightedMean())).terms is None
+    assert FedNova(Toward(WeightedMean())).toward
+
+
+@pytest.mark.parametrize("steps", [100_000, 10**12])  # the second is what a silo may claim
+def test_long_orders_stay_finite(steps: int) -> None:
+    for momentum, pull in ((0.999, 0.0), (0.0, 0.999), (0.9, 0.5)):
+        assert math.isfinite(progress(steps, momentum, pull))
+        assert progress(steps, momentum, pull) > 0

@@ -1,0 +1,142 @@
+"""Algorithm 2 step by step, on rounds whose times are written down."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core.protocols import Bounds, RoundSeen
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace, Search
+
+NAMES = ("a", "b", "c")
+BALANCER = LeaderStraggler(fast=Pace(5, 3), fine=Pace(1, 4))
+
+
+def seen(
+    seconds: dict[str, float], memory: dict[str, float] | None = None, cap: int = 999, floor: int = 1, mean: int = 32
+) -> RoundSeen:
+    bounds = Bounds(np.full(3, floor), np.full(3, cap))
+    return RoundSeen(NAMES, seconds, memory or {}, mean * len(NAMES), bounds)
+
+
+def times(a: float, b: float, c: float) -> dict[str, float]:
+    return {"a": a, "b": b, "c": c}
+
+
+def play(*rounds: RoundSeen, balancer: LeaderStraggler = BALANCER) -> tuple[Search, list[list[int]], list[str]]:
+    """State, sizes after each round, and all notes; before the first round there is nothing to see."""
+    state, _ = balancer.advance(balancer.init(), seen({}))
+    sizes, notes = [], []
+    for each in rounds:
+        before = pickle.dumps(state)
+        following, said = balancer.advance(state, each)
+        assert pickle.dumps(state) == before, "the old state stays"
+        assert balancer.advance(pickle.loads(before), each) == (following, said), "and is all that counts"
+        state = following
+        sizes.append([state.sizes[name] for name in NAMES])
+        notes += said
+    return state, sizes, notes
+
+
+EQUAL = [32, 32, 32]
+
+
+def test_five_go_from_straggler_to_leader_once_a_window_of_rounds_agrees_and_then_every_round() -> None:
+    """The window slides: after three rounds in which a was ahead of c, each round moves five."""
+    _, sizes, notes = play(*[seen(times(1, 2, 3))] * 5)
+    assert sizes == [EQUAL, EQUAL, [37, 32, 27], [42, 32, 22], [47, 32, 17]]
+    assert notes == []
+
+
+def test_who_leads_is_asked_anew_every_round() -> None:
+    """c gives until b is slowest; a has been ahead of b all the time, so b gives at once."""
+    _, sizes, _ = play(*[seen(times(1, 2, 3))] * 3, seen(times(1, 2, 1.5)))
+    assert sizes[-1] == [42, 27, 27]
+
+
+def test_once_two_have_changed_places_one_goes_at_a_time_after_the_long_window() -> None:
+    rounds = [seen(times(1, 2, 3))] * 3 + [seen(times(3, 2, 1))] * 6
+    state, sizes, notes = play(*rounds)
+    assert sizes[2:6] == [[37, 32, 27]] * 4, "the round of the change moves nothing, nor do the three after it"
+    assert sizes[6:] == [[36, 32, 28], [35, 32, 29], [34, 32, 30]]
+    assert state.fine
+    assert notes == ["c and a changed places: batch sizes are fine-tuned"]
+
+
+def test_the_fine_phase_is_never_left() -> None:
+    swap = [seen(times(1, 2, 3))] * 3 + [seen(times(3, 2, 1))]
+    state, sizes, _ = play(*swap, *[seen(times(1, 2, 30))] * 5)
+    assert state.fine
+    assert sizes[-2:] == [[38, 32, 26], [39, 32, 25]]
+
+
+def test_a_tie_is_not_ahead_and_not_a_change_of_places() -> None:
+    state, sizes, _ = play(*[seen(times(1, 1, 1))] * 9)
+    assert sizes[-1] == EQUAL
+    assert not state.fine
+
+
+def test_a_round_without_a_time_breaks_the_window_and_nothing_else() -> None:
+    missing = seen({"a": 1.0, "b": 2.0})
+    rounds = [seen(times(1, 2, 3))] * 2 + [missing] + [seen(times(1, 2, 3))] * 3
+    state, sizes, notes = play(*rounds)
+    assert sizes == [EQUAL, EQUAL, [37, 27, 32], [37, 27, 32], [37, 27, 32], [42, 27, 27]]
+    assert not state.fine
+    assert notes == []
+
+
+def test_a_straggler_without_five_to_give_is_reported_once() -> None:
+    """32, 27, ... 7, 2: and then 2 is no five."""
+    _, sizes, notes = play(*[seen(times(1, 2, 3))] * 9, balancer=LeaderStraggler(Pace(5, 1), Pace(1, 4)))
+    assert sizes[5:] == [[62, 32, 2]] * 4
+    assert notes == ["c is the slowest, and its 2 samples a step cannot be 5 fewer: leave it out"]
+
+
+def test_a_straggler_at_its_floor_is_reported() -> None:
+    _, sizes, notes = play(*[seen(times(1, 2, 3), floor=25)] * 6)
+    assert sizes[-1] == [37, 32, 27]
+    assert notes == ["c is the slowest, and its 27 samples a step cannot be 5 fewer: leave it out"]
+
+
+@pytest.mark.parametrize(("used", "leader"), [(0.95, 0), (0.951, 1)])
+def test_a_silo_whose_memory_is_nearly_full_is_given_no_more(used: float, leader: int) -> None:
+    _, sizes, _ = play(*[seen(times(1, 2, 3), memory={"a": used})] * 3)
+    expected = [32, 32, 27]
+    expected[leader] += 5
+    assert sizes[-1] == expected
+
+
+def test_a_silo_at_its_cap_is_given_no_more() -> None:
+    """a has room for one step of five, then b leads; then nobody does."""
+    _, sizes, _ = play(*[seen(times(1, 2, 3), cap=40)] * 7)
+    assert sizes[2:] == [[37, 32, 27], [37, 37, 22], *[[37, 37, 22]] * 3]
+
+
+def test_steps_are_multiples_where_sizes_have_to_be() -> None:
+    _, sizes, _ = play(*[seen(times(1, 2, 3))] * 3, balancer=LeaderStraggler(Pace(5, 3), Pace(1, 4), multiple=8))
+    assert sizes[-1] == [40, 32, 24]
+
+
+def test_newcomers_begin_at_the_mean_and_the_others_make_room() -> None:
+    """Sizes 42, 32, 22 and a newcomer at 32 are 128, the total of four; without a, two share 64."""
+    state, _, _ = play(*[seen(times(1, 2, 3))] * 4)
+    bounds = Bounds(np.full(4, 1), np.full(4, 99))
+    assert BALANCER.plan(state, ["a", "b", "c", "d"], 128, bounds).tolist() == [42, 32, 22, 32]
+    two = Bounds(np.full(2, 1), np.full(2, 99))
+    assert BALANCER.plan(state, ["b", "c"], 64, two).tolist() == [37, 27]
+
+
+@given(st.lists(st.lists(st.floats(0.1, 9.0) | st.none(), min_size=3, max_size=3), max_size=40), st.integers(8, 60))
+def test_sizes_sum_to_the_total_whatever_the_rounds_are_like(rounds: list[list[float | None]], cap: int) -> None:
+    state = BALANCER.init()
+    for row in rounds:
+        known = {name: value for name, value in zip(NAMES, row, strict=True) if value is not None}
+        total = min(32, cap)
+        state, _ = BALANCER.advance(state, seen(known, cap=cap, mean=total))
+        assert sum(state.sizes.values()) == 3 * total
+        assert all(1 <= size <= cap for size in state.sizes.values())
+        assert len(state.rounds) <= 4

@@ -1,0 +1,78 @@
+"""Multiples where bounds allow, and the exact total always."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core.curve import Curve
+from fedsync.core.errors import ConfigError
+from fedsync.core.protocols import Balancer, Bounds
+from fedsync.policies.balance.equalise import EqualisingBalancer
+from fedsync.policies.balance.multiples import InMultiples
+from fedsync.policies.balance.proportional import ProportionalBalancer
+
+
+def plan(
+    inner: Balancer, curves: list[Curve], total: int, floor: list[int], cap: list[int], multiple: int = 8
+) -> list[int]:
+    return InMultiples(inner, multiple).plan(curves, total, Bounds(np.array(floor), np.array(cap))).tolist()
+
+
+LINEAR = [Curve(3.0), Curve(2.0), Curve(1.0)]
+
+
+@pytest.mark.parametrize(
+    ("total", "floor", "cap", "expected"),
+    [
+        (96, [1, 1, 1], [999, 999, 999], [48, 32, 16]),
+        (88, [1, 1, 1], [999, 999, 999], [40, 32, 16]),  # 11 eights as 3:2:1 are 5.5, 3.67, 1.83: 5, 4, 2
+        (96, [1, 1, 1], [35, 999, 999], [32, 40, 24]),  # 35 holds four eights; the other eight as 2:1
+        (
+            96,
+            [1, 1, 1],
+            [5, 999, 999],
+            [5, 59, 32],
+        ),  # 5 holds none: 11 eights and 3 are left: 7.33 and 3.67, 3 to the first with room
+        (90, [1, 1, 1], [999, 999, 999], [42, 32, 16]),  # 11 eights and 2, which the first takes
+        (96, [1, 1, 20], [999, 999, 22], [42, 32, 22]),  # no eight between 20 and 22: 9 eights and 2 are left
+        (70, [20, 20, 20], [25, 25, 25], [22, 24, 24]),  # three twenty-fours are too many: the first takes 2 less
+        (24, [8, 8, 8], [8, 8, 8], [8, 8, 8]),
+    ],
+)
+def test_plan_by_hand(total: int, floor: list[int], cap: list[int], expected: list[int]) -> None:
+    sizes = plan(ProportionalBalancer(), LINEAR, total, floor, cap)
+    assert sum(sizes) == total
+    assert sizes == expected
+
+
+def test_the_curves_are_those_of_multiples() -> None:
+    """Of 9 eights: 0.5 + 8 x 5 / 100 = 0.9 against 8 x 4 / 40 = 0.8; with 6 and 3 it would be 0.98."""
+    assert plan(EqualisingBalancer(), [Curve(100.0, 0.5, 40), Curve(40.0)], 72, [1, 1], [99, 99]) == [40, 32]
+
+
+def test_an_impossible_total_is_said_in_samples() -> None:
+    with pytest.raises(ConfigError, match="2 silos can take 2 to 20 samples a step together, not 24"):
+        plan(ProportionalBalancer(), LINEAR[:2], 24, [1, 1], [10, 10])
+
+
+@given(st.data())
+def test_totals_are_exact_and_multiples_are_kept_wherever_all_bounds_and_the_total_are_some(
+    data: st.DataObject,
+) -> None:
+    n, multiple = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 9))
+    fine = data.draw(st.booleans())
+    unit = multiple if fine else 1
+    floor = unit * np.array(data.draw(st.lists(st.integers(0, 20), min_size=n, max_size=n)))
+    cap = floor + unit * np.array(data.draw(st.lists(st.integers(0, 40), min_size=n, max_size=n)))
+    total = unit * data.draw(st.integers(int(floor.sum()) // unit, int(cap.sum()) // unit))
+    curves = [Curve(data.draw(st.floats(0.1, 100.0)), data.draw(st.floats(0, 3)), 7) for _ in range(n)]
+    inner = data.draw(st.sampled_from([ProportionalBalancer(), EqualisingBalancer()]))
+    sizes = InMultiples(inner, multiple).plan(curves, total, Bounds(floor, cap))
+    assert sizes.sum() == total
+    assert (floor <= sizes).all()
+    assert (sizes <= cap).all()
+    if fine:
+        assert (sizes % multiple == 0).all()

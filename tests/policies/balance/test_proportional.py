@@ -1,0 +1,145 @@
+"""Batches in proportion to speed: a table by hand, and what holds for every table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedsync.core.curve import Curve
+from fedsync.core.errors import ConfigError
+from fedsync.core.protocols import Bounds
+from fedsync.policies.balance.proportional import ProportionalBalancer
+
+ROOMY = 10**6
+
+
+def plan(speeds: list[float], total: int, floor: list[int] | int = 1, cap: list[int] | int = ROOMY) -> list[int]:
+    n = len(speeds)
+    bounds = Bounds(np.broadcast_to(np.int64(floor), n), np.broadcast_to(np.int64(cap), n))
+    sizes = ProportionalBalancer().plan([Curve(speed) for speed in speeds], total, bounds)
+    assert sizes.dtype == np.int64
+    return sizes.tolist()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "total", "floor", "cap", "expected"),
+    [
+        ([4, 2, 1], 70, 1, ROOMY, [40, 20, 10]),
+        ([300, 250, 200, 150, 100], 160, 1, ROOMY, [48, 40, 32, 24, 16]),  # a thousandth a unit of speed: 0.16
+        ([1, 1, 1], 10, 1, ROOMY, [4, 3, 3]),  # the remainder goes to index 0
+        ([1, 1, 1], 11, 1, ROOMY, [4, 4, 3]),
+        ([5, 3, 2], 7, 1, ROOMY, [4, 2, 1]),  # 3.5, 2.1, 1.4: the largest remainder is .5
+        ([6, 3, 1], 12, 1, ROOMY, [7, 4, 1]),  # 7.2, 3.6, 1.2
+        ([0.3, 0.1], 4, 1, ROOMY, [3, 1]),  # 2.9999999999999996 is 3
+        ([3, 1], 8, 0, [4, 8], [4, 4]),  # 6, 2: capped at 4, the rest is the other's
+        ([3, 1, 1], 100, 1, [40, 100, 100], [40, 30, 30]),  # 60, 20, 20: 20 are cut off and shared 1:1
+        ([3, 2, 1], 60, 1, [20, 100, 100], [20, 27, 13]),  # 30, 20, 10: the rest of 40 as 26.7 and 13.3
+        ([9, 3, 1], 130, 1, [50, 50, 50], [50, 50, 30]),  # 90, 30, 10; then 50, 60, 20; then 50, 50, 30
+        ([100, 1], 10, 4, ROOMY, [6, 4]),  # 9.9, 0.1: the floor binds
+        ([98, 1, 1], 100, 10, ROOMY, [80, 10, 10]),
+        ([90, 9, 1], 100, [1, 12, 1], ROOMY, [87, 12, 1]),  # 90, 9, 1: 3 for the floor come from the others, 90:1
+        ([8, 1, 1], 100, [1, 1, 20], [60, 100, 100], [60, 20, 20]),  # 80, 10, 10: above by 20, below by 10: cap first
+        ([8, 1, 1], 100, [1, 30, 30], [70, 100, 100], [40, 30, 30]),  # above by 10, below by 40: floors first
+        ([7], 33, 1, ROOMY, [33]),
+        ([2, 2], 6, [3, 3], [3, 3], [3, 3]),  # no freedom at all
+        ([1e9, 1e-3], 10, 1, ROOMY, [9, 1]),
+        ([1, 1, 1], 0, 0, ROOMY, [0, 0, 0]),
+    ],
+)
+def test_plan_by_hand(
+    speeds: list[float], total: int, floor: list[int] | int, cap: list[int] | int, expected: list[int]
+) -> None:
+    assert plan(speeds, total, floor, cap) == expected
+
+
+@pytest.mark.parametrize(("total", "floor", "cap"), [(5, 3, 10), (21, 1, 10)])
+def test_an_impossible_total_says_what_is_possible(total: int, floor: int, cap: int) -> None:
+    with pytest.raises(ConfigError, match=rf"2 silos can take {2 * floor} to {2 * cap} samples.*not {total}"):
+        plan([1, 1], total, floor, cap)
+
+
+def test_only_speed_counts() -> None:
+    curves = [Curve(3.0, launch_s=9.0, saturation=50), Curve(1.0)]
+    bounds = Bounds(np.array([1, 1]), np.array([100, 100]))
+    assert ProportionalBalancer().plan(curves, 40, bounds).tolist() == [30, 10]
+
+
+Problem = tuple[list[float], int, NDArray[np.int64], NDArray[np.int64]]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Speeds, total, floors and caps that fit together; speeds repeat often."""
+    n = draw(st.integers(1, 8))
+    speeds = draw(st.lists(st.sampled_from([1.0, 2.0, 3.0, 10.0]) | st.floats(1e-6, 1e9), min_size=n, max_size=n))
+    floor = np.array(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n)))
+    cap = floor + np.array(draw(st.lists(st.integers(0, 400), min_size=n, max_size=n)))
+    return speeds, draw(st.integers(int(floor.sum()), int(cap.sum()))), floor, cap
+
+
+def solve(problem: Problem) -> NDArray[np.int64]:
+    speeds, total, floor, cap = problem
+    return ProportionalBalancer().plan([Curve(speed) for speed in speeds], total, Bounds(floor, cap))
+
+
+@given(problems())
+def test_sizes_sum_exactly_and_keep_their_bounds(problem: Problem) -> None:
+    _, total, floor, cap = problem
+    sizes = solve(problem)
+    assert sizes.sum() == total
+    assert (floor <= sizes).all()
+    assert (sizes <= cap).all()
+
+
+@given(problems())
+def test_a_faster_silo_with_the_same_bounds_gets_no_less(problem: Problem) -> None:
+    speeds, total, floor, cap = problem
+    low, high = int(floor.min()), int(cap.max())
+    n = len(speeds)
+    sizes = solve((speeds, min(max(total, n * low), n * high), np.full(n, low), np.full(n, high)))
+    order = np.argsort(speeds, kind="stable")
+    gains = np.diff(sizes[order])
+    faster = np.diff(np.array(speeds)[order]) > 1e-6 * np.array(speeds)[order][:-1]
+    assert (gains[faster] >= 0).all()
+
+
+@given(problems(), st.randoms(use_true_random=False))
+def test_the_order_of_the_silos_moves_a_remainder_at_most(problem: Problem, random: object) -> None:
+    speeds, total, floor, cap = problem
+    shuffle = np.array(random.sample(range(len(speeds)), len(speeds)))  # type: ignore[attr-defined]
+    permuted = solve(([speeds[i] for i in shuffle], total, floor[shuffle], cap[shuffle]))
+    difference = np.abs(permuted - solve(problem)[shuffle])
+    assert difference.max() <= 1
+
+
+@given(problems())
+def test_without_binding_bounds_every_size_is_the_share_rounded(problem: Problem) -> None:
+    speeds, total, *_ = problem
+    n = len(speeds)
+    share = total * np.array(speeds) / np.sum(speeds)
+    sizes = solve((speeds, total, np.zeros(n, dtype=np.int64), np.full(n, total)))
+    assert (np.abs(sizes - share) < 1 + 1e-6).all()
+
+
+@given(problems())
+def test_free_silos_share_in_proportion_what_the_bounds_leave(problem: Problem) -> None:
+    """The same water level for all: some seconds t with size = clip(v t), up to the rounding."""
+    speeds, total, floor, cap = problem
+    sizes = solve(problem)
+    low, high = 0.0, 1e16
+    for _ in range(200):
+        middle = (low + high) / 2 if high / max(low, 1e-12) < 4 else (max(low, 1e-12) * high) ** 0.5
+        level = np.clip(np.array(speeds) * middle, floor, cap).sum()
+        low, high = (middle, high) if level < total else (low, middle)
+    ideal = np.clip(np.array(speeds) * high, floor, cap)
+    assert (np.abs(sizes - ideal) < 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_speed_that_no_machine_has_is_refused(speed: float) -> None:
+    bounds = Bounds(np.array([1, 1]), np.array([9, 9]))
+    with pytest.raises(ValueError, match="finite and positive"):
+        ProportionalBalancer().plan([Curve(1.0), Curve(speed)], 10, bounds)

@@ -1,0 +1,412 @@
+"""FSP: one view at a time, and whole runs by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, WakeAt
+from fedsync.core.sizing import LocalWork
+from fedsync.core.views import SiloView, Verdict
+from fedsync.policies.barrier.intervals import Attempt, FixedInterval, RoundSeen
+from fedsync.policies.barrier.kinds.fsp import Fsp, FspState, Late, Overhead, Round, WaitFor
+from fedsync.policies.barrier.kinds.sampled import Sampling
+from tests.policies.barrier.make import begins, commits, meta, race, silo, view
+
+KNOWN = {name: Overhead(1, 0.25) for name in "abcd"}
+
+
+def fsp(**more: Any) -> Fsp:
+    """Rounds of 2 s, with 1 s of grace."""
+    return Fsp(FixedInterval(2.0), **more)
+
+
+def in_work(members: str = "abc", awaited: str | None = None, **more: Any) -> FspState:
+    """A round that began at 10 s; all overheads are 0.25 s."""
+    names = frozenset(members)
+    round = Round(10.0, 12.0, 13.0, names, names if awaited is None else frozenset(awaited))
+    return FspState(None, replace(round, **more), KNOWN, rounds=1)
+
+
+def known(**more: Any) -> SiloView:
+    """A silo that has finished an order, at 100 samples/s, so 0.08 s a step."""
+    return silo(clock=1, speed=100.0, overhead_s=0.25, **more)
+
+
+def decide(
+    barrier: Fsp, state: FspState, now_s: float, silos: dict[str, SiloView], *pending: Any, version: int = 1
+) -> Verdict:
+    """The verdict; asked once more, about the same, it has nothing new to say."""
+    seen = view(silos, *pending, now_s=now_s, version=version)
+    after, verdict = barrier.decide(state, seen)
+    if not (verdict.release or verdict.commit or verdict.discard):
+        again, second = barrier.decide(after, seen)
+        assert again == after
+        assert replace(second, reason="") == replace(verdict, stop_now=(), reason="")
+    return verdict
+
+
+BUSY = {name: known(busy=True, base=1) for name in "abc"}
+
+
+# Orders.
+
+
+def test_a_round_gives_everybody_the_interval_less_its_own_overhead() -> None:
+    silos = {"a": silo(clock=3, overhead_s=0.25), "b": silo(clock=2, overhead_s=1.5), "new": silo()}
+    state, verdict = fsp(passes=2.0, overrun=0.25).decide(fsp().init(), view(silos, now_s=5.0))
+    assert verdict.release == ("a", "b", "new")
+    assert verdict.budget_s == {"a": 1.75, "b": 0.5, "new": 2.0}
+    assert verdict.steps == {"a": 250, "b": 250, "new": 250}, "twice 1000 examples in batches of 8"
+    assert verdict.overrun == 0.25
+    assert verdict.wake_at_s == 8.0, "5 + 2, and a grace of half the interval"
+    assert "2 s" in verdict.reason
+    assert state.round == Round(5.0, 7.0, 8.0, frozenset(silos), frozenset(silos))
+
+
+def test_overheads_are_smoothed_from_order_to_order_and_never_counted_twice() -> None:
+    """By hand: 9 with start-up, forgotten at the second's 2, then (2 + 1) / 2 = 1.5, then (1.5 + 0.5) / 2 = 1."""
+    barrier, state = fsp(), fsp().init()
+    orders = [(0, 0.0, None), (1, 9.0, 9.0), (1, 9.0, 9.0), (2, 2.0, 2.0), (2, 2.0, 2.0), (3, 1.0, 1.5), (4, 0.5, 1.0)]
+    for clock, last_s, expected in orders:
+        state, _ = barrier.decide(state, view({"a": silo(clock=clock, overhead_s=last_s, busy=True)}))
+        assert (state.overheads["a"].seconds if expected else state.overheads.get("a")) == expected
+    state, _ = barrier.decide(state, view({"a": silo(clock=0, busy=True)}))
+    assert state.overheads["a"] == Overhead(0, 1.0, 4), "a silo that joins again is as slow as before"
+    state, _ = barrier.decide(state, view({"a": silo(clock=1, overhead_s=2.0, busy=True)}))
+    assert state.overheads["a"].seconds == 1.5
+
+
+def test_an_overhead_longer_than_the_interval_still_means_a_step() -> None:
+    silos = {"a": silo(clock=1, overhead_s=5.0), "b": silo(clock=1), "c": silo(clock=1)}
+    assert fsp().decide(fsp().init(), view(silos))[1].budget_s == {"a": 0.0, "b": 2.0, "c": 2.0}
+
+
+def test_an_interval_full_of_overhead_is_stretched() -> None:
+    """Overheads of 1, 3 and 9 s: twice the median is 6 s, and 3 s of grace."""
+    silos = {name: silo(clock=1, overhead_s=seconds) for name, seconds in [("a", 1.0), ("b", 3.0), ("c", 9.0)]}
+    state, verdict = fsp().decide(fsp().init(), view({**silos, "new": silo()}))
+    assert verdict.budget_s == {"a": 5.0, "b": 3.0, "c": 0.0, "new": 6.0}
+    assert state.round is not None
+    assert (state.round.deadline_s, verdict.wake_at_s) == (6.0, 9.0)
+
+
+def test_a_pass_is_a_step_at_least() -> None:
+    silos = {"a": silo(examples=3)}
+    assert fsp(passes=0.1).decide(fsp().init(), view(silos, work=LocalWork(4, 8, 0.1)))[1].steps == {"a": 1}
+
+
+# The end of a round.
+
+
+def without(names: str) -> dict[str, SiloView]:
+    """The round's silos, of which ``names`` are idle."""
+    return {name: known() if name in names else one for name, one in BUSY.items()}
+
+
+@pytest.mark.parametrize(
+    ("now_s", "arrived", "commit"),
+    [
+        (10.5, "a", ()),
+        (12.5, "ab", ()),  # c has half a second left
+        (11.0, "abc", ("a/1", "b/1", "c/1")),  # all are in before the deadline
+        (13.0, "ab", ("a/1", "b/1")),  # the grace is over
+        (13.0, "", ()),  # nobody is in: nothing to commit
+        (99.0, "c", ("c/1",)),
+    ],
+)
+def test_a_round_ends_when_all_are_in_or_the_grace_is_over(now_s: float, arrived: str, commit: tuple[str, ...]) -> None:
+    verdict = decide(fsp(), in_work(), now_s, without(arrived), *(meta(name, base=1) for name in arrived))
+    assert verdict.commit == commit
+    assert verdict.release == ()
+    wake_at_s = 13.0 if not commit and now_s < 13.0 else None
+    assert verdict.wake_at_s == wake_at_s
+
+
+def test_a_silo_that_never_finished_an_order_is_waited_for() -> None:
+    """Its first order includes starting up, which nobody could know."""
+    state = replace(in_work(), overheads={"a": KNOWN["a"], "b": KNOWN["b"]})
+    silos = {"a": known(), "b": known(busy=True, base=1), "c": silo(busy=True, base=1)}
+    assert decide(fsp(), state, 50.0, silos, meta("a", base=1)).commit == ()
+    silos["c"] = known()
+    assert decide(fsp(), state, 50.0, silos, meta("a", base=1), meta("c", base=1)).commit == ("a/1", "c/1")
+
+
+def test_the_next_round_begins_at_once_with_all_who_are_idle() -> None:
+    barrier = fsp()
+    state, _ = barrier.decide(
+        in_work(), view(without("ab"), meta("a", base=1), meta("b", base=1), now_s=13.0, version=1)
+    )
+    state, verdict = barrier.decide(state, view(without("ab"), now_s=13.0, version=2))
+    assert verdict.release == ("a", "b")
+    assert verdict.budget_s == {"a": 1.75, "b": 1.75}
+    assert state.rounds == 2
+
+
+def test_a_round_that_came_to_nothing_is_begun_again() -> None:
+    silos = {"a": known(failures=1), "b": known()}
+    verdict = decide(fsp(), in_work("ab"), 11.0, silos)
+    assert verdict.release == ("a", "b")
+    assert verdict.commit == ()
+
+
+def test_what_a_lost_silo_sent_counts() -> None:
+    assert decide(fsp(), in_work("a"), 11.0, {}, meta("a", base=1)).commit == ("a/1",)
+    assert decide(fsp(), in_work("a"), 11.0, {}).reason == "no silo is here"
+
+
+# Going once through the data.
+
+
+def test_who_is_through_its_data_stops_the_others_once() -> None:
+    """125 steps of 8 samples are its 1000 examples."""
+    through = meta("a", base=1, steps=125)
+    state, verdict = fsp().decide(in_work(), view(without("a"), through, now_s=10.5, version=1))
+    assert verdict.stop_now == ("b", "c")
+    assert "a is through" in verdict.reason
+    assert decide(fsp(), state, 10.6, without("a"), through).stop_now == ()
+    assert decide(fsp(), state, 10.6, without("ab"), through, meta("b", base=1)).stop_now == ()
+
+
+def test_who_is_not_through_stops_nobody() -> None:
+    assert decide(fsp(), in_work(), 10.5, without("a"), meta("a", base=1, steps=124)).stop_now == ()
+    assert decide(fsp(passes=3.0), in_work(), 10.5, without("a"), meta("a", base=1, steps=125)).stop_now == ()
+    assert decide(fsp(), in_work(), 10.5, without("a"), meta("a", base=0, steps=125)).stop_now == (), "long ago"
+
+
+# Joining a round in work.
+
+
+@pytest.mark.parametrize(
+    ("now_s", "joins"),
+    [
+        (11.0, True),  # 1 s left, less 0.25 s of overhead: time for steps of 0.08 s
+        (11.67, True),  # 0.33 - 0.25 = 0.08
+        (11.68, False),
+        (12.5, False),
+    ],
+)
+def test_a_late_silo_joins_while_there_is_time_for_a_step(now_s: float, joins: bool) -> None:
+    verdict = decide(fsp(late=Late.NEXT), in_work("abc"), now_s, {**BUSY, "d": known()}, meta("d", base=0))
+    assert verdict.release == (("d",) if joins else ())
+    assert verdict.budget_s == (pytest.approx({"d": 12.0 - now_s - 0.25}) if joins else {})
+    assert verdict.commit == ()
+
+
+def test_strangers_and_silos_that_had_their_turn_wait_for_the_next_round() -> None:
+    silos = {"a": known(busy=True, base=1), "b": known(failures=1), "new": silo()}
+    assert decide(fsp(), in_work(), 10.5, silos).release == ()
+
+
+def test_nobody_joins_a_round_that_is_being_stopped() -> None:
+    silos = {**without("a"), "d": known()}
+    assert decide(fsp(), in_work(), 10.5, silos, meta("a", base=1, steps=125)).release == ()
+
+
+# Late updates.
+
+
+@pytest.mark.parametrize(("late", "folded"), [(Late.DROP, False), (Late.NEXT, True), (Late.STALE, True)])
+def test_late_updates_are_dropped_or_wait_for_the_next_commit(late: Late, folded: bool) -> None:
+    silos = {**BUSY, "d": known()}
+    verdict = decide(fsp(late=late), in_work("abc"), 12.5, silos, meta("d", base=0))
+    assert verdict.discard == (() if folded else ("d/1",))
+    verdict = decide(
+        fsp(late=late), in_work("abc"), 13.0, {**without("a"), "d": known()}, meta("d", base=0), meta("a", base=1)
+    )
+    assert verdict.commit == (("d/1", "a/1") if folded else ("a/1",))
+    assert verdict.discard == (() if folded else ("d/1",))
+    assert ("late" in verdict.reason) and ("and 1 late" in verdict.reason) == folded
+
+
+def test_late_updates_alone_make_no_commit() -> None:
+    """It would make everybody else late."""
+    assert decide(fsp(), in_work("abc"), 14.0, {**BUSY, "d": known()}, meta("d", base=0)).commit == ()
+
+
+# What the interval policy is told, and what it may ask for.
+
+
+class Recording(FixedInterval):
+    """Keeps what it was told, as its state; asks for a rollback once it was told something."""
+
+    __slots__ = ()
+
+    def init(self) -> tuple[RoundSeen, ...]:  # type: ignore[override]
+        return ()
+
+    def attempt(self, state: tuple[RoundSeen, ...]) -> Attempt:  # type: ignore[override]
+        return Attempt(2.0, remember=not state, rollback=bool(state))
+
+    def observe(self, state: tuple[RoundSeen, ...], seen: RoundSeen) -> tuple[RoundSeen, ...]:  # type: ignore[override]
+        return (*state, seen)
+
+
+def test_the_interval_policy_is_told_of_the_updates_that_began_with_the_round() -> None:
+    """By hand: losses 1 and 4 over 32 and 96 samples are (32 + 384) / 128 = 3.25; the late one does not count."""
+    barrier = Fsp(Recording(2.0))
+    state = replace(
+        in_work("ab"), interval=(), overheads={"a": Overhead(1, 0.1), "b": Overhead(1, 0.3), "d": KNOWN["d"]}
+    )
+    pending = (meta("a", base=1, loss=1.0), meta("b", base=1, steps=12, loss=4.0), meta("d", base=0, loss=100.0))
+    state, verdict = barrier.decide(state, view(dict.fromkeys("abd", known()), *pending, now_s=12.5, version=1))
+    assert len(verdict.commit) == 3
+    (seen,) = state.interval
+    assert (seen.seconds, seen.cost_s, seen.loss) == (2.5, pytest.approx(0.2), 3.25)
+
+
+def test_a_rollback_comes_with_the_orders_and_drops_what_began_before() -> None:
+    barrier = Fsp(Recording(2.0))
+    state, verdict = barrier.decide(barrier.init(), view({"a": known(), "b": known(busy=True, base=0)}, version=1))
+    assert (verdict.remember, verdict.rollback) == (True, False)
+    seen = (RoundSeen(1.0, 0.0, 1.0),)
+    state = replace(state, round=None, interval=seen)
+    state, verdict = barrier.decide(state, view({"a": known(), "b": known(busy=True, base=0)}, version=2))
+    assert (verdict.remember, verdict.rollback, verdict.release) == (False, True, ("a",))
+    # The rollback made version 3, from which a works.
+    silos = {"a": known(busy=True, base=3), "b": known()}
+    assert barrier.decide(state, view(silos, meta("b", base=0), version=3))[1].discard == ("b/1",)
+
+
+# Waiting for a few.
+
+
+@pytest.mark.parametrize(
+    ("now_s", "arrived", "commits"),
+    [
+        (11.9, "ab", False),  # before the deadline all are waited for
+        (12.0, "ab", True),
+        (12.0, "a", False),
+        (12.0, "bc", False),
+        (13.0, "bc", True),  # the grace is over
+        (12.0, "abc", True),
+    ],
+)
+def test_after_the_deadline_only_the_sample_is_waited_for(now_s: float, arrived: str, commits: bool) -> None:
+    barrier = fsp(wait_for=WaitFor(2, Sampling.DYNAMIC))
+    verdict = decide(barrier, in_work("abc", "ab"), now_s, without(arrived), *(meta(name, base=1) for name in arrived))
+    assert (verdict.commit != ()) == commits
+    assert verdict.wake_at_s == (None if commits else 12.0 if now_s < 12.0 else 13.0)
+
+
+def test_the_sample_is_drawn_round_by_round_from_those_who_begin() -> None:
+    barrier = fsp(wait_for=WaitFor(2, Sampling.DYNAMIC))
+    drawn = set()
+    for rounds in range(20):
+        state, _ = barrier.decide(
+            FspState(None, rounds=rounds), view({**BUSY, **{n: known() for n in "defg"}}, version=5)
+        )
+        assert state.round is not None
+        assert len(state.round.awaited) == 2
+        assert state.round.awaited <= set("defg")
+        drawn.add(state.round.awaited)
+    assert len(drawn) > 2
+
+
+# Whole runs.
+
+
+def fixed(interval_s: float, **more: Any) -> dict[str, Any]:
+    return {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": interval_s}, **more}
+
+
+def steps(result: Any) -> list[dict[str, int]]:
+    """Local steps of each silo, round by round."""
+    return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
+
+
+def test_everybody_trains_for_the_interval(tmp_path: Path) -> None:
+    """Steps of 1/8, 1/4 and 1/2 s: in 2 s they do 16, 8 and 4, and nobody waits."""
+    result = race(tmp_path, [256.0, 128.0, 64.0], fixed(2.0), stop={"rounds": 3})
+    assert begins(result) == {name: [0, 2, 4] for name in "abc"}
+    assert [at_s for at_s, _ in commits(result)] == [2, 4, 6]
+    assert steps(result) == [{"a": 16, "b": 8, "c": 4}] * 3
+    assert result.ledger.summary()["wait_fraction"] == 0
+
+
+def test_a_known_overhead_comes_off_the_budget(tmp_path: Path) -> None:
+    """The first round takes 2 s of training and 0.5 s of overhead; the later ones 1.5 s and 0.5 s."""
+    result = race(tmp_path, [256.0, 128.0, 64.0], fixed(2.0), {"overhead_s": 0.5}, stop={"rounds": 3})
+    assert [at_s for at_s, _ in commits(result)] == [2.5, 4.5, 6.5]
+    assert steps(result) == [{"a": 16, "b": 8, "c": 4}, {"a": 12, "b": 6, "c": 3}, {"a": 12, "b": 6, "c": 3}]
+
+
+@pytest.mark.parametrize(
+    ("overrun", "slow", "ends"),
+    [
+        (0.0, 2, 2.0),  # steps of 0.8 s: two end in time, at 1.6 s
+        (0.49, 2, 2.0),  # the third would end at 2.4 s, half a step over
+        (0.51, 3, 2.4),
+        (1.0, 3, 2.4),
+    ],
+)
+def test_the_last_step_may_run_over_by_its_share(tmp_path: Path, overrun: float, slow: int, ends: float) -> None:
+    result = race(tmp_path, [256.0, 40.0], fixed(2.0, overrun=overrun), stop={"rounds": 1})
+    assert steps(result) == [{"a": 16, "b": slow}]
+    assert commits(result)[0][0] == pytest.approx(ends)
+
+
+def test_who_is_through_its_data_ends_the_round(tmp_path: Path) -> None:
+    """a does a pass, 8 steps of 1/8 s, in 1 s. Then b, in its 5th step of 1/4 s, and c end theirs at once."""
+    result = race(tmp_path, [256.0, 120.0, 50.0], fixed(10.0, passes=256 / 10_000), stop={"rounds": 1})
+    assert steps(result) == [{"a": 8, "b": 4, "c": 2}]
+    halts = [(e.at_s, a.silo) for e in result.entries for a in e.actions if isinstance(a, HaltEarly)]
+    assert halts == [(1.0, "b"), (1.0, "c")]
+    assert commits(result)[0][0] == pytest.approx(2 * 32 / 50)
+
+
+def late_run(tmp_path: Path, late: str) -> Any:
+    """Rounds of 1 s with 0.5 s of grace. b's steps take 1.25 s; after its first order it is known.
+
+    At 1.25 s: the first round waited for b. From 1.25 s on a does 8 steps in 1 s; b's step takes until 2.5 s,
+    within the grace, which ends at 2.75 s. So with a grace of 0.125 s instead, the second round ends at 2.375 s.
+    """
+    aggregation = {"kind": "fednova", "staleness": {"kind": "polynomial"}}
+    barrier = fixed(1.0, late=late, grace=0.125)
+    return race(tmp_path, [256.0, 25.6], barrier, stop={"rounds": 4}, aggregation=aggregation)
+
+
+@pytest.mark.parametrize("late", ["drop", "next", "stale"])
+def test_a_straggler_by_hand(tmp_path: Path, late: str) -> None:
+    """Rounds end at 1.25, 2.375 (without b), ...
+
+    b's second update comes at 2.5 s and is late. b could not do a step of 1.25 s in what is left of the third
+    round, 2.375 to 3.375 s: it waits for the fourth.
+    """
+    result = late_run(tmp_path, late)
+    assert begins(result) == {"a": [0, 1.25, 2.375, 3.375], "b": [0, 1.25, 3.375]}
+    third = ["a/3"] if late == "drop" else ["a/3", "b/2"]
+    assert commits(result)[:3] == [(1.25, ["a/1", "b/1"]), (2.375, ["a/2"]), (3.375, third)]
+    discards = [(e.at_s, a.update_id) for e in result.entries for a in e.actions if isinstance(a, Discard)]
+    assert ((2.5, "b/2") in discards) == (late == "drop")
+
+
+def test_waiting_for_all_silos_is_plain_fsp(tmp_path: Path) -> None:
+    """beta = n; only the timers differ."""
+
+    def deeds(name: str, **more: Any) -> list[Any]:
+        result = race(tmp_path / name, [300.0, 170.0, 40.0], fixed(1.0, **more), {"jitter": 0.3}, stop={"rounds": 20})
+        return [
+            (entry.at_s, action)
+            for entry in result.entries
+            for action in entry.actions
+            if not isinstance(action, WakeAt)
+        ]
+
+    def essence(actions: list[Any]) -> list[Any]:
+        return [pair for pair in actions if isinstance(pair[1], Dispatch | Commit)]
+
+    plain = essence(deeds("plain"))
+    assert essence(deeds("all", wait_for={"sample_size": 3})) == plain
+    assert essence(deeds("one", wait_for={"sample_size": 1})) != plain
+
+
+def test_waiting_for_nobody_commits_at_the_deadline(tmp_path: Path) -> None:
+    """b's steps of 0.8 s run over every deadline; after the first order nobody waits for that."""
+    barrier = fixed(1.0, wait_for={"sample_size": 0})
+    result = race(tmp_path, [256.0, 40.0], barrier, stop={"rounds": 5})
+    assert [at_s for at_s, _ in commits(result)] == [1, 2, 3, 4, 5]
+    assert result.ledger.summary()["silos"][1]["samples"] > 0

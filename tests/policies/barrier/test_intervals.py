@@ -1,0 +1,269 @@
+"""Interval policies: searches by hand, equation 7 by calculus and by brute force, and whole FSP runs."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core.actions import Commit, Dispatch, Remember, Rollback
+from fedsync.core.layout import Vector
+from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.policies.barrier.intervals import (
+    AnyIntervalPolicy,
+    Attempt,
+    Fit,
+    FittedInterval,
+    FixedInterval,
+    HalvingInterval,
+    RoundSeen,
+)
+from tests.policies.barrier.make import race
+
+
+def follow(policy: AnyIntervalPolicy, losses: list[float], cost_s: float = 0.0) -> list[Attempt]:
+    """Rounds that take what was asked for, one a loss; returns what was asked for each time, and then next."""
+    state, attempts = policy.init(), []
+    for loss in losses:
+        attempts.append(policy.attempt(state))
+        state = policy.observe(state, RoundSeen(attempts[-1].interval_s, cost_s, loss))
+    return [*attempts, policy.attempt(state)]
+
+
+def lengths(attempts: list[Attempt]) -> list[float]:
+    return [attempt.interval_s for attempt in attempts]
+
+
+def test_fixed_is_fixed() -> None:
+    assert follow(FixedInterval(2.5), [9.0, 1.0, 5.0]) == [Attempt(2.5)] * 4
+
+
+# Halving.
+
+
+def test_halving_stops_where_it_no_longer_pays() -> None:
+    """By hand, from 8 s.
+
+    8 s: 10 to 8 in one round, 0.25 a second. 4 s: 8 to 5 in two rounds, 3/8, better. 2 s: 5 to 3 in two rounds,
+    2/4, better. 1 s: 3 to 2.2 in two rounds, 0.4, worse: 2 s it is.
+    """
+    losses = [10.0, 8.0, 8.0, 6.0, 5.0, 5.0, 4.0, 3.0, 3.0, 2.5, 2.2]
+    asked = lengths(follow(HalvingInterval(8.0), [*losses, 1.0, 0.5]))
+    assert asked == [8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1, 2, 2, 2]
+
+
+def test_equal_is_not_better() -> None:
+    """One second at a time or two, the loss falls by 1 a second: the first interval stays."""
+    assert lengths(follow(HalvingInterval(2.0), [10.0, 8.0, 8.0, 7.0, 6.0, 6.0])) == [2, 2, 1, 1, 1, 2, 2]
+
+
+def test_a_factor_of_three_takes_three_rounds() -> None:
+    asked = lengths(follow(HalvingInterval(9.0, factor=3), [10.0, 9.0, 9.0, 8.0, 7.0, 6.0, 6.0, 6.0]))
+    assert asked == [9, 9, 3, 3, 3, 3, 1, 1, 1]
+
+
+def test_halving_ends_at_the_floor() -> None:
+    """It would go below 1 s: 2 / 2 is still allowed, 1 / 2 is not."""
+    falling = [100.0, 98.0, 98.0, 95.0, 92.0, 92.0, 92.0]
+    assert lengths(follow(HalvingInterval(2.0, floor_s=1.0), falling)) == [2, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_elapsed_time_counts_barrier_and_all() -> None:
+    """Rounds that take twice as long as asked halve the rate: 2 in 4 s against 1.2 in 2 x 1 s."""
+    policy = HalvingInterval(2.0)
+    state = policy.init()
+    for seconds, loss in [(4.0, 10.0), (4.0, 8.0), (1.0, 8.0), (1.0, 7.5), (1.0, 6.8)]:
+        state = policy.observe(state, RoundSeen(seconds, 0.0, loss))
+    assert policy.attempt(state).interval_s == 0.5
+
+
+# Equation 7.
+
+
+def gain(fit: Fit, eta: float, cost_s: float, stage_s: float = 60.0) -> float:
+    """As printed."""
+    return (stage_s - cost_s * stage_s / (eta + cost_s)) * fit.at(eta)
+
+
+@pytest.mark.parametrize(
+    ("slope", "offset", "cost_s", "best"),
+    [
+        (-1.0, 8.0, 1.0, 2.0),  # sqrt(1 + 8) - 1
+        (-1.0, 3.0, 1.0, 1.0),  # sqrt(1 + 3) - 1
+        (-0.5, 4.0, 1.0, 2.0),  # only the ratio b / a counts
+        (-1.0, 1e-6, 1.0, 0.1),  # below the least interval
+        (-1e-6, 1.0, 1.0, 9.0),  # above the greatest
+        (-1.0, 8.0, 0.0, 0.1),  # barriers for nothing: as often as may be
+        (1.0, 1.0, 1.0, 9.0),  # the longer the better
+        (0.0, 1.0, 1.0, 9.0),
+        (-1.0, -1.0, 1.0, 0.1),  # it only gets worse: the least harm
+        (1.0, -5.0, 1.0, 9.0),
+    ],
+)
+def test_the_best_interval_by_hand(slope: float, offset: float, cost_s: float, best: float) -> None:
+    assert Fit(slope, offset).best(cost_s, 0.1, 9.0) == pytest.approx(best)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0.01, 3))
+def test_no_interval_gains_more(slope: float, offset: float, cost_s: float) -> None:
+    fit = Fit(slope, offset)
+    best = fit.best(cost_s, 0.1, 9.0)
+    assert 0.1 <= best <= 9.0
+    most = max(gain(fit, eta, cost_s) for eta in np.linspace(0.1, 9.0, 500))
+    assert gain(fit, best, cost_s) >= most - 1e-9 * max(abs(most), 1)
+
+
+# Fitting.
+
+FITTED = FittedInterval(interval_s=1.5, stage_s=100.0, floor_s=0.1, ceiling_s=20.0)
+
+
+def test_two_trials_and_then_the_best() -> None:
+    """By hand, with a barrier of 0.5 s, so eta = 1 and 2 s.
+
+    Two rounds with eta: 10, 9, 8.2, so 1.8 in 2 s: g(1) = 0.9. Back; one round with 2 eta: 10, 8.6: g(2) = 0.7.
+    So a = -0.2, b = 1.1, and eta* = sqrt(0.25 + 0.5 x 5.5) - 0.5 = 1.2320508, a round of 1.7320508 s.
+    """
+    attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6], cost_s=0.5)
+    assert lengths(attempts) == pytest.approx([1.5, 1.5, 1.5, 2.5, 2.5, math.sqrt(3)])
+    assert [attempt.remember for attempt in attempts] == [True, False, False, False, False, False]
+    assert [attempt.rollback for attempt in attempts] == [False, False, False, True, False, False]
+
+
+def as_predicted(rounds: int, share: float = 1.0) -> list[float]:
+    """Losses of a stage after the trials above: g(1.2320508) x 1.2320508 = 1.05166 a round, times a share."""
+    eta = math.sqrt(3) - 0.5
+    return [8.6 - share * (1.1 - 0.2 * eta) * eta * index for index in range(rounds)]
+
+
+def test_a_stage_goes_on_while_the_loss_falls_as_predicted() -> None:
+    attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(8, share=0.51)], cost_s=0.5)
+    assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 9)
+
+
+def test_a_stage_that_falls_behind_ends_in_new_trials() -> None:
+    """Below half of the prediction; looked at from the third gain, so the fourth round, on."""
+    attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(4, share=0.49)], cost_s=0.5)
+    assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 4 + [1.5])
+    assert [attempt.remember for attempt in attempts[5:]] == [False] * 4 + [True]
+
+
+def test_a_stage_ends_after_its_time() -> None:
+    """Of 3 s: three gains of 1.232 s each are more."""
+    policy = FittedInterval(interval_s=1.5, stage_s=3.0, floor_s=0.1, ceiling_s=20.0)
+    attempts = follow(policy, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(4)], cost_s=0.5)
+    assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 4 + [1.5])
+
+
+def test_the_bounds_hold_for_trials_too() -> None:
+    policy = FittedInterval(interval_s=1.5, stage_s=100.0, floor_s=1.2, ceiling_s=2.0)
+    attempts = follow(policy, [10.0, 9.0, 8.2, 10.0, 9.9, 9.0], cost_s=0.5)
+    assert lengths(attempts) == pytest.approx([1.5, 1.5, 1.5, 2.0, 2.0, 1.2, 1.2]), "1.01 s would be best"
+
+
+@pytest.mark.parametrize(
+    ("losses", "interval_s"),
+    [
+        ([1.0, 1.1, 1.3, 1.0, 1.2], 2.5),  # it only rises; -0.15 and -0.1 a second: the better of the two
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 1.5),
+    ],
+)
+def test_without_any_progress_there_is_nothing_to_fit(losses: list[float], interval_s: float) -> None:
+    attempts = follow(FITTED, [*losses, *losses], cost_s=0.5)
+    assert lengths(attempts)[5:] == pytest.approx([interval_s] * 6)
+
+
+def test_trials_of_the_same_length_cannot_be_fitted() -> None:
+    """The silos are through with their data after 1 s whatever they are asked for."""
+    state = FITTED.init()
+    for loss in [10.0, 9.0, 8.0, 10.0, 9.0]:
+        state = FITTED.observe(state, RoundSeen(1.5, 0.5, loss))
+    assert FITTED.attempt(state).interval_s == pytest.approx(1.5)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0, 5))
+def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float], cost_s: float) -> None:
+    policies: list[tuple[AnyIntervalPolicy, float, float]] = [
+        (HalvingInterval(8.0, 2, 0.5), 0.5, 8.0),
+        (FittedInterval(1.5, 5.0, 0.5, 8.0), 0.5, 8.0),
+    ]
+    for policy, low, high in policies:
+        state = policy.init()
+        for loss in losses:
+            attempt = policy.attempt(state)
+            assert low <= attempt.interval_s <= high
+            assert pickle.loads(pickle.dumps(state)) == state
+            state = policy.observe(state, RoundSeen(attempt.interval_s, cost_s, loss))
+
+
+# Whole runs of FSP, in which the loss follows from the version that an order starts from.
+
+
+def intervals(result: Any) -> list[float]:
+    """Length of each round, from orders to commit [s]."""
+    return [row.seconds for row in result.ledger.rounds]
+
+
+def spoiling(loss: Callable[[int], float]) -> Any:
+    """A twist that reports a loss by base version."""
+
+    def twist(order: WorkOrder, update: Vector, report: WorkReport) -> tuple[Vector, WorkReport]:
+        return update, replace(report, loss=loss(order.base_version))
+
+    return twist
+
+
+def test_halving_in_a_run(tmp_path: Path) -> None:
+    """The example above, from 4 s: the loss of version v is what the policy sees in its round v + 1.
+
+    4 s: 10 to 9, 0.25 a second. 2 s: 9 to 7 in 4 s, 0.5. 1 s: 7 to 6.5 in 2 s, 0.25: 2 s stay.
+    """
+    losses = [10.0, 9.0, 9.0, 8.0, 7.0, 7.0, 6.8, 6.5, 6.0, 6.0]
+    barrier = {"kind": "fsp", "interval": {"kind": "binary", "interval_s": 4.0}}
+    result = race(
+        tmp_path, [256.0, 64.0], barrier, stop={"rounds": 10}, twists=dict.fromkeys("ab", spoiling(lambda v: losses[v]))
+    )
+    assert intervals(result) == [4, 4, 2, 2, 2, 1, 1, 1, 2, 2]
+
+
+def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -> None:
+    """Versions: 3 commits of the first trial, the rollback makes version 4, 2 commits of the second make 6.
+
+    Losses 10, 9, 8.2 and back to 10, then 8.6, with overheads of 0.5 s and eta = 1 and 2 s. The first round does not
+    know the overhead yet and takes 2 s, 1.5 of them training: g = 1.8 / 2.5 = 0.72 at eta = 1.25, and then 2.5 s with
+    1.4 / 2.5 = 0.56. a = -0.128, b = 0.88, eta* = sqrt(0.25 + 0.5 x 6.875) - 0.5 = 1.4202.
+    """
+    losses = {0: 10.0, 1: 9.0, 2: 8.2, 4: 10.0, 5: 8.6}
+    barrier = {"kind": "fsp", "interval": {"kind": "linear", "interval_s": 1.5, "ceiling_s": 20.0}}
+    result = race(
+        tmp_path,
+        [1024.0, 1024.0],  # steps of 1/32 s
+        barrier,
+        {"overhead_s": 0.5},
+        stop={"rounds": 6},
+        twists=dict.fromkeys("ab", spoiling(lambda version: losses.get(version, 8.0))),
+    )
+    done = [
+        (type(a).__name__, getattr(a, "version", None))
+        for entry in result.entries
+        for a in entry.actions
+        if isinstance(a, Remember | Rollback | Commit)
+    ]
+    assert done == [
+        ("Remember", 0), ("Commit", 1), ("Commit", 2), ("Commit", 3),
+        ("Rollback", 4), ("Commit", 5), ("Commit", 6), ("Commit", 7),
+    ]  # fmt: skip
+    bases = {a.order.base_version for entry in result.entries for a in entry.actions if isinstance(a, Dispatch)}
+    assert bases == {0, 1, 2, 4, 5, 6}, "nobody trains from version 3, which is gone"
+    assert intervals(result)[:5] == pytest.approx([2.0, 1.5, 1.5, 3.0, 3.0], abs=1 / 32)
+    assert intervals(result)[5] == pytest.approx(1.4202 + 0.5, abs=1 / 32)
+    assert result.model is not None
+    np.testing.assert_array_equal(result.model, np.full(3, 3.0)), "of six commits three are left"

@@ -1,0 +1,242 @@
+"""SSP and ASP: one view at a time, and whole runs by hand."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core import coordinator
+from fedsync.core.events import SiloLost
+from fedsync.core.orders import WorkOrder
+from fedsync.core.views import ClusterView, SiloView, Verdict
+from fedsync.policies.barrier.kinds.ssp import Asp, Clocks, Ssp, SspState, Tick, advance
+from tests.policies.barrier.make import begins, commits, meta, race, silo, view
+from tests.sim.fake import Result, machines, simulate, spoil, strategy
+
+
+def decide(barrier: Ssp, **silos: SiloView) -> Verdict:
+    """Asked once at the beginning, when all clocks were 0, and once now."""
+    return barrier.decide(ticked(silos), view(silos))[1]
+
+
+def ticked(silos: dict[str, SiloView]) -> SspState:
+    """Let the orders end one by one, as they do."""
+    clocks = Clocks()
+    for clock in range(max(s.clock for s in silos.values()) + 1):
+        seen = view({name: replace(s, clock=min(s.clock, clock)) for name, s in silos.items()})
+        clocks = advance(clocks, seen, None)
+    return SspState(clocks)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "a", "b", "c", "released"),
+    [
+        (0, silo(clock=1), silo(busy=True), silo(busy=True), ()),
+        (1, silo(clock=1), silo(busy=True), silo(busy=True), ("a",)),
+        (1, silo(clock=2), silo(busy=True), silo(clock=1), ("c",)),  # a would be 2 ahead of b
+        (2, silo(clock=2), silo(busy=True), silo(clock=1), ("a", "c")),
+        (0, silo(clock=2), silo(clock=2), silo(clock=2), ("a", "b", "c")),
+        (0, silo(clock=2), silo(clock=1), silo(clock=2), ("b",)),  # b was idle for some reason: it is the slowest
+        (3, silo(clock=9, busy=True), silo(clock=5), silo(clock=1, busy=True), ()),
+    ],
+)
+def test_a_silo_goes_on_unless_too_far_ahead_of_the_slowest(
+    staleness: int, a: SiloView, b: SiloView, c: SiloView, released: tuple[str, ...]
+) -> None:
+    verdict = decide(Ssp(staleness), a=a, b=b, c=c)
+    assert verdict.release == released
+    assert verdict.commit == ()
+    assert verdict.reason
+    idle = tuple(name for name, s in zip("abc", (a, b, c), strict=True) if not s.busy)
+    assert Asp().decide({}, view({"a": a, "b": b, "c": c}))[1].release == idle
+
+
+@pytest.mark.parametrize("barrier", [Ssp(0), Asp()])
+def test_arrivals_are_committed_one_by_one_before_anybody_goes_on(barrier: Ssp | Asp) -> None:
+    state, verdict = barrier.decide(
+        barrier.init(), view({"a": silo(clock=1), "b": silo(clock=1)}, meta("b"), meta("a"))
+    )
+    assert (verdict.commit, verdict.release) == (("b/1",), ())
+    state, verdict = barrier.decide(state, view({"a": silo(clock=1), "b": silo(clock=1)}, meta("a"), version=1))
+    assert (verdict.commit, verdict.release) == (("a/1",), ())
+    _, verdict = barrier.decide(state, view({"a": silo(clock=1), "b": silo(clock=1)}, version=2))
+    assert (verdict.commit, verdict.release) == ((), ("a", "b"))
+
+
+def test_what_a_lost_silo_sent_counts() -> None:
+    assert Asp().decide({}, view({}, meta("a")))[1].commit == ("a/1",)
+
+
+def test_a_silo_that_joins_late_counts_from_the_slowest() -> None:
+    """By hand: the others have done 7 and 5. The newcomer counts as 5, so with s = 2 the 7 may go on."""
+    state = ticked({"a": silo(clock=7), "b": silo(clock=5)})
+    silos = {"a": silo(clock=7), "b": silo(clock=5, busy=True), "new": silo()}
+    state, verdict = Ssp(2).decide(state, view(silos))
+    assert verdict.release == ("a", "new")
+    assert [tick.ticks for tick in state.clocks.values()] == [7, 5, 5]
+
+
+def test_a_silo_that_comes_back_counts_from_the_slowest_too() -> None:
+    """The coordinator restarts its clock at 0: without that, a would be 7 ahead of it."""
+    state = ticked({"a": silo(clock=7), "b": silo(clock=6)})
+    state, verdict = Ssp(0).decide(state, view({"a": silo(clock=7), "b": silo(clock=0)}))
+    assert state.clocks["b"].ticks == 7
+    assert verdict.release == ("a", "b")
+
+
+def test_nobody_waits_for_a_silo_that_is_gone() -> None:
+    state = ticked({"a": silo(clock=1), "b": silo(busy=True)})
+    assert Ssp(0).decide(state, view({"a": silo(clock=1), "b": silo(busy=True)}))[1].release == ()
+    assert Ssp(0).decide(state, view({"a": silo(clock=1)}))[1].release == ("a",)
+
+
+def test_nobody_waits_for_a_silo_that_keeps_failing() -> None:
+    barrier = Ssp(0)
+    state, _ = barrier.decide(barrier.init(), view({"a": silo(), "b": silo()}))
+    silos = {"a": silo(clock=1), "b": silo(failures=1)}
+    state, verdict = barrier.decide(state, view(silos, version=1))
+    assert verdict.release == ("a", "b"), "its failure was its turn"
+    silos = {"a": silo(clock=2), "b": silo(failures=2)}
+    assert barrier.decide(state, view(silos, version=2))[1].release == ("a", "b")
+
+
+def test_a_silo_that_failed_sits_out_until_the_next_commit() -> None:
+    barrier = Asp()
+    state, _ = barrier.decide(barrier.init(), view({"a": silo(), "b": silo()}, version=4))
+    silos = {"a": silo(busy=True), "b": silo(failures=1)}
+    for _ in range(2):  # a duplicate wake-up changes nothing
+        state, verdict = barrier.decide(state, view(silos, version=4))
+        assert verdict.release == ()
+    assert barrier.decide(state, view(silos, version=5))[1].release == ("b",)
+    assert barrier.decide(state, view({"b": silos["b"]}, version=4))[1].release == ("b",), "nobody is left to commit"
+
+
+def test_a_second_look_at_the_same_view_decides_the_same() -> None:
+    silos = {"a": silo(clock=3), "b": silo(clock=1, busy=True)}
+    state, first = Ssp(1).decide(SspState(), view(silos))
+    assert Ssp(1).decide(state, view(silos)) == (state, first)
+
+
+# Clocks are values, and what the coordinator's index leaves out changes nothing.
+
+
+def plain(ticks: dict[str, int]) -> dict[str, Tick]:
+    return {name: Tick(count, count, 0) for name, count in ticks.items()}
+
+
+changes = st.dictionaries(st.sampled_from("abcde"), st.none() | st.integers(0, 4), max_size=3)
+
+
+@given(st.lists(st.tuples(changes, st.integers(0, 5)), max_size=12))
+def test_clocks_are_values_whoever_asks_and_whenever(story: list[tuple[dict[str, int | None], int]]) -> None:
+    """Against plain dicts: any earlier clocks can be asked, pickled and continued, as often as one likes."""
+    line: list[tuple[Clocks, dict[str, Tick]]] = [(Clocks(), {})]
+    for changed, back in story:
+        clocks, expected = line[-1 - back % len(line)]
+        new = {name: None if count is None else Tick(count, count, 0) for name, count in changed.items()}
+        table = {name: tick for name, tick in {**expected, **new}.items() if tick is not None}
+        line.append((clocks.after(new), table))
+        assert line[-1][0].slowest == min((tick.ticks for tick in table.values()), default=0)
+    for clocks, expected in [*reversed(line), *line]:
+        assert dict(clocks) == expected
+        assert pickle.loads(pickle.dumps(clocks)) == expected
+        assert len(clocks) == len(expected)
+        assert clocks.slowest == min((tick.ticks for tick in expected.values()), default=0)
+
+
+def test_very_old_clocks_can_be_asked() -> None:
+    """More generations than Python allows calls within calls."""
+    oldest = clocks = Clocks(plain({"a": 0}))
+    for count in range(1, 5000):
+        clocks = clocks.after(plain({"a": count}))
+    assert (oldest["a"].ticks, clocks["a"].ticks) == (0, 4999)
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [
+        {"kind": "ssp", "staleness": 1},
+        {"kind": "sampled", "sample_size": 2},
+        {"kind": "sampled", "sample_size": 2, "redraw": False},
+        {"kind": "asp"},
+    ],
+)
+def test_the_index_spares_time_and_changes_nothing(
+    tmp_path: Path, barrier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crashes, failures and a late joiner, once with the index and once with everything looked for."""
+
+    def run(name: str) -> Result:
+        silos = [{"speed": speed, "jitter": 0.2} for speed in (300.0, 200.0, 70.0, 130.0)]
+        silos[0] |= {"crashes": {"mtbf_s": 5.0, "repair_s": 1.0}}
+        silos[1] |= {"joins_at_s": 7.0}
+        config = strategy(barrier=barrier, stop={"seconds": 60.0}, local={"steps": 8, "batch_size": 32})
+        return simulate(tmp_path / name, machines(*silos), config, {"c": spoil(loss=math.nan)})
+
+    fast = run("fast")
+    blind = partial(ClusterView, index=None)
+    monkeypatch.setattr(coordinator, "ClusterView", lambda *fields: blind(*fields[:-1]))
+    assert run("slow").text == fast.text
+    assert len(fast.events(SiloLost)) > 3
+
+
+# Whole runs: orders of 1, 2 and 4 s.
+
+SPEEDS = [256.0, 128.0, 64.0]
+
+
+def test_asp_by_hand(tmp_path: Path) -> None:
+    result = race(tmp_path, SPEEDS, {"kind": "asp"}, stop={"seconds": 7.5})
+    assert begins(result) == {"a": [0, 1, 2, 3, 4, 5, 6, 7], "b": [0, 2, 4, 6], "c": [0, 4]}
+    assert commits(result)[:4] == [(1, ["a/1"]), (2, ["b/1"]), (2, ["a/2"]), (3, ["a/3"])]
+    assert result.ledger.summary()["wait_fraction"] == pytest.approx(0)
+
+
+def test_ssp_by_hand(tmp_path: Path) -> None:
+    """s = 1. At 2 s a has done 2 and c none: a waits until c's first at 4 s, and then for each of c's."""
+    result = race(tmp_path, SPEEDS, {"kind": "ssp", "staleness": 1}, stop={"seconds": 15.0})
+    assert begins(result) == {"a": [0, 1, 4, 8, 12], "b": [0, 2, 4, 8, 12], "c": [0, 4, 8, 12]}
+
+
+def test_ssp_without_slack_gives_orders_when_bsp_does(tmp_path: Path) -> None:
+    ssp = race(tmp_path / "ssp", SPEEDS, {"kind": "ssp", "staleness": 0})
+    bsp = race(tmp_path / "bsp", SPEEDS, {"kind": "bsp"})
+    assert begins(ssp) == begins(bsp) == {name: [0, 4, 8, 12, 16] for name in "abc"}
+    assert [ids for _, ids in commits(ssp)][:12] == [[update_id] for _, ids in commits(bsp) for update_id in ids]
+
+
+def test_ssp_with_slack_for_all_is_asp(tmp_path: Path) -> None:
+    ssp = race(tmp_path / "ssp", SPEEDS, {"kind": "ssp", "staleness": 100})
+    asp = race(tmp_path / "asp", SPEEDS, {"kind": "asp"})
+    assert ssp.entries == asp.entries
+
+
+def test_the_gap_stays_within_the_bound(tmp_path: Path) -> None:
+    """Whenever an order is given, its silo has done at most s more than the slowest."""
+    staleness = 2
+    result = race(
+        tmp_path, [300.0, 200.0, 70.0], {"kind": "ssp", "staleness": staleness}, {"jitter": 0.3}, stop={"rounds": 60}
+    )
+    done = dict.fromkeys("abc", 0)
+    for at_s, ids in commits(result):
+        for update_id in ids:
+            done[update_id[0]] += 1
+        orders = [name for name, times in begins(result).items() if at_s in times]
+        assert all(done[name] - min(done.values()) <= staleness for name in orders)
+    assert max(done.values()) - min(done.values()) == staleness + 1, (
+        "the last of the leader's orders is done, not begun"
+    )
+
+
+def test_order_ids_do_not_matter() -> None:
+    """The clock counts, not the number of the order: failed ones have numbers too."""
+    order = WorkOrder("a/17", 0, 17, 8, 4, 0.1, 1)
+    assert decide(Ssp(0), a=replace(silo(), order=order), b=silo(clock=1)).release == ()

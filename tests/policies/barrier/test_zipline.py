@@ -1,0 +1,235 @@
+"""ZipLine and its rivals: examples by hand, agreement on random tables, the published claims that do not hold.
+
+The paper's figures give no times, so the examples are our own; one follows the step counts of figure 8b.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedsync.policies.barrier.zipline import METHODS, NAIVE_LIMIT, SyncPoint, find_sync_point
+
+EXACT = [name for name, method in METHODS.items() if method.exact]
+LARGE = [name for name in EXACT if name != "naive"]
+WRONG_SIDE = [[0, 0], [3, 3], [-2, 3], [0, 5]]  # the nearest end lies on the wrong side of every designated one
+
+
+def outcome(point: SyncPoint) -> tuple[float, float, list[int]]:
+    return point.time, point.waiting, point.steps.tolist()
+
+
+def tables(
+    values: st.SearchStrategy[Any], silos: int = 4, steps: int = 4, min_silos: int = 1
+) -> st.SearchStrategy[NDArray[Any]]:
+    """Tables of ascending rows, shape [min_silos..silos, 1..steps]."""
+
+    def of_shape(shape: tuple[int, int]) -> st.SearchStrategy[NDArray[Any]]:
+        n, r = shape
+        row = st.lists(values, min_size=r, max_size=r).map(sorted)
+        return st.lists(row, min_size=n, max_size=n).map(np.array)
+
+    return st.tuples(st.integers(min_silos, silos), st.integers(1, steps)).flatmap(of_shape)
+
+
+crowded = st.integers(0, 7)  # ties between silos and within a row
+wide = st.integers(-(2**62), 2**62 - 1)  # the widest span that int64 differences hold
+rounded = st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.7, 0.1 + 0.2, 1e16, 1e16 + 2])  # spreads that tie only once rounded
+finite = st.floats(-8e307, 8e307)
+
+
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize(
+    ("ends", "time", "waiting", "steps"),
+    [
+        ([[2, 4, 6], [3, 6, 9]], 6, 0, [3, 2]),  # periods 2 and 3 meet at 6
+        ([[2, 4, 6, 8, 10, 12], [3, 6, 9, 12, 15, 18], [4, 8, 12, 16, 20, 24]], 12, 0, [6, 4, 3]),
+        ([[1.0, 2.5], [2.25, 4.0], [2.0, 3.0]], 2.5, 0.5, [2, 1, 1]),
+        ([[1, 5], [2, 6]], 2, 1, [1, 1]),  # {1, 2} and {5, 6} tie: the earlier
+        ([[0, 3], [2, 9]], 3, 1, [2, 1]),  # {3, 2} beats {0, 2}
+        ([[1, 2], [10, 11]], 10, 8, [2, 1]),  # silo 0 has no end near silo 1's: its last
+        ([[1, 2], [3, 4]], 3, 1, [2, 1]),
+        ([[5, 8], [7, 8], [7, 9]], 8, 1, [2, 2, 1]),  # {8, 7, 7} and {8, 8, 7} tie: the latest steps
+        ([[1, 1], [1, 2]], 1, 0, [2, 1]),  # a step of no duration is taken
+        ([[4, 4, 4], [1, 4, 4]], 4, 0, [3, 3]),
+        ([[3], [1], [2]], 3, 2, [1, 1, 1]),  # one step ahead is plain BSP
+        ([[4, 5]], 4, 0, [1]),  # one silo waits for nobody
+        (WRONG_SIDE, 3, 3, [2, 2, 2, 1]),
+    ],
+)
+def test_point_matches_hand_computed(
+    method: str, ends: list[list[float]], time: float, waiting: float, steps: list[int]
+) -> None:
+    point = find_sync_point(ends, method)
+    assert outcome(point) == (time, waiting, steps)
+    assert point.steps.dtype == np.int64
+
+
+@pytest.mark.parametrize("method", LARGE)
+def test_of_two_best_windows_the_earlier_wins(method: str) -> None:
+    """Figure 8b: Z_A and Z_B have the same spread; Z_B, with fewer steps, is preferred."""
+    z_a, z_b = [13, 20, 10, 12, 17], [3, 5, 1, 3, 2]
+    step = np.arange(1, 21)
+    ends = np.empty((5, 20), dtype=np.int64)
+    for silo, (a, b) in enumerate(zip(z_a, z_b, strict=True)):
+        # Away from the two windows every silo keeps to a century of its own.
+        ends[silo] = np.select([step < b, step < a], [-1000, 1000], 3000) + 100 * silo + step
+        ends[silo, [b - 1, a - 1]] = 500 + silo, 2500 + silo
+    assert outcome(find_sync_point(ends, method)) == (504, 4, z_b)
+
+
+def test_type_of_the_times_follows_the_input() -> None:
+    whole = find_sync_point(np.array([[2**60 + 1, 2**60 + 3]], dtype=np.uint64))
+    assert whole.time == 2**60 + 1  # float64 would round it
+    assert type(whole.time) is int
+    assert type(find_sync_point(np.array([[1, 2]], dtype=np.float32)).time) is float
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(tables(crowded) | tables(wide, silos=3, steps=3) | tables(rounded) | tables(finite))
+def test_exact_methods_agree_with_naive(ends: NDArray[Any]) -> None:
+    expected = outcome(find_sync_point(ends, "naive"))
+    for method in LARGE:
+        assert outcome(find_sync_point(ends, method)) == expected, method
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 30),
+    r=st.integers(1, 30),
+    top=st.sampled_from([None, 10, 100, 10**6]),
+)
+def test_exact_methods_agree_on_larger_tables(seed: int, n: int, r: int, top: int | None) -> None:
+    rng = np.random.default_rng(seed)
+    ends = np.sort(rng.random((n, r)) if top is None else rng.integers(0, top, (n, r)))
+    expected = outcome(find_sync_point(ends, "zipline"))
+    for method in LARGE:
+        assert outcome(find_sync_point(ends, method)) == expected, method
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(ends=tables(crowded) | tables(rounded) | tables(finite), method=st.sampled_from(list(METHODS)))
+def test_point_is_a_window_of_one_end_a_silo(ends: NDArray[Any], method: str) -> None:
+    before = ends.copy()
+    point = find_sync_point(ends, method)
+    assert point.steps.shape == (len(ends),)
+    chosen = [row[step - 1] for row, step in zip(ends.tolist(), point.steps.tolist(), strict=True)]
+    assert point.time == max(chosen)
+    assert point.waiting == max(chosen) - min(chosen)
+    assert all(0 <= point.time - end <= point.waiting for end in chosen)
+    assert point.waiting >= find_sync_point(ends).waiting
+    np.testing.assert_array_equal(ends, before)
+
+
+@settings(deadline=None, derandomize=True)
+@given(ends=tables(crowded), data=st.data())
+def test_point_depends_neither_on_the_order_of_silos_nor_on_the_origin(ends: NDArray[Any], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(ends))))
+    shift = data.draw(st.integers(-100, 100))
+    point = find_sync_point(ends)
+    moved = find_sync_point(ends[order] + shift)
+    assert outcome(moved) == (point.time + shift, point.waiting, point.steps[order].tolist())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layout_in_memory_does_not_matter(method: str) -> None:
+    ends = np.sort(np.random.default_rng(7).integers(0, 50, (4, 6)))
+    expected = outcome(find_sync_point(ends, method))
+    assert outcome(find_sync_point(np.asfortranarray(ends), method)) == expected
+    assert outcome(find_sync_point(np.repeat(ends, 2, axis=1)[:, ::2], method)) == expected
+    assert outcome(find_sync_point(ends.tolist(), method)) == expected
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(tables(crowded, silos=3, steps=5))
+def test_full_grid_scan_finds_the_least_spread_up_to_three_silos(ends: NDArray[Any]) -> None:
+    assert find_sync_point(ends, "full_grid_scan").waiting == find_sync_point(ends).waiting
+
+
+def test_full_grid_scan_misses_the_least_spread() -> None:
+    """Against section 5.1 and Table 3, which take it for exhaustive."""
+    assert find_sync_point(WRONG_SIDE, "full_grid_scan").waiting == 5
+    assert find_sync_point(WRONG_SIDE, "naive").waiting == 3
+
+
+def test_grid_scan_misses_the_least_spread() -> None:
+    """By hand: silo 0 ends first. Around 0: {0, 6, 1}, spread 6. Around 10: {10, 6, 14}, spread 8."""
+    ends = [[0, 10], [6, 15], [1, 14]]
+    assert outcome(find_sync_point(ends, "grid_scan")) == (6, 6, [1, 1, 1])
+    assert outcome(find_sync_point(ends, "full_grid_scan")) == (15, 5, [2, 2, 2])  # around 14 or 15
+
+
+def as_printed(ends: list[list[int]], late_silos_first: bool = False) -> dict[int, int]:
+    """Algorithm 2 line by line, silo -> end; where Omega is empty, line 16 stops the inner loop."""
+    sign = -1 if late_silos_first else 1
+    omega = sorted(((end, silo) for silo, row in enumerate(ends) for end in row), key=lambda e: (e[0], sign * e[1]))
+    z: dict[int, int] = {}
+    best: dict[int, int] = {}
+    while omega:
+        while len(z) < len(ends) and omega:
+            end, silo = omega.pop(0)
+            z[silo] = end
+        if not best or max(z.values()) - min(z.values()) < max(best.values()) - min(best.values()):
+            best = dict(z)
+        del z[min(z, key=z.__getitem__)]
+    return best
+
+
+def test_algorithm_2_as_printed_runs_out_of_ends() -> None:
+    assert as_printed([[1, 2], [3, 4]]) == {1: 4}  # no end of silo 0
+    assert find_sync_point([[1, 2], [3, 4]], "zipline").waiting == 1
+
+
+def test_algorithm_2_as_printed_depends_on_the_order_of_equal_ends() -> None:
+    ends = [[5, 8], [7, 8], [7, 9]]
+    assert as_printed(ends) == {0: 8, 1: 7, 2: 7}
+    assert as_printed(ends, late_silos_first=True) == {0: 8, 1: 8, 2: 7}
+    assert find_sync_point(ends, "zipline").steps.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([1.0, 2.0], r"table \[silos, steps\], found shape \(2,\)"),
+        ([[1, 2], [3]], "equally many steps"),
+        (np.empty((0, 3)), r"a silo and a step, found shape \(0, 3\)"),
+        (np.empty((3, 0)), r"a silo and a step, found shape \(3, 0\)"),
+        ([[True, True]], "found dtype bool"),
+        ([["1", "2"]], "found dtype <U1"),
+        ([[1.0, 2.0], [1.0, np.nan]], "found nan at silo 1, step 2"),
+        ([[1.0, np.inf]], "found inf at silo 0, step 2"),
+        ([[-np.inf]], "found -inf at silo 0, step 1"),
+        ([[1, 2, 3], [1, 3, 2]], "found 2 after 3 at silo 1, step 3"),
+        ([[-1e308], [1e308]], "finite span, found -1e\\+308 to 1e\\+308"),
+        ([[-(2**62)], [2**62]], "less than 2\\^63"),
+        (np.array([[2**63]], dtype=np.uint64), "less than 2\\^63"),
+    ],
+)
+@pytest.mark.parametrize("method", ["sweep", "zipline"])
+def test_bad_ends_are_refused(ends: Any, message: str, method: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_sync_point(ends, method)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("zip_line", "unknown method 'zip_line'; did you mean 'zipline'\\? Known: sweep, zipline"),
+        ("magic", "unknown method 'magic'. Known: sweep, zipline"),
+    ],
+)
+def test_unknown_method_is_refused(method: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_sync_point([[1.0]], method)
+
+
+def test_naive_refuses_what_would_not_end() -> None:
+    assert NAIVE_LIMIT < 2**20
+    with pytest.raises(ValueError, match=r"2\^20 combinations, more than 1000000; use method 'sweep'"):
+        find_sync_point(np.ones((20, 2)), "naive")

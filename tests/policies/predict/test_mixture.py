@@ -1,0 +1,142 @@
+"""The mixture: weights by hand, and that it follows the best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.lstm import Lstm
+from fedsync.policies.predict.mixture import Mixture
+from fedsync.policies.predict.narx import Narx
+from fedsync.policies.predict.plain import Plain
+from fedsync.policies.predict.rnn import Rnn
+
+
+@dataclass(frozen=True)
+class Off(Plain[float | None]):
+    """Forecasts the last speed plus so much."""
+
+    by: float
+
+    def init(self) -> None:
+        return None
+
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
+        return sample.speed
+
+    def forecast(self, state: float | None, drivers: Drivers | None = None) -> float | None:
+        return None if state is None else state + self.by
+
+
+def test_weights_by_hand() -> None:
+    """Errors 1 and 2 at a constant speed: squares 1 and 4, weights 1 and 4^-1 at power 1, thus 4/5 and 1/5."""
+    mixture = Mixture((Off(1.0), Off(-2.0)), power=1.0)
+    state = mixture.observe(mixture.init(), SpeedSample(100.0))
+    assert mixture.weights(state) == (0.5, 0.5)
+    for _ in range(3):
+        state = mixture.observe(state, SpeedSample(100.0))
+    assert mixture.weights(state) == pytest.approx((0.8, 0.2))
+    assert mixture.forecast(state) == pytest.approx(0.8 * 101 + 0.2 * 98)
+
+
+def test_a_bad_expert_hardly_counts() -> None:
+    mixture = Mixture((Ema(0.2), Off(50.0)))
+    state = mixture.init()
+    for order in range(30):
+        state = mixture.observe(state, SpeedSample(100.0 + order % 3))
+    assert mixture.weights(state)[1] < 1e-6
+
+
+def test_weights_follow_when_another_becomes_the_best() -> None:
+    """Noise about a level at first, where an average is best; then steps that last, where the last speed is."""
+    mixture = Mixture((Ema(1.0), Ema(0.1)), forget=0.05)
+    state = mixture.init()
+    for order in range(100):
+        state = mixture.observe(state, SpeedSample(100.0 + 10 * (-1) ** order))
+    assert mixture.weights(state)[1] > 0.95
+    for order in range(100):
+        state = mixture.observe(state, SpeedSample(100.0 + 2 * order))
+    assert mixture.weights(state)[0] > 0.95
+
+
+def test_a_perfect_expert_gets_all_and_two_share() -> None:
+    mixture = Mixture((Ema(1.0), Ema(0.2), Off(1.0)))
+    state = mixture.init()
+    for _ in range(5):
+        state = mixture.observe(state, SpeedSample(7.0))
+    assert mixture.weights(state) == pytest.approx((0.5, 0.5, 0.0), abs=1e-6)
+
+
+def test_a_promise_counts_once() -> None:
+    """Training has found 0.25 of the average's squared error: the record of the average is scaled by it."""
+
+    @dataclass(frozen=True)
+    class Promising(Off):
+        def unlearned(self, state: float | None) -> bool:
+            return True
+
+        def promise(self, state: float | None) -> float:
+            return 0.25
+
+    mixture = Mixture((Off(1.0), Promising(2.0)))
+    state = mixture.init()
+    for _ in range(2):
+        state = mixture.observe(state, SpeedSample(100.0))
+    before = state.errors
+    state = mixture.learn(state, 1)
+    assert state.errors == (before[0], 0.25 * before[1])
+    assert mixture.learn(state, 1).errors == state.errors
+
+
+@pytest.mark.parametrize(("promise", "counts"), [(0.0, 1e-6), (24.0, 24.0), (1e296, 25.0), (math.inf, 25.0)])
+def test_a_promise_counts_within_bounds(promise: float, counts: float) -> None:
+    """Unbounded, one of 1e296 would be an error that no later orders could make up for."""
+
+    @dataclass(frozen=True)
+    class Promising(Off):
+        def unlearned(self, state: float | None) -> bool:
+            return True
+
+        def promise(self, state: float | None) -> float:
+            return promise
+
+    mixture = Mixture((Off(1.0), Promising(2.0)))
+    state = mixture.init()
+    for _ in range(2):
+        state = mixture.observe(state, SpeedSample(100.0))
+    assert mixture.learn(state, 1).errors == pytest.approx((1.0, 4.0 * counts))
+
+
+@pytest.mark.parametrize("speed", [1e8, 37.2])
+def test_networks_trained_on_a_constant_speed_still_count_when_it_varies(speed: float) -> None:
+    """The average is exact there, so that a promise is no ratio; 1e8 gave infinite errors, and NaN one order later."""
+    mixture = Mixture((Ema(0.2), Rnn(samples=50, hidden=4), Lstm(samples=50, hidden=4), Narx(samples=50)))
+    state = mixture.init()
+    for _ in range(60):
+        state = mixture.observe(state, SpeedSample(speed, 0.5, 0.5))
+        while mixture.unlearned(state):
+            state = mixture.learn(state, 100)
+    assert state.promised == (False, True, True, True)
+    for order in range(20):
+        state = mixture.observe(state, SpeedSample(speed * (1.0 + 0.5 * (order % 2)), 0.5, 0.5))
+    assert 0.5 * speed < (mixture.forecast(state) or 0.0) < 2 * speed
+    assert min(mixture.weights(state)) > 1e-4, "nobody is banned"
+
+
+def test_experts_take_turns_and_reuse_what_their_like_has_learned() -> None:
+    mixture = Mixture((Narx(samples=30), Ema(0.2), Narx(samples=30)))
+    state = mixture.init()
+    for order in range(40):
+        state = mixture.observe(state, SpeedSample(100.0 + order % 7, 0.1 * (order % 7), 0.5))
+    assert not mixture.unlearned(mixture.init())
+    while mixture.unlearned(state):
+        state = mixture.learn(state, 5)
+    assert all(state.states[index].model is not None for index in (0, 2))
+    assert mixture.export(state) == mixture.experts[0].export(state.states[0])
+    heir = mixture.reuse(mixture.init(), state)
+    assert heir.states[0].start is not None
+    assert replace(heir, states=()) == replace(mixture.init(), states=()), "its weights are its own affair"

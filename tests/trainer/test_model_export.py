@@ -1,0 +1,174 @@
+"""``fedsync silo export``: how a silo gets the model of an encrypted run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedsync.cipher.silo.replica_state import Scales, State
+from fedsync.cli import app
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.flower import client_app
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timing
+from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.trainer.protocol import COPY, Identity
+from fedsync.trainer.service import Desk
+from tests.flower.grid import DirectGrid, silos_in_this_process
+
+QUICK = ["local.steps=1", "local.batch_size=8", "stop.rounds=2", "cipher={kind: pad}"]
+TASK = """\
+import torch
+from torch.utils.data import TensorDataset
+from fedsync import SiloData, Task
+
+class Small(Task):
+    def model(self):
+        return torch.nn.Linear(4, 2)
+
+    def data(self, slot):
+        inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(slot.index))
+        share = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+        return SiloData(share, share)
+"""
+VALUES = 4 * 2 + 2
+
+
+@pytest.fixture
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a silo, with its state folder ``s`` beside it, whose path may not be long, and a task."""
+    path = tmp_path_factory.mktemp("e") / "silo.yaml"
+    path.with_name("small.py").write_text(TASK, encoding="utf-8")
+    path.write_text("{name: berlin, server: 'localhost:1', insecure: true, state: s}", encoding="utf-8")
+    return path
+
+
+def config_of(file: Path) -> StrategyConfig:
+    return StrategyConfig.load("fedavg", [*QUICK, f"task={{kind: custom, file: {file.with_name('small.py')}}}"])
+
+
+def keep(file: Path, run: str, at_s: float, version: int = 1, silo: str = "berlin", values: int = VALUES) -> Path:
+    """A trainer's folder with a model that is ``version`` everywhere; returns the copy."""
+    folder = file.parent / "s" / "state" / f"{run}-{silo}"
+    folder.mkdir(parents=True)
+    spec = RunSpec.of(config_of(file), None, 2).model_copy(update={"run": run}).dump()
+    Identity(spec, 0, silo).save(folder)
+    # An exponent for each of the task's two tensors.
+    State(version, np.full(values, version, dtype=np.float32), Scales(((0, 0),)), {}).save(folder / COPY)
+    os.utime(folder / COPY, (at_s, at_s))
+    return folder / COPY
+
+
+def export(file: Path, out: Path, *more: str) -> str:
+    result = CliRunner().invoke(app, ["silo", "export", "--silo", str(file), "--out", str(out), *more])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def model_in(out: Path) -> np.ndarray:
+    tensors = torch.load(out / "model.pt", weights_only=True)
+    return np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
+
+
+def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "berlin")]})
+    rings = emulated_rings(config_of(file), silos, tmp_path / "keys")
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+
+    def connect(identity: Identity) -> Desk:
+        """Each with a state folder; the last is berlin's."""
+        home = file.parent / ("s" if identity.index == 2 else f"other-{identity.index}")
+        folder = home / "state" / "0123456789abcdef"
+        folder.mkdir(parents=True)
+        identity.save(folder)
+        return Desk(identity, folder)
+
+    with silos_in_this_process():
+        monkeypatch.setattr(client_app, "connect", connect)
+        timing = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+        run = FedSync(config_of(file), silos, out=tmp_path / "run", timing=timing, keys=rings[1])
+        run.start(DirectGrid(3))
+        models = [link._port.model for link in client_app._links.values()]  # type: ignore[attr-defined]
+
+    assert not (tmp_path / "run" / "model.pt").exists()
+    said = export(file, tmp_path / "out" / "new")
+    assert "version 2 of run " in said, "that of the end, after two rounds"
+    assert (tmp_path / "out" / "new").stat().st_mode & 0o077 == 0
+    for model in models:
+        np.testing.assert_array_equal(model_in(tmp_path / "out" / "new"), model)
+
+
+def test_the_newest_run_is_meant_however_short(file: Path, tmp_path: Path) -> None:
+    keep(file, "long", at_s=1e9, version=40)
+    keep(file, "short", at_s=1e9 + 60, version=3)
+
+    said = export(file, tmp_path)
+    assert "version 3 of run short (2001-09-09 01:47 UTC)" in said
+    assert "run long (2001-09-09 01:46 UTC); for its model add --run long" in said
+    assert set(model_in(tmp_path)) == {3.0}
+    assert "version 40 of run long" in export(file, tmp_path, "--run", "long")
+    assert set(model_in(tmp_path)) == {40.0}
+
+
+def test_of_one_runs_trainers_the_one_that_got_furthest_counts(file: Path, tmp_path: Path) -> None:
+    keep(file, "run", at_s=1e9, version=7)
+    keep(file, "run", at_s=1e9 + 1, version=5, silo="before-it-was-renamed")
+
+    assert export(file, tmp_path).split(": ")[1] == "version 7 of run run (2001-09-09 01:46 UTC)\n"
+
+
+def test_a_silo_without_a_model_says_why(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no encrypted run has left a model in .*the server has model\.pt"):
+        export(file, tmp_path / "out")
+    keep(file, "in-the-clear", at_s=1e9).unlink()
+    with pytest.raises(ConfigError, match="no encrypted run has left a model"):
+        export(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(file: Path, tmp_path: Path) -> None:
+    keep(file, "one", at_s=1e9)
+    keep(file, "two", at_s=1e9 + 60)
+    with pytest.raises(ConfigError, match=r"run 'three' there is no model here\. There is one of: two .*, one "):
+        export(file, tmp_path, "--run", "three")
+
+
+def test_a_task_that_the_owner_does_not_allow_is_not_run(file: Path, tmp_path: Path) -> None:
+    keep(file, "run", at_s=1e9)
+    file.write_text(file.read_text(encoding="utf-8").replace("state: s", "state: s, data: []"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="not where this silo's owner allows runs to read"):
+        export(file, tmp_path)
+
+
+def damaged(file: Path) -> None:
+    copy = keep(file, "run", at_s=1e9)
+    copy.write_bytes(copy.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize(
+    ("harm", "out", "error", "message"),
+    [
+        (damaged, "out", RunError, r"copy\.bin is damaged"),
+        (lambda file: keep(file, "run", 1e9, values=5), "out", ConfigError, "does not fit the task any more"),
+        (lambda file: keep(file, "run", 1e9), "silo.yaml", ConfigError, "cannot be made: File exists"),
+    ],
+    ids=["damaged", "another-task", "no-folder"],
+)
+def test_what_is_in_the_way_is_named(
+    file: Path, harm: Callable[[Path], object], out: str, error: type[FedSyncError], message: str
+) -> None:
+    harm(file)
+    with pytest.raises(error, match=message):
+        export(file, file.with_name(out))
+    assert not file.with_name(out).joinpath("model.pt").exists()

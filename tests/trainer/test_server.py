@@ -1,0 +1,351 @@
+"""The resident trainer as a real process on a real socket."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+import fedsync.trainer.client
+import fedsync.trainer.liveness
+from fedsync.common.processes import OWNER
+from fedsync.config.cluster import SiloConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.train.weights import initial_model
+from fedsync.trainer.client import ResidentLink, make_room, stop_trainers
+from fedsync.trainer.connection import call, receive, send
+from fedsync.trainer.folder import TENURE, Tenure, tenant
+from fedsync.trainer.protocol import IDENTITY, SOCKET, STATE, Finished, Identity, Lacking, StillLoading, Working
+from fedsync.trainer.server import _Server
+
+CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
+
+
+def identity(speed: float = 1e6, **changes: object) -> Identity:
+    spec = RunSpec(seed=7, silos=1, task=CONFIG.task, local=CONFIG.local, emulate=[SiloConfig(name="a", speed=speed)])
+    return Identity(spec.model_copy(update=changes).dump(), 0, "unused")
+
+
+def order(number: int, steps: int = 3) -> WorkOrder:
+    return WorkOrder(f"a/{number}", 0, number, 16, steps, 0.1, seed=number, evaluate=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE, str(folder))
+        patch.setenv(OWNER, str(os.getpid()))
+        yield folder
+        stop_trainers(folder)
+
+
+@pytest.fixture(scope="module")
+def model() -> np.ndarray:
+    return initial_model(CONFIG.task.build(), 7)[0]
+
+
+def process(link: ResidentLink) -> psutil.Process:
+    """The trainer's."""
+    return psutil.Process(tenant(link._folder))
+
+
+def kill(link: ResidentLink) -> None:
+    trainer = process(link)
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    assert not link.alive
+
+
+def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity())
+    assert link.alive
+    assert (link.name, link.facts.declared_speed) == ("a", 1e6)
+    first, again = (link.train(order(1), model, None) for _ in range(2))
+    assert isinstance(first, Finished) and isinstance(again, Finished)
+    assert again.report == first.report, "a second training would have measured other times"
+    np.testing.assert_array_equal(first.update, again.update)
+
+
+def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(speed=160.0, run="2"))  # 16 samples: 0.1 s a step, 10 s in all
+    begin = time.monotonic()
+    answer = link.train(order(1, steps=100), model, 0.5)
+    assert isinstance(answer, Working)
+    assert 1 <= answer.steps < 50 and answer.samples == 16 * answer.steps
+    while isinstance(answer, Working):
+        answer = link.collect("a/1", 1.0, halt=True)
+    assert isinstance(answer, Finished)
+    assert answer.report.steps < 100
+    assert time.monotonic() - begin < 9
+
+
+def test_a_killed_trainer_is_started_again_and_goes_on_in_its_data(root: Path, model: np.ndarray) -> None:
+    straight = ResidentLink(identity(run="3"))
+    expected = [straight.train(order(number), model, None) for number in (1, 2)][1]
+    link = ResidentLink(identity(run="4"))
+    link.train(order(1), model, None)
+    kill(link)
+    resumed = link.train(order(2), model, None)
+    assert isinstance(expected, Finished) and isinstance(resumed, Finished)
+    np.testing.assert_array_equal(resumed.update, expected.update)
+
+
+def test_a_killed_trainer_answers_its_last_order_without_training_again(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(run="7"))
+    first = link.train(order(1), model, None)
+    kill(link)
+    again, asked = link.train(order(1), model, None), link.collect("a/1", 0.0, halt=False)
+    other = link.train(order(1, steps=4), model, None)
+    assert isinstance(first, Finished) and isinstance(again, Finished) and isinstance(asked, Finished)
+    assert again.report == asked.report == first.report, "a second training would have measured other times"
+    np.testing.assert_array_equal(first.update, again.update)
+    assert isinstance(other, Finished) and other.report.steps == 4, "the same name, but another order"
+
+
+def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity())
+    unlimited = psutil.RLIM_INFINITY
+    process(link).rlimit(psutil.RLIMIT_FSIZE, (0, unlimited))
+    with pytest.raises(ConfigError, match=r"answer\.bin: cannot be written: File too large"):
+        link.train(order(11), model, None)
+    process(link).rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
+    assert isinstance(link.train(order(12), model, None), Finished)
+
+
+def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity(speed=16.0, run="5"))  # a step a second
+    assert isinstance(link.train(order(1, steps=1000), model, 0.1), Working)
+    assert isinstance(link.train(order(2, steps=1), model, None), Finished)
+
+
+def test_an_order_nobody_knows_is_to_be_sent_again(root: Path) -> None:
+    assert ResidentLink(identity()).collect("a/99", 0.1, halt=False) == Lacking(0)
+
+
+def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity())
+    found = link.evaluate(model, 3)
+    assert isinstance(found, Evaluation) and link.evaluate(model, 3) == found
+    assert link.evaluate(model + 1, 3) != found, "another model of the same version is another"
+
+
+def test_what_prevents_the_trainer_is_said(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.py: there is no such file"):
+        ResidentLink(identity(task=StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task))
+
+
+def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
+    link = ResidentLink(identity())
+    wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
+    with pytest.raises(FedSyncError, match="diverged"):
+        link.train(wild, model, None)
+    assert isinstance(link.train(order(22), model, None), Finished)
+
+
+def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fedsync.trainer.client, "_tell", lambda folder, request: asked.append(folder.name))
+    silos = {"mine": (0, "a"), "mine-before": (0, "a"), "others": (1, "b"), "torn": None}
+    for folder, silo in silos.items():
+        (tmp_path / folder).mkdir()
+        text = "{" if silo is None else json.dumps({"index": silo[0], "name": silo[1], "spec": folder})
+        (tmp_path / folder / IDENTITY).write_text(text)
+    make_room(tmp_path / "mine")
+    assert asked == ["mine-before"]
+
+
+class _Ended(BaseException):
+    """In place of this process's end."""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
+    """One in this process, which nobody is let in to, and whose desk has a large answer."""
+
+    def end(code: int) -> None:
+        raise _Ended
+
+    monkeypatch.setattr(os, "_exit", end)
+    tenure = Tenure.take(tmp_path)
+    assert tenure is not None
+    server = _Server(tmp_path, tenure)
+    server.opens(SimpleNamespace(busy=False, owes=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
+    return server
+
+
+@pytest.mark.parametrize(
+    ("busy", "owes", "idle_s", "ends"),
+    [
+        *((False, False, 31.0, True), (False, False, 29.0, False), (True, False, 1000.0, False)),
+        *((False, True, 31.0, False), (False, True, 901.0, True), (True, True, 1000.0, False)),
+    ],
+)
+def test_only_an_idle_trainer_makes_room(busy: bool, owes: bool, idle_s: float, ends: bool, server: _Server) -> None:
+    server.opens(SimpleNamespace(busy=busy, owes=owes))  # type: ignore[arg-type]
+    server._asked_at_s = time.monotonic() - idle_s
+    with pytest.raises(_Ended) if ends else nullcontext():
+        assert server._reply({"do": "make room"}, None) == ({}, None)
+
+
+def test_nobody_leaves_while_an_answer_is_on_its_way(server: _Server, tmp_path: Path) -> None:
+    threading.Thread(target=server._let_in, daemon=True).start()
+    caller = call(tmp_path / SOCKET)
+    assert caller is not None
+    send(caller, {"do": "model", "load_s": 0.0})
+    assert caller.poll(10.0), "the header is here, and 16 MB are more than a socket takes"
+    server._leave()
+    assert receive(caller)[1] is not None
+    begin_s = server._asked_at_s
+    with pytest.raises(_Ended):
+        while True:  # until the thread has noted that all is sent
+            server._leave()
+    assert server._asked_at_s >= begin_s, "idle since the answer, not since the question"
+
+
+def test_nobody_leaves_while_somebody_is_at_the_door(server: _Server, tmp_path: Path) -> None:
+    first = call(tmp_path / SOCKET)
+    server._leave()
+    second = call(tmp_path / SOCKET)
+    assert first is not None and second is not None, "the door is where it was"
+
+
+def test_a_trainer_that_comes_second_ends_before_it_loads_anything(tmp_path: Path) -> None:
+    assert Tenure.take(tmp_path) is not None
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "fedsync.trainer.server", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "fedsync.trainer.folder" in done.stderr, "what is imported is listed"
+    assert "torch" not in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [TENURE], "it has left the other one's socket alone"
+
+
+SLOW = """
+import time
+from pathlib import Path
+
+from fedsync.tasks.digits import DigitsTask
+from fedsync.tasks.partition import Iid
+
+assert sum(range(30_000_000)) > 0  # lets no other thread run
+while not Path(__file__).with_name("go").exists():
+    time.sleep(0.01)
+
+
+class Slow(DigitsTask):
+    def __init__(self):
+        super().__init__(Iid())
+"""
+
+
+def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    task = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {tmp_path / 'slow.py'}}}"]).task
+    slow = identity(run="slow", task=task)
+    folder = root / hashlib.sha256(slow.dump().encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700)
+    (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
+    monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 0.5)
+    monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
+    with pytest.raises(StillLoading, match=r"has been loading its task, data and model for \d+ s\. It goes on"):
+        ResidentLink(slow)
+    pid = tenant(folder)
+    seen = fedsync.trainer.liveness.Trainers(root)
+    monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 10.0)
+    seen.look()
+    told = seen.told()["trainers"][folder.name]
+    assert (told["pid"], told["state"]) == (pid, "loading")
+    (tmp_path / "go").touch()
+    monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 60.0)
+    assert ResidentLink(slow).facts.examples > 0
+    assert tenant(folder) == pid
+    assert not (folder / ".answer.bin.12").exists()
+
+
+def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
+    tmp_path: Path, model: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    link = ResidentLink(identity())
+    first = process(link)
+    monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
+    first.suspend()
+    large = np.zeros(4_000_000, np.float32)  # does not even get in
+    with pytest.raises(FedSyncError, match=rf"hung, process {first.pid}, and was ended"):
+        link.train(order(1), large, None)
+    assert not link.alive
+    monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 5.0)
+    assert isinstance(link.train(order(1), model, None), Finished)
+    second = process(link)
+    second.suspend()
+    monkeypatch.setattr(fedsync.trainer.client, "_TELL_S", 0.1)
+    stop_trainers(tmp_path)
+    assert tenant(link._folder) is None
+
+
+def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+
+    def start(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(ConfigError, match="no trainer can be started here: no more processes"):
+        ResidentLink(identity())
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert Identity.load(folder) == identity()
+
+
+def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None:
+    mine = identity()
+    mine.save(tmp_path)
+    before = (tmp_path / IDENTITY).stat().st_mtime_ns
+    mine.save(tmp_path)
+    assert (tmp_path / IDENTITY).stat().st_mtime_ns == before
+    (tmp_path / IDENTITY).write_text("")  # as a full disk left it once
+    with pytest.raises(ValueError, match="Expecting value"):
+        Identity.load(tmp_path)
+    mine.save(tmp_path)
+    assert Identity.load(tmp_path) == mine
+    assert [file.name for file in tmp_path.iterdir()] == [IDENTITY]
+
+
+def test_only_the_owner_can_reach_it(root: Path) -> None:
+    link = ResidentLink(identity())
+    assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    with pytest.raises(FedSyncError, match="open to others"):
+        ResidentLink(identity())
