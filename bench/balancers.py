@@ -38,7 +38,7 @@ from fedsync.observe.recorder import Recorder
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.sim.timing_only import NoStore, TimingWorker
+from fedsync.sim.timing_only import NoAggregator, TimingWorker
 
 BALANCERS: dict[str, dict[str, Any]] = {
     "bsp": {"kind": "fixed"},
@@ -145,7 +145,7 @@ def play(scene: Scene, balancer: dict[str, Any], jitter: float) -> Run:
         workers = {silo.name: TimingWorker.of(silo) for silo in silos}
         coordinator = Coordinator(config.policies(len(silos)))
         try:
-            VirtualDriver(coordinator, NoStore(scene.model_bytes), machines, workers, recorder).run()
+            VirtualDriver(coordinator, NoAggregator(scene.model_bytes), machines, workers, recorder).run()
         finally:
             summary = recorder.finish()
     done = Run(notes=summary["notes"])

@@ -50,13 +50,13 @@ def accuracy_run(job: tuple[str, int, int]) -> dict[str, Any]:
 
 def _round_updates() -> None:
     """Have plain silos in this process round their updates, relative to the largest value, to 24 bits."""
-    from fedsync.core.transfer import PlainPort
+    from fedsync.core.transfer import PlainReplica
 
-    def send(self: PlainPort, update: Any, order: Any, report: Any) -> Any:
+    def send(self: PlainReplica, update: Any, order: Any, report: Any) -> Any:
         step = np.float32(np.abs(update).max() * 2.0**-23)
         return (np.rint(update / step) * step).astype(np.float32) if step else update
 
-    PlainPort.send = send  # type: ignore[method-assign]
+    PlainReplica.send = send  # type: ignore[method-assign]
 
 
 def accuracy(quick: bool, processes: int) -> list[dict[str, Any]]:

@@ -31,8 +31,8 @@ except ImportError:  # run as a script, whose own folder is the path
 
 from fedsync.cipher.encoding import tally, wire
 from fedsync.cipher.encoding.integrity import Tagger, added
-from fedsync.cipher.encoding.packing import Lanes
-from fedsync.cipher.encoding.quantization import Grid
+from fedsync.cipher.encoding.packing import Packing
+from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
 from fedsync.cipher.suites import bfv
@@ -132,7 +132,7 @@ class Targets:
     def __init__(self, kind: str) -> None:
         layout = Layout(("a", "b"), ((VALUES - 10,), (10,)))
         form = form_of(kind)
-        self._grid = Grid(layout, Lanes(16, form.slot_bits), (0, 0), 16)
+        self._grid = QuantizationGrid(layout, Packing(16, form.slot_bits), (0, 0), 16)
         self._group = GroupKey(1, bfv.new_context() if kind == "bfv" else b"none", bytes(32), {}, bytes(32))
         self._pipeline = Serial(open_suite(kind, self._group))
         self._adder = Adder(form)

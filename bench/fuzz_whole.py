@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from fedsync.cipher.keys.emulated import emulated_rings
-from fedsync.cipher.plan import SealPlan
-from fedsync.cipher.server.aggregator import SealedStore
-from fedsync.cipher.silo.replica import SealedCopy
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites.registry import open_suite
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import OtherVersion
-from fedsync.core.weighting import Terms
+from fedsync.core.weighting import Weighting
 
 SIZE = 3000
 NAMES = ("a", "b")
@@ -25,10 +25,10 @@ class Whole:
 
     def __init__(self) -> None:
         layout = Layout(("x", "y"), ((SIZE - 500,), (500,)))
-        self._plan = SealPlan("bfv", 16, layout, Terms(), 2, only=("x",))
+        self._plan = EncryptionPlan("bfv", 16, layout, Weighting(), 2, only=("x",))
         server, self._rings = emulated_rings(NAMES, seed=1)
         self._start = np.zeros(SIZE, dtype=np.float32)
-        self._store = SealedStore(self._plan, server)
+        self._store = EncryptedAggregator(self._plan, server)
         silos = {name: self._copy(name) for name in NAMES}
         for name, silo in silos.items():
             self._store.greet(name, silo.holds, silo.greeting())
@@ -60,15 +60,15 @@ class Whole:
         # What travels in the clear is not protected from the server; only that it is finite is checked.
         return bool((self._plan.divide(model)[0] == self._plan.divide(self._model)[0]).all())
 
-    def _copy(self, name: str) -> SealedCopy:
+    def _copy(self, name: str) -> EncryptedReplica:
         ring = self._rings[name]
         likely = np.full(SIZE, 0.1, dtype=np.float32)
-        return SealedCopy(
+        return EncryptedReplica(
             self._plan, ring, open_suite("bfv", ring.group), 10, lambda: self._start, lambda: (likely, 5, 40)
         )
 
     @staticmethod
-    def _sealed(silo: SealedCopy, update_id: str, base: int) -> np.ndarray:
+    def _sealed(silo: EncryptedReplica, update_id: str, base: int) -> np.ndarray:
         update = np.random.default_rng(base).normal(size=SIZE).astype(np.float32) / 50
         order = WorkOrder(update_id, base, 1, 8, 5, 0.1, seed=3)
         return silo.send(update, order, WorkReport(base, 5, 40, compute_s=1.0, loss=0.5))

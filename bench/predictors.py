@@ -22,7 +22,7 @@ from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
 from fedsync.policies.balance.proportional import ProportionalBalancer
-from fedsync.policies.predict.backtest import Score, Step, backtest
+from fedsync.policies.predict.backtest import BacktestErrors, Step, backtest
 from fedsync.sim.contention import Contention, contention_trace
 
 BATCH = 64
@@ -34,7 +34,7 @@ def steps_of(seed: int, count: int) -> list[Step]:
     return [Step(*row) for row in zip(*columns, strict=True)]
 
 
-def one(job: tuple[str, int, int, int]) -> Score:
+def one(job: tuple[str, int, int, int]) -> BacktestErrors:
     kind, seed, count, warmup = job
     return backtest(default_predictor(kind), steps_of(seed, count), warmup)
 

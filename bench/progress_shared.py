@@ -16,7 +16,7 @@ from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.sim.timing_only import NoStore, TimingWorker
+from fedsync.sim.timing_only import NoAggregator, TimingWorker
 
 BARRIERS: dict[str, dict[str, Any]] = {
     "BSP": {"kind": "bsp"},
@@ -88,7 +88,7 @@ def watch(
     seen = Watch()
     machines = {silo.name: Machine(silo, seed) for silo in cluster.silos}
     workers = {silo.name: TimingWorker.of(silo) for silo in cluster.silos}
-    VirtualDriver(Coordinator(policies), NoStore(4), machines, workers, seen, poll_s).run()
+    VirtualDriver(Coordinator(policies), NoAggregator(4), machines, workers, seen, poll_s).run()
     return seen
 
 

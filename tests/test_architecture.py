@@ -1,4 +1,4 @@
-"""Imports point one way, and heavy modules load where they are used.
+"""Imports point one way and never in a circle, heavy modules load where they are used, and names are given once.
 
 All of it is read from the source. One test looks at every file: what it finds is a list, shown whole.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,6 +119,39 @@ def permitted(part: str, inside: str) -> bool:
     return beside or (wanted in rows and rows[wanted] < rows[part])
 
 
+def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Strongly connected components of more than one node, by Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for following in graph.get(node, ()):
+            if following not in index:
+                visit(following)
+                low[node] = min(low[node], low[following])
+            elif following in stack:
+                low[node] = min(low[node], index[following])
+        if low[node] == index[node]:
+            place = stack.index(node)
+            component = set(stack[place:])
+            del stack[place:]
+            if len(component) > 1:
+                found.append(component)
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def test_the_rules_cover_every_part_and_the_reader_sees_imports() -> None:
     assert {part_of(path) for path in FILES} <= set.union(*LAYERS) | OPEN
     seen = {(i.module, i.lazy) for i in imports(ROOT / "fedsync" / "config" / "tasks.py") if not i.typing}
@@ -135,6 +169,15 @@ def test_imports_of_fedsync_point_one_way() -> None:
         if (inside := own(found.module)) is not None and not permitted(part_of(path), inside)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """Those inside functions and those for type checkers count too: who reads a file reads them."""
+    graph = {name_of(path): {found.module for found in imports(path)} - {"fedsync"} for path in FILES}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert circles(graph) == [
+        {"fedsync.config.peers", "fedsync.config.policies"}
+    ]  # until policies are their own schema
 
 
 def test_heavy_modules_are_imported_where_they_belong() -> None:
@@ -164,6 +207,16 @@ def test_core_and_common_need_little() -> None:
 def test_files_stay_small() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        if part_of(path) != "templates":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_no_strategy_names_an_import_path() -> None:

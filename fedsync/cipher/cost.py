@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding import tally, wire
 from fedsync.cipher.encoding.integrity import Tagger, added
-from fedsync.cipher.encoding.packing import Lanes, Slots
-from fedsync.cipher.encoding.quantization import Grid, needed_exponents
+from fedsync.cipher.encoding.packing import Packing, Slots
+from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmasker
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
@@ -128,7 +128,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
         ConfigError: the suite or the number of bits does not exist, or cannot add so many updates.
     """
     form = form_of(kind)
-    lanes = Lanes(bits, form.slot_bits)
+    lanes = Packing(bits, form.slot_bits)
     limit = smallest_limit(form, lanes.additions)
     if silos > limit:
         raise ConfigError("--silos", f"{silos}, but sums of {bits} bits hold {limit} updates", "Take fewer, or 16 bits")
@@ -137,7 +137,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
     layout = _layout(params)
     # What silos agree on by their votes: enough for all.
     needed = [needed_exponents(_update(silo, params), layout, 1.0, bits) for silo in range(silos)]
-    round_ = _Round(kind, Grid(layout, lanes, tuple(map(max, zip(*needed, strict=True))), _CAP), silos)
+    round_ = _Round(kind, QuantizationGrid(layout, lanes, tuple(map(max, zip(*needed, strict=True))), _CAP), silos)
     clock = _Clock()
     mean = np.zeros(params)
     total: Words | None = None
@@ -202,7 +202,7 @@ def _arrangement() -> Sides:
 class _Round:
     """Silos and server of one round, with keys made for it."""
 
-    def __init__(self, kind: str, grid: Grid, silos: int) -> None:
+    def __init__(self, kind: str, grid: QuantizationGrid, silos: int) -> None:
         context = b"no context"
         if kind == "ckks":
             from fedsync.cipher.suites import ckks

@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from fedsync.cipher.encoding.packing import Lanes
-from fedsync.cipher.encoding.quantization import Grid
+from fedsync.cipher.encoding.packing import Packing
+from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.suites.suite import MASKED, Form, form_of, smallest_limit
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
-from fedsync.core.weighting import Terms
+from fedsync.core.weighting import Weighting
 
 CAP = 2**20
 """Largest weight n_i where silos weigh by samples; nobody learns who has how many, only that nobody has more."""
@@ -24,7 +24,7 @@ FIRST_EXPONENT = 0
 
 
 @dataclass(frozen=True)
-class SealPlan:
+class EncryptionPlan:
     """How updates of one model are sealed; the same at the server and at every silo.
 
     Args:
@@ -43,7 +43,7 @@ class SealPlan:
     kind: str
     bits: int
     layout: Layout
-    terms: Terms
+    weighting: Weighting
     quorum: int
     only: tuple[str, ...] = ()
     seal_metrics: bool = False
@@ -66,9 +66,9 @@ class SealPlan:
         return form_of(self.kind)
 
     @cached_property
-    def lanes(self) -> Lanes:
+    def lanes(self) -> Packing:
         """How values share slots."""
-        return Lanes(self.bits, self.form.slot_bits)
+        return Packing(self.bits, self.form.slot_bits)
 
     @property
     def headroom(self) -> int:
@@ -86,7 +86,7 @@ class SealPlan:
     @property
     def cap(self) -> int:
         """Largest weight of an update."""
-        return 1 if self.terms.by == "silo" else CAP
+        return 1 if self.weighting.by == "silo" else CAP
 
     @property
     def limit(self) -> int:
@@ -111,9 +111,9 @@ class SealPlan:
         """Share of the model's values that are sealed, 0..1."""
         return self.sealed.size / max(self.layout.size, 1)
 
-    def grid(self, exponents: Sequence[int]) -> Grid:
+    def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
         """The grid of the sealed values with these exponents."""
-        return Grid(self.sealed, self.lanes, tuple(exponents), self.cap)
+        return QuantizationGrid(self.sealed, self.lanes, tuple(exponents), self.cap)
 
     @property
     def first_exponents(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from fedsync.core.checks import MAX_SPEED, MIN_SPEED
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsync.policies.predict.backtest import Score, Step
+    from fedsync.policies.predict.backtest import BacktestErrors, Step
 
 _COLUMNS = ("step", "speed", "cpu", "memory")
 
@@ -52,7 +52,7 @@ def predict(
         )
     # The moving average is what the others are compared with.
     asked = kinds if "ema" in kinds else ["ema", *kinds]
-    scores: dict[str, Score] = {}
+    scores: dict[str, BacktestErrors] = {}
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("", total=len(asked) * len(steps))
@@ -136,7 +136,7 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _table(scores: dict[str, Score], kinds: Sequence[str], steps: int, warmup: int) -> Table:
+def _table(scores: dict[str, BacktestErrors], kinds: Sequence[str], steps: int, warmup: int) -> Table:
     title = f"One step ahead over steps {warmup + 1} to {steps} [samples/s]"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for column in ("predictor", "RMSE", "MAE", "RMSE / EMA's"):

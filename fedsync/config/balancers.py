@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 from fedsync.config.section import Section
 from fedsync.config.training import PositiveInt
 from fedsync.core.fitting import CurveFitter
+from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import Balancer
-from fedsync.core.sizing import LocalWork, Scale, Sizing
+from fedsync.core.sizing import Scale, Sizing
 from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace
 from fedsync.policies.balance.multiples import InMultiples
 from fedsync.policies.balance.proportional import ProportionalBalancer
 
@@ -160,9 +161,9 @@ class PaceConfig(Section):
     window: PositiveInt
     """Rounds in a row in which the fastest silo has to be ahead of the slowest."""
 
-    def build(self) -> Pace:
+    def build(self) -> MovePace:
         """The policy."""
-        return Pace(self.step, self.window)
+        return MovePace(self.step, self.window)
 
 
 class LeaderStragglerConfig(SharingConfig):

@@ -12,9 +12,9 @@ from fedsync.config.section import Section
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
     from fedsync.core.layout import Layout
-    from fedsync.core.weighting import Solver, Terms
+    from fedsync.core.weighting import Solver, Weighting
 
 Bits = Literal[8, 12, 16]
 
@@ -40,15 +40,17 @@ class _SealedConfig(Section):
 
     kind: str
 
-    def plan(self, layout: Layout, terms: Terms, quorum: int) -> SealPlan:
+    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
         """How updates of a model with this layout are sealed.
 
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
         """
-        from fedsync.cipher.plan import SealPlan
+        from fedsync.cipher.plan import EncryptionPlan
 
-        return SealPlan(self.kind, self.bits, layout, terms, quorum, tuple(self.only), self.metrics == "sealed")
+        return EncryptionPlan(
+            self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"
+        )
 
 
 class BfvConfig(_SealedConfig):
@@ -79,18 +81,18 @@ class MaskedConfig(Section):
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
     """The encryption inside which masks are added."""
 
-    def plan(self, layout: Layout, terms: Terms, quorum: int) -> SealPlan:
+    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
         """As ``inner``, with masks."""
-        return replace(self.inner.plan(layout, terms, quorum), kind=self.kind)
+        return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
 
 
 SealedConfig = BfvConfig | CkksConfig | PadConfig | MaskedConfig
 CipherConfig = Annotated[PlainConfig | BfvConfig | CkksConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
 
 
-def seal_plan(
+def encryption_plan(
     cipher: CipherConfig, aggregation: AggregationConfig, solver: Solver, layout: Layout, quorum: int
-) -> SealPlan | None:
+) -> EncryptionPlan | None:
     """How updates of a model with this layout are sealed; None in the clear.
 
     Args:
@@ -105,11 +107,11 @@ def seal_plan(
     """
     if isinstance(cipher, PlainConfig):
         return None
-    terms = aggregation.build(solver).terms
-    if terms is None:
+    weighting = aggregation.build(solver).weighting
+    if weighting is None:
         raise ConfigError(
             "aggregation.kind",
             f"{aggregation.kind!r} as configured needs a server that sees the updates",
             "Choose fedavg, fednova or fedbuff with constant staleness",
         )
-    return cipher.plan(layout, terms, quorum)
+    return cipher.plan(layout, weighting, quorum)

@@ -15,10 +15,10 @@ from fedsync.core.protocols import AnyPredictor
 from fedsync.policies.predict.arima import Arima
 from fedsync.policies.predict.ema import Ema
 from fedsync.policies.predict.kalman import Kalman
-from fedsync.policies.predict.lstm import Lstm
+from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import Narx, load
-from fedsync.policies.predict.rnn import Rnn
+from fedsync.policies.predict.rnn import RnnPredictor
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -95,9 +95,9 @@ class RnnConfig(Section):
     renew: PositiveInt = 100
     """Orders between two trainings."""
 
-    def build(self) -> Rnn:
+    def build(self) -> RnnPredictor:
         """The policy."""
-        return Rnn(self.samples, self.hidden, self.memory, self.renew)
+        return RnnPredictor(self.samples, self.hidden, self.memory, self.renew)
 
 
 class LstmConfig(Section):
@@ -116,9 +116,9 @@ class LstmConfig(Section):
     renew: PositiveInt = 100
     """Orders between two trainings."""
 
-    def build(self) -> Lstm:
+    def build(self) -> LstmPredictor:
         """The policy."""
-        return Lstm(self.samples, self.hidden, self.memory, self.renew)
+        return LstmPredictor(self.samples, self.hidden, self.memory, self.renew)
 
 
 class NarxConfig(Section):

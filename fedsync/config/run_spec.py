@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, ValidationError
 
 from fedsync.config.aggregation import AggregationConfig, FedAvgConfig
-from fedsync.config.cipher import CipherConfig, PlainConfig, seal_plan
+from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.section import Section
 from fedsync.config.strategy import StrategyConfig
@@ -18,7 +18,7 @@ from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
 
 
 class RunSpec(Section):
@@ -61,13 +61,13 @@ class RunSpec(Section):
             quorum=config.quorum(None if cluster is None else cluster.at_start),
         )
 
-    def seal_plan(self, layout: Layout) -> SealPlan | None:
+    def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:
         """How updates of a model with this layout are sealed; None in the clear.
 
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
         """
-        return seal_plan(self.cipher, self.aggregation, self.task.solver(self.local), layout, self.quorum)
+        return encryption_plan(self.cipher, self.aggregation, self.task.solver(self.local), layout, self.quorum)
 
     @property
     def fastest(self) -> float:

@@ -13,7 +13,7 @@ from fedsync.common.names import SILO_NAME
 from fedsync.config.aggregation import AggregationConfig, ConstantConfig, FedAvgConfig, FedNovaConfig
 from fedsync.config.balancers import BalancerConfig, ForecastSharingConfig, LeaderStragglerConfig, SharingConfig
 from fedsync.config.barriers import AbspConfig, BspConfig, ElasticConfig, FspConfig
-from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, seal_plan
+from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, encryption_plan
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.peers import CompassConfig, innermost, mixes_rounds
@@ -26,14 +26,14 @@ from fedsync.config.training import LocalConfig, PositiveInt
 from fedsync.config.waiting import WaitingConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
-from fedsync.core.sizing import LocalWork
+from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
     from fedsync.core.layout import Layout
     from fedsync.core.weighting import Solver
 
@@ -206,7 +206,7 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_added(self) -> Self:
-        if not isinstance(self.cipher, PlainConfig) and self.aggregation.build(self._solver).terms is None:
+        if not isinstance(self.cipher, PlainConfig) and self.aggregation.build(self._solver).weighting is None:
             remedy = "write staleness: {kind: constant}" if self.aggregation.kind != "fedasync" else "choose fedbuff"
             raise ValueError(
                 f"aggregation.kind {self.aggregation.kind!r} as configured needs a server that sees the updates, and "
@@ -285,7 +285,7 @@ class StrategyConfig(Section):
         """Into how many shares the data is split where no silo file says it."""
         return len(self.silos or ()) or self.min_silos or 2
 
-    def seal_plan(self, layout: Layout, silos: int | None = None) -> SealPlan | None:
+    def encryption_plan(self, layout: Layout, silos: int | None = None) -> EncryptionPlan | None:
         """How updates of a model with this layout are sealed; None in the clear.
 
         Args:
@@ -295,7 +295,7 @@ class StrategyConfig(Section):
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
         """
-        return seal_plan(self.cipher, self.aggregation, self._solver, layout, self.quorum(silos))
+        return encryption_plan(self.cipher, self.aggregation, self._solver, layout, self.quorum(silos))
 
     @property
     def _solver(self) -> Solver:

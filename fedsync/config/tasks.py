@@ -12,10 +12,10 @@ from fedsync.config.section import Scores
 from fedsync.config.tasks_kinds import (
     FactorisationConfig,
     FuzzyConfig,
+    GaussianMixtureConfig,
     ImagesConfig,
     KMeansConfig,
     LinearConfig,
-    MixtureConfig,
     MlpConfig,
     SequencesConfig,
     TaskSection,
@@ -151,7 +151,7 @@ TaskConfig = Annotated[
     | LinearConfig
     | KMeansConfig
     | FuzzyConfig
-    | MixtureConfig
+    | GaussianMixtureConfig
     | FactorisationConfig,
     Field(discriminator="kind"),
 ]

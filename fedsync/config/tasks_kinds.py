@@ -233,7 +233,7 @@ class FuzzyConfig(StatisticsSection):
         return FuzzyTask(*self.source(), clusters=self.clusters, spread=self.spread, fuzziness=self.fuzziness)
 
 
-class MixtureConfig(StatisticsSection):
+class GaussianMixtureConfig(StatisticsSection):
     """A mixture of Gaussians with diagonal covariances. The loss is minus the mean log-likelihood."""
 
     kind: Literal["gaussian-mixture"]

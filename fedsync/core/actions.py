@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 from fedsync.core.orders import WorkOrder
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send ``order`` and the current model to ``silo``."""
@@ -18,7 +18,7 @@ class Dispatch:
     order: WorkOrder
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Fold stored updates into the model, which becomes ``version``.
@@ -55,8 +55,8 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
-    """Keep the current model, which is ``version``, until the next `Remember`."""
+class Savepoint:
+    """Keep the current model, which is ``version``, until the next `Savepoint`."""
 
     version: int
 
@@ -106,4 +106,4 @@ class Stop:
     failed: bool = False
 
 
-Action = Dispatch | Commit | HaltEarly | Probe | Remember | Rollback | WakeAt | Evaluate | Discard | Note | Stop
+Action = Dispatch | Commit | HaltEarly | Probe | Savepoint | Rollback | WakeAt | Evaluate | Discard | Note | Stop

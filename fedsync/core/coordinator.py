@@ -23,8 +23,8 @@ from fedsync.core.actions import (
     HaltEarly,
     Note,
     Probe,
-    Remember,
     Rollback,
+    Savepoint,
     Stop,
     WakeAt,
 )
@@ -44,10 +44,10 @@ from fedsync.core.events import (
 from fedsync.core.failure_policy import MAX_FAILURES
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, derive_seed
-from fedsync.core.sizing import Adaptation, LocalWork, Plan
-from fedsync.core.state import Policies, State
+from fedsync.core.sizing import Adaptation, Plan
+from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 
@@ -60,7 +60,7 @@ class Coordinator:
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
-        self._state = State(
+        self._state = CoordinatorState(
             Forecasts(policies.predictor, policies.declared_speeds, policies.sizing.fitter),
             Adaptation(policies.sizing),
             barrier=policies.barrier.init(),
@@ -267,7 +267,7 @@ class Coordinator:
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
             if verdict.reason:
                 reasons.append(verdict.reason)
-            if verdict.commit or verdict.rollback or verdict.discard or verdict.remember:
+            if verdict.commit or verdict.rollback or verdict.discard or verdict.savepoint:
                 self._change_model(verdict, actions)
             if verdict.commit:
                 state.closing = self._policies.stop.decide(state.commits, now_s, state.scores, state.passes)
@@ -314,8 +314,8 @@ class Coordinator:
             if state.pending.pop(update_id, None) is None:
                 raise PolicyError(f"the barrier discards {update_id!r}, which is not pending", self._recent)
             actions.append(Discard(update_id, verdict.reason))
-        if verdict.remember:
-            actions.append(Remember(state.version))
+        if verdict.savepoint:
+            actions.append(Savepoint(state.version))
 
     def _busy_order(self, name: str, verb: str) -> WorkOrder:
         silo = self._state.silos.get(name)

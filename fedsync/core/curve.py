@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Seconds of one local step as a function of its batch size, and what an order costs besides.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkReport
 
 
@@ -36,7 +36,7 @@ class WorkFailed:
     reason: str
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class UpdateArrived:
     """A checked update is stored in the driver under ``meta.update_id``."""

@@ -15,7 +15,7 @@ MOST_FAILURES = 1000
 
 
 @dataclass(slots=True)
-class Standing:
+class FailurePolicy:
     """Who has worked, and what went wrong last.
 
     Args:

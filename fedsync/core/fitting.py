@@ -30,7 +30,7 @@ from fedsync.core.orders import WorkReport
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """One order at level 1: ``step_s`` seconds a step of ``batch`` samples; ``weight`` is how much it counts."""
 
     batch: float
@@ -52,7 +52,7 @@ class Fit:
     """
 
     reference: float
-    groups: Mapping[int, tuple[Point, ...]]
+    groups: Mapping[int, tuple[CurvePoint, ...]]
     shape: Curve
     level: float = 1.0
     stay: int = 1
@@ -94,24 +94,26 @@ class CurveFitter:
         """
         key = round(math.log(batch) / math.log1p(self.width))
         if fit is None:
-            return Fit(batch, {key: (Point(batch, step_s),)}, Curve(batch / step_s))
+            return Fit(batch, {key: (CurvePoint(batch, step_s),)}, Curve(batch / step_s))
         level, stay, ratios, shape, groups = fit.level, fit.stay + 1, fit.ratios, fit.shape, fit.groups
         if key != next(reversed(list(groups))):
             level, stay, ratios = median(ratios), 1, ()
         if stay <= self.recent:
-            groups = self._with(groups, key, Point(batch, step_s * level))
+            groups = self._with(groups, key, CurvePoint(batch, step_s * level))
             shape = self._shape(groups)
         ratios = (*ratios, shape.step_s(batch) / step_s)[-self.recent :]
         return Fit(fit.reference, groups, shape, level, stay, ratios)
 
-    def _with(self, groups: Mapping[int, tuple[Point, ...]], key: int, point: Point) -> dict[int, tuple[Point, ...]]:
+    def _with(
+        self, groups: Mapping[int, tuple[CurvePoint, ...]], key: int, point: CurvePoint
+    ) -> dict[int, tuple[CurvePoint, ...]]:
         kept = {other: points for other, points in groups.items() if other != key}
         while len(kept) >= self.sizes:
             del kept[next(iter(kept))]
         kept[key] = (*groups.get(key, ()), point)[-self.recent :]
         return kept
 
-    def _shape(self, groups: Mapping[int, tuple[Point, ...]]) -> Curve:
+    def _shape(self, groups: Mapping[int, tuple[CurvePoint, ...]]) -> Curve:
         """The curve through the points; a line through the origin while there is one group only."""
         if len(groups) == 1:
             (points,) = groups.values()
@@ -179,7 +181,7 @@ FLATTEST = 0.01
 """A slope below this share of the mean seconds a sample is none: it would promise any size for nothing."""
 
 
-def fit_curve(groups: Sequence[Sequence[Point]]) -> Curve:
+def fit_curve(groups: Sequence[Sequence[CurvePoint]]) -> Curve:
     """The curve ``max(c, a + b x)`` with ``a >= 0`` and ``b > 0`` that is closest to the points.
 
     Relative errors count, by Huber's loss. A straight line is preferred, unless it misses the points and a bend between
@@ -209,18 +211,18 @@ def fit_curve(groups: Sequence[Sequence[Point]]) -> Curve:
     return best
 
 
-def _flat(points: Sequence[Point]) -> Curve:
+def _flat(points: Sequence[CurvePoint]) -> Curve:
     largest = max(point.batch for point in points)
     return Curve(largest / _constant(points), saturation=largest)
 
 
-def _constant(points: Sequence[Point]) -> float:
+def _constant(points: Sequence[CurvePoint]) -> float:
     """The constant time with the least squared relative error."""
     inverse = sum(point.weight / point.step_s for point in points)
     return inverse / sum(point.weight / point.step_s**2 for point in points)
 
 
-def _robust(points: Sequence[Point]) -> Curve | None:
+def _robust(points: Sequence[CurvePoint]) -> Curve | None:
     """The straight line by iteratively reweighted least squares; None if it does not rise."""
     line = _line(points, [point.weight for point in points])
     for _ in range(3):
@@ -235,7 +237,7 @@ def _robust(points: Sequence[Point]) -> Curve | None:
     return line
 
 
-def _line(points: Sequence[Point], weights: Sequence[float]) -> Curve | None:
+def _line(points: Sequence[CurvePoint], weights: Sequence[float]) -> Curve | None:
     """The line ``a + b x``, ``a >= 0``, with the least squared relative error; None if b is not positive."""
     # With u = 1 / t and v = x / t the error of a point is a u + b v - 1.
     uu = uv = vv = su = sv = 0.0
@@ -256,6 +258,6 @@ def _line(points: Sequence[Point], weights: Sequence[float]) -> Curve | None:
     return Curve(1.0 / slope, launch_s)
 
 
-def _loss(curve: Curve, points: Sequence[Point]) -> float:
+def _loss(curve: Curve, points: Sequence[CurvePoint]) -> float:
     """Weighted sum of squared relative errors, each at most 1."""
     return sum(point.weight * min((curve.step_s(point.batch) / point.step_s - 1) ** 2, 1.0) for point in points)

@@ -25,13 +25,13 @@ from fedsync.core import events as event_types
 from fedsync.core.actions import Action
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 
 JOURNAL = "journal.jsonl"
 """Name of the file in a run's folder."""
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """One call of the coordinator.

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 
 
-@quick
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """The work of an average silo: ``steps`` (tau), ``batch_size`` (B, samples), ``learning_rate`` (eta)."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+
+
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
     """One order: train from ``base_version`` for ``max_steps`` local steps of ``batch_size`` samples.
@@ -78,7 +87,7 @@ class Evaluation:
     samples: int
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class WorkReport:
     """What a silo did for an order.
@@ -108,7 +117,7 @@ class WorkReport:
     evaluation: Evaluation | None = None
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class UpdateMeta:
     """What policies may know of an update; the payload stays in the driver under ``update_id``.

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.curve import Curve
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 from fedsync.core.orders import UpdateMeta, Window
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.core.weighting import Terms
+from fedsync.core.weighting import Weighting
 
 S = TypeVar("S")
 
@@ -31,7 +31,7 @@ class Drivers:
     memory: float
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SpeedSample:
     """One observation of a silo: an order, or one step of a series.
@@ -171,7 +171,7 @@ class Weigher(Protocol):
     """Gives the updates of a commit their coefficients."""
 
     @property
-    def terms(self) -> Terms | None:
+    def weighting(self) -> Weighting | None:
         """The coefficients as a number that the silo itself knows times one common to the commit.
 
         None if they are not of that form: then only a server that sees the updates can weigh them.

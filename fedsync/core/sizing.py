@@ -13,7 +13,7 @@ import numpy as np
 from fedsync.core.actions import Action, Note
 from fedsync.core.curve import Curve
 from fedsync.core.fitting import CurveFitter
-from fedsync.core.orders import WorkReport
+from fedsync.core.orders import LocalWork, WorkReport
 from fedsync.core.protocols import AnyAdaptiveBalancer, Balancer, Bounds, RoundSeen
 from fedsync.core.views import SiloView
 
@@ -28,15 +28,6 @@ class Scale(StrEnum):
     BATCH = "batch"
     STEPS = "steps"
     LEARNING_RATE = "learning_rate"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalWork:
-    """The work of an average silo: ``steps`` (tau), ``batch_size`` (B, samples), ``learning_rate`` (eta)."""
-
-    steps: int
-    batch_size: int
-    learning_rate: float
 
 
 @dataclass(frozen=True, slots=True)

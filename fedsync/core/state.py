@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from fedsync.core.failure_policy import Standing
+from fedsync.core.failure_policy import FailurePolicy
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
@@ -40,7 +40,7 @@ class Policies:
 
 
 @dataclass(slots=True)
-class State:
+class CoordinatorState:
     """All that a run has come to; it pickles.
 
     Args:
@@ -75,7 +75,7 @@ class State:
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
     passes: Passes = field(default_factory=Passes)
-    standing: Standing = field(default_factory=Standing)
+    standing: FailurePolicy = field(default_factory=FailurePolicy)
     closing: str | None = None
     awaiting: set[str] = field(default_factory=set)
     halted: dict[str, str] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """What passes between a silo and the place where updates are added: payloads, and who makes and takes them.
 
-Everything that decides is blind to payloads. A driver moves them: the server's `Store` gives each silo what it
-needs to have the current model, the silo's `Port` turns that into the model and an update into what is sent back.
+Everything that decides is blind to payloads. A driver moves them: the server's `Aggregator` gives each silo what it
+needs to have the current model, the silo's `Replica` turns that into the model and an update into what is sent back.
 In the clear both are float32 vectors. Under encryption they are sealed bytes, the model itself lives at the
-silos, and a `Store` sends what a silo has not seen yet.
+silos, and a `Aggregator` sends what a silo has not seen yet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OtherVersion(FedSyncError):
         self.holds = holds
 
 
-class Store(Protocol):
+class Aggregator(Protocol):
     """The server's side: adds updates."""
 
     @property
@@ -44,7 +44,7 @@ class Store(Protocol):
         ...
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """A silo has come; it holds ``version``, and sent what its `Port.greeting` is.
+        """A silo has come; it holds ``version``, and sent what its `Replica.greeting` is.
 
         Raises:
             ProtocolError: the silo sent something else.
@@ -75,7 +75,7 @@ class Store(Protocol):
         """Fold updates into the model."""
         ...
 
-    def remember(self) -> None:
+    def savepoint(self) -> None:
         """Keep the current model for `rollback`."""
         ...
 
@@ -123,7 +123,7 @@ class Store(Protocol):
 
 
 class InTheClear:
-    """What a `Store` need not do where updates travel in the clear, and nothing is kept at the silos."""
+    """What a `Aggregator` need not do where updates travel in the clear, and nothing is kept at the silos."""
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """Nothing needs to be known of a silo."""
@@ -157,7 +157,7 @@ class InTheClear:
         raise ProtocolError(silo, "snapshot", "nobody asked for one")
 
 
-class LastingStore(Store, Protocol):
+class DurableAggregator(Aggregator, Protocol):
     """A store that another process can go on with."""
 
     def state(self) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ class LastingStore(Store, Protocol):
         ...
 
 
-class Port(Protocol):
+class Replica(Protocol):
     """A silo's side: has the model, and makes updates ready to travel."""
 
     @property
@@ -183,7 +183,7 @@ class Port(Protocol):
         ...
 
     @property
-    def owes(self) -> bool:
+    def unrevealed(self) -> bool:
         """Whether the server has yet to ask for something that only this process can tell; see `answer`."""
         ...
 
@@ -204,12 +204,12 @@ class Port(Protocol):
         """An update, float32 [values], as it travels."""
         ...
 
-    def told(self, evaluation: Evaluation) -> Evaluation:
+    def reported(self, evaluation: Evaluation) -> Evaluation:
         """What the server is told of an evaluation that this silo made."""
         ...
 
     def answer(self, question: Payload) -> Payload:
-        """Answer what the server asks on behalf of all silos; see `Store.questions`.
+        """Answer what the server asks on behalf of all silos; see `Aggregator.questions`.
 
         Raises:
             ProtocolError: no silo should be asked that.
@@ -221,7 +221,7 @@ class Port(Protocol):
         ...
 
 
-class PlainPort:
+class PlainReplica:
     """In the clear: every order brings the whole model, and the update goes as it is."""
 
     @property
@@ -235,7 +235,7 @@ class PlainPort:
         raise PolicyError("a silo that keeps no model is asked for it")
 
     @property
-    def owes(self) -> bool:
+    def unrevealed(self) -> bool:
         """Nothing."""
         return False
 
@@ -250,7 +250,7 @@ class PlainPort:
         """The update."""
         return update
 
-    def told(self, evaluation: Evaluation) -> Evaluation:
+    def reported(self, evaluation: Evaluation) -> Evaluation:
         """All of it."""
         return evaluation
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from fedsync.core.curve import Curve
-from fedsync.core.fast_dataclass import quick
-from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
-
-if TYPE_CHECKING:
-    from fedsync.core.sizing import LocalWork
+from fedsync.core.fast_dataclass import fast_dataclass
+from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloView:
     """One silo as policies see it.
@@ -81,7 +78,7 @@ class Index(Protocol):
         ...
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The whole cluster at one instant. The mappings are read-only and live: do not keep them.
@@ -148,7 +145,7 @@ class ClusterView:
         return any(silo.order is not None for silo in self.silos.values())
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A barrier's answer, carried out in the order of its fields.
@@ -171,7 +168,7 @@ class Verdict:
     rollback: bool = False
     commit: tuple[str, ...] = ()
     discard: tuple[str, ...] = ()
-    remember: bool = False
+    savepoint: bool = False
     release: tuple[str, ...] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
     budget_s: Mapping[str, float] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Solver:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Weighting:
     """How a commit weighs its updates, split into what silos know and what is common to the commit.
 
     With w_i what silo i stands for and a_i its local progress (1 unless ``normalised``), a commit adds

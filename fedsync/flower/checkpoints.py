@@ -76,7 +76,7 @@ class Moment:
         silos: names of those that are here.
         evaluating: the version that all silos are evaluating, where the run is about to end.
         coordinator: that decided all this; it pickles.
-        store: what `fedsync.core.transfer.Store.state` returned.
+        aggregator: what `fedsync.core.transfer.Aggregator.state` returned.
     """
 
     version: int
@@ -86,7 +86,7 @@ class Moment:
     silos: tuple[str, ...]
     evaluating: int | None
     coordinator: Coordinator
-    store: Mapping[str, Any]
+    aggregator: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Checkpoints:
     def save(
         self,
         coordinator: Coordinator,
-        store: Mapping[str, Any],
+        aggregator: Mapping[str, Any],
         elapsed_s: float,
         position: int,
         timers: tuple[float, ...],
@@ -148,7 +148,9 @@ class Checkpoints:
         A run goes on without checkpoints: where one cannot be written, the log says so once.
         """
         silos = tuple(self._silos)
-        moment = Moment(coordinator.version, elapsed_s, position, timers, silos, self._evaluating, coordinator, store)
+        moment = Moment(
+            coordinator.version, elapsed_s, position, timers, silos, self._evaluating, coordinator, aggregator
+        )
         try:
             _write(self._folder, Checkpoint(self._origin, moment))
         except ConfigError as error:

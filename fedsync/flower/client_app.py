@@ -17,8 +17,8 @@ from flwr.clientapp import ClientApp
 
 from fedsync.core.errors import ConfigError
 from fedsync.flower import messages, payloads
-from fedsync.trainer.client import ResidentLink
-from fedsync.trainer.protocol import RESOURCES, Answer, Finished, Identity, Lacking, TrainerLink, Working
+from fedsync.trainer.client import TrainerClient
+from fedsync.trainer.protocol import RESOURCES, Answer, Completed, Identity, InProgress, TrainerLink, VersionMismatch
 
 app = ClientApp()
 
@@ -30,7 +30,7 @@ _links: OrderedDict[tuple[str, int], TrainerLink] = OrderedDict()
 
 def connect(identity: Identity) -> TrainerLink:
     """The way to the trainer of a silo; tests put a trainer of this process in its place."""
-    return ResidentLink(identity)
+    return TrainerClient(identity)
 
 
 @app.query()
@@ -50,8 +50,8 @@ def _model(message: Message, context: Context) -> Message:
 @app.train()
 def _train(message: Message, context: Context) -> Message:
     link = _link(message, context)
-    brought = messages.read_brought(message, None if link.sealed else link.layout)
-    return _answer(message, link.train(messages.read_order(message), brought, messages.read_report_s(message)))
+    received = messages.read_received(message, None if link.sealed else link.layout)
+    return _answer(message, link.train(messages.read_order(message), received, messages.read_report_s(message)))
 
 
 @app.query(messages.COLLECT)
@@ -63,16 +63,16 @@ def _collect(message: Message, context: Context) -> Message:
 @app.evaluate()
 def _evaluate(message: Message, context: Context) -> Message:
     link = _link(message, context)
-    brought = messages.read_brought(message, None if link.sealed else link.layout)
-    found = link.evaluate(brought, messages.read_version(message))
-    if isinstance(found, Lacking):
+    received = messages.read_received(message, None if link.sealed else link.layout)
+    found = link.evaluate(received, messages.read_version(message))
+    if isinstance(found, VersionMismatch):
         return messages.answer_lacking(message, found.holds)
     return messages.answer_evaluation(message, found)
 
 
 @app.query(messages.QUESTION)
 def _question(message: Message, context: Context) -> Message:
-    answer = _link(message, context).answer(messages.read_brought(message, None))
+    answer = _link(message, context).answer(messages.read_received(message, None))
     return messages.answer_question(message, payloads.pack(answer))
 
 
@@ -84,11 +84,11 @@ def _snapshot(message: Message, context: Context) -> Message:
 
 def _answer(message: Message, answer: Answer) -> Message:
     match answer:
-        case Finished(report, update):
+        case Completed(report, update):
             return messages.answer_update(message, report, payloads.pack(update))
-        case Lacking(holds):
+        case VersionMismatch(holds):
             return messages.answer_lacking(message, holds)
-        case Working(steps, samples):
+        case InProgress(steps, samples):
             return messages.answer_progress(message, messages.Progress(steps, samples))
 
 

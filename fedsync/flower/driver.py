@@ -24,8 +24,8 @@ from fedsync.core.actions import (
     Dispatch,
     Evaluate,
     HaltEarly,
-    Remember,
     Rollback,
+    Savepoint,
     Stop,
     WakeAt,
 )
@@ -44,15 +44,15 @@ from fedsync.core.events import (
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder
-from fedsync.core.transfer import LastingStore, Payload
+from fedsync.core.transfer import DurableAggregator, Payload
 from fedsync.flower import messages
 from fedsync.flower.checkpoints import Checkpoints, Moment
-from fedsync.flower.idle_training import SpareTime
+from fedsync.flower.idle_training import IdleTraining
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
-from fedsync.flower.outbox import Mail, Sent
+from fedsync.flower.outbox import Outbox, PendingMessage
 from fedsync.flower.requests import Requests
-from fedsync.flower.timeouts import Timing, Vigil
+from fedsync.flower.timeouts import IdleTimeout, Timeouts
 from fedsync.observe.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -82,11 +82,11 @@ class FlowerDriver:
         self,
         grid: Grid,
         coordinator: Coordinator,
-        store: LastingStore,
+        aggregator: DurableAggregator,
         layout: Layout,
         spec: str,
         recorder: Recorder,
-        timing: Timing,
+        timing: Timeouts,
         report_s: float | None = None,
         after_commit: Callable[[int], None] | None = None,
         sealed: bool = False,
@@ -95,7 +95,7 @@ class FlowerDriver:
         resumed: Moment | None = None,
     ) -> None:
         self._coordinator = coordinator
-        self._store = store
+        self._aggregator = aggregator
         self._layout = layout
         self._recorder = recorder
         self._timing = timing
@@ -104,15 +104,15 @@ class FlowerDriver:
         self._nodes = Nodes(grid, admission, timing.look_s)
         self._checkpoints = checkpoints
         self._resumed = resumed
-        self._mail = Mail(grid, store.upload_bytes, layout.nbytes)
+        self._mail = Outbox(grid, aggregator.upload_bytes, layout.nbytes)
         report_s = timing.report_s if report_s is None else report_s
-        self._requests = Requests(self._mail, self._nodes, store, spec, timing, report_s)
+        self._requests = Requests(self._mail, self._nodes, aggregator, spec, timing, report_s)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
         self._answered = ""
-        self._spare = SpareTime(timing.spare_s)
-        self._vigil = Vigil(timing.join_timeout_s, self._now_s())
+        self._spare = IdleTraining(timing.spare_s)
+        self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
         """Run until the coordinator stops; the store then has all that there is of the final model.
@@ -182,7 +182,9 @@ class FlowerDriver:
         if self._checkpoints is None or not self._checkpoints.due(entry):
             return
         position = self._recorder.position()
-        self._checkpoints.save(self._coordinator, self._store.state(), self._now_s(), position, tuple(self._timers))
+        self._checkpoints.save(
+            self._coordinator, self._aggregator.state(), self._now_s(), position, tuple(self._timers)
+        )
 
     def _check_alive(self) -> None:
         if self._coordinator.able and (self._timers or any(sent.works for sent in self._mail.waiting)):
@@ -196,7 +198,7 @@ class FlowerDriver:
         events = [self._event(sent, arrival) for sent, arrival in self._mail.replies()]
         return [event for event in events if event is not None]
 
-    def _event(self, sent: Sent, arrival: Arrival) -> Event | None:
+    def _event(self, sent: PendingMessage, arrival: Arrival) -> Event | None:
         now_s, name, reply = self._now_s(), self._nodes.sender(sent.node), arrival.content
         try:
             if reply is None:
@@ -206,7 +208,7 @@ class FlowerDriver:
                 self._keep_snapshot(reply, name, holds)
                 return None
             if sent.question:
-                self._store.answer(name, messages.read_update(reply, None, messages.MAX_GREETING_BYTES, name))
+                self._aggregator.answer(name, messages.read_update(reply, None, messages.MAX_GREETING_BYTES, name))
                 self._go_on_if_open()
                 return None
             if holds is not None:
@@ -215,13 +217,13 @@ class FlowerDriver:
             if sent.order is not None:
                 return self._update(sent, name, sent.order, reply, now_s)
             if sent.version is not None:
-                self._store.holds(name, sent.version)
+                self._aggregator.holds(name, sent.version)
                 return Evaluated(now_s, name, sent.version, messages.read_evaluation(reply, name))
             return self._hello(sent.node, messages.read_hello(reply, name), messages.read_greeting(reply, name), now_s)
         except ProtocolError as error:
             return self._failed(sent, str(error))
 
-    def _failed(self, sent: Sent, reason: str) -> Event | None:
+    def _failed(self, sent: PendingMessage, reason: str) -> Event | None:
         """What it means that a message has no usable answer."""
         now_s, name = self._now_s(), self._nodes.sender(sent.node)
         logger.warning("%s", reason)
@@ -230,17 +232,17 @@ class FlowerDriver:
         if sent.version is not None:
             return Evaluated(now_s, name, sent.version, None)
         if sent.question:
-            self._store.give_up(name)
+            self._aggregator.give_up(name)
             self._go_on_if_open()
         elif not sent.snapshot:
             # It did not say who it is: ask again at the next look at the members.
             self._nodes.ask_again(sent.node)
         return None
 
-    def _send_again(self, sent: Sent, name: str, holds: int) -> None:
+    def _send_again(self, sent: PendingMessage, name: str, holds: int) -> None:
         """The silo keeps another version than was thought: send what continues that one."""
-        self._store.holds(name, holds)
-        if sent.again or self._store.blocked or (sent.order is None and sent.version is None):
+        self._aggregator.holds(name, holds)
+        if sent.again or self._aggregator.blocked or (sent.order is None and sent.version is None):
             raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
         if sent.order is not None and sent.order.base_version != self._coordinator.version:
             raise ProtocolError(name, "order", "it is lost, and the model has moved on since")
@@ -251,18 +253,18 @@ class FlowerDriver:
     def _keep_snapshot(self, reply: Message, name: str, holds: int | None) -> None:
         if holds is None:
             raise ProtocolError(name, "snapshot", "it does not say which version it is")
-        self._store.put_snapshot(name, holds, messages.read_update(reply, None, messages.MAX_SEALED_BYTES, name))
+        self._aggregator.put_snapshot(name, holds, messages.read_update(reply, None, messages.MAX_SEALED_BYTES, name))
 
-    def _update(self, sent: Sent, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event | None:
+    def _update(self, sent: PendingMessage, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event | None:
         progress = messages.read_progress(reply, name)
         if progress is not None:
             return self._go_on(sent, order, progress, now_s)
         self._answered = name
         report = messages.read_report(reply, name)
         layout = None if self._sealed else self._layout
-        update = messages.read_update(reply, layout, self._store.upload_bytes, name)
-        self._store.put(name, order.update_id, update)
-        self._store.holds(name, order.base_version)
+        update = messages.read_update(reply, layout, self._aggregator.upload_bytes, name)
+        self._aggregator.put(name, order.update_id, update)
+        self._aggregator.holds(name, order.base_version)
         meta = UpdateMeta(
             update_id=order.update_id,
             silo=name,
@@ -275,7 +277,7 @@ class FlowerDriver:
         )
         return UpdateArrived(now_s, meta, report)
 
-    def _go_on(self, sent: Sent, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:
+    def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:
         """Ask again for an order in work, unless nothing new was heard of it for too long."""
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
@@ -288,7 +290,7 @@ class FlowerDriver:
 
     def _hello(self, node: int, hello: messages.Hello, greeting: Payload | None, now_s: float) -> Event:
         name = self._nodes.check(node, hello)
-        self._store.greet(name, hello.holds, greeting)
+        self._aggregator.greet(name, hello.holds, greeting)
         self._nodes.enrol(node, name, hello.facts.examples)
         return SiloJoined(now_s, name, hello.facts)
 
@@ -303,7 +305,7 @@ class FlowerDriver:
             if name is not None:
                 events.append(SiloLost(now_s, name, "its node is gone"))
                 self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
-                self._store.give_up(name)
+                self._aggregator.give_up(name)
                 self._go_on_if_open()
         for node in fresh:
             self._requests.greet(node, now_s)
@@ -327,29 +329,29 @@ class FlowerDriver:
     # What to do.
 
     def _carry_out(self, action: Action) -> None:
-        if self._store.blocked and isinstance(action, Dispatch | Evaluate):
+        if self._aggregator.blocked and isinstance(action, Dispatch | Evaluate):
             self._held.append(action)
             return
         match action:
             case Dispatch(silo, order):
-                self._store.begin(order.update_id)
+                self._aggregator.begin(order.update_id)
                 self._requests.train(silo, order, self._now_s())
             case Commit(version, _):
-                self._store.commit(action)
+                self._aggregator.commit(action)
                 if self._after_commit is not None:
                     self._after_commit(version)
                 self._requests.snapshot(self._answered, self._now_s())
                 self._requests.questions(self._now_s())
             case HaltEarly(_, update_id):
-                if not self._mail.halt(update_id) and self._store.blocked:
+                if not self._mail.halt(update_id) and self._aggregator.blocked:
                     # Its order is held, and goes out first.
                     self._held.append(action)
-            case Remember():
-                self._store.remember()
+            case Savepoint():
+                self._aggregator.savepoint()
             case Rollback():
-                self._store.rollback()
+                self._aggregator.rollback()
             case Discard(update_id, _):
-                self._store.discard(update_id)
+                self._aggregator.discard(update_id)
             case Evaluate(version, silos):
                 for silo in silos:
                     self._requests.evaluate(silo, version, self._now_s())
@@ -359,7 +361,7 @@ class FlowerDriver:
     def _go_on_if_open(self) -> None:
         """Ask on, or carry out what waited for the last commit to count."""
         self._requests.questions(self._now_s())
-        if not self._store.blocked:
+        if not self._aggregator.blocked:
             held, self._held = self._held, []
             for action in held:
                 self._carry_out(action)

@@ -12,7 +12,7 @@ from fedsync.core.layout import Layout, Vector
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, Arrivals
 from fedsync.flower.nodes import Admission, Nodes
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _AT_ONCE = 2
 """Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
 
 
-def ask_for_model(grid: Grid, spec: str, timing: Timing, admission: Admission | None = None) -> tuple[Vector, Layout]:
+def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> tuple[Vector, Layout]:
     """The model before any training, float32 [layout.size], from the first silo that has it.
 
     An answer that is no model costs its silo its turn, and each time a longer pause.

@@ -9,7 +9,7 @@ from fedsync.core.events import Event, Spare
 _SLOWEST_GROWTH, _FASTEST_GROWTH, _MOST = 0.1, 2.0, 10_000
 
 
-class SpareTime:
+class IdleTraining:
     """How many epochs fit into a pause, found out by doing.
 
     It begins with one epoch. After each pause the number follows what it took: at most twice as many, at least a

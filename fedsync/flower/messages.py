@@ -128,7 +128,7 @@ def evaluate(node: int, spec: str, version: int, model: Packed, ttl_s: float) ->
 
 
 def ask(node: int, spec: str, question: Packed, ttl_s: float) -> Message:
-    """Ask a silo what the server needs to know of all of them; see `Store.questions`."""
+    """Ask a silo what the server needs to know of all of them; see `Aggregator.questions`."""
     return _message(f"{MessageType.QUERY}.{QUESTION}", node, {"spec": spec}, question, ttl_s)
 
 
@@ -176,7 +176,7 @@ def read_collect(message: Message) -> Collect:
     return _parse(_COLLECT, _text(message, "collect", "server"), "server")
 
 
-def read_brought(message: Message, layout: Layout | None) -> Payload:
+def read_received(message: Message, layout: Layout | None) -> Payload:
     """What a TRAIN or EVALUATE message brings: a model with this layout, or sealed bytes where there is none."""
     packed = _payload(message, _MODEL, "server")
     return unpack_sealed(packed, MAX_SEALED_BYTES, "server") if layout is None else unpack(packed, layout, "server")

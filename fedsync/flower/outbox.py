@@ -14,11 +14,11 @@ from fedsync.flower.internals.pull import BESIDE, Arrival, Arrivals
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class PendingMessage:
     """A message that waits for its answer. ``order`` for TRAIN, ``version`` for EVALUATE, neither for a QUERY.
 
     ``again`` says that it was sent before, with what did not fit the version of the model that the silo keeps. A
-    ``question`` is what a `Store` wants to know of silos. Of an order in work ``steps`` are known to be done, and
+    ``question`` is what a `Aggregator` wants to know of silos. Of an order in work ``steps`` are known to be done, and
     it has failed at ``end_s``, however far it is; ``collecting`` says that it was asked for since, and ``halt`` that
     its silo should stop and send what it has.
 
@@ -58,7 +58,7 @@ class Sent:
         return BESIDE + (update_bytes if self.order is not None else model_bytes if self.snapshot else 0)
 
 
-class Mail:
+class Outbox:
     """Messages on their way. They go out when told to, so that what they are made of can be put on disk before.
 
     Args:
@@ -71,15 +71,15 @@ class Mail:
         self._grid = grid
         self._sizes = update_bytes, model_bytes
         self._arrivals = Arrivals(grid)
-        self._outbox: list[tuple[Sent, Message]] = []
-        self._sent: dict[str, Sent] = {}
+        self._outbox: list[tuple[PendingMessage, Message]] = []
+        self._sent: dict[str, PendingMessage] = {}
 
     @property
-    def waiting(self) -> Sequence[Sent]:
+    def waiting(self) -> Sequence[PendingMessage]:
         """All that have no answer yet."""
         return [*self._sent.values(), *(sent for sent, _ in self._outbox)]
 
-    def post(self, sent: Sent, message: Message) -> None:
+    def post(self, sent: PendingMessage, message: Message) -> None:
         """Have a message go out with the next `flush`."""
         self._outbox.append((sent, message))
 
@@ -96,7 +96,7 @@ class Mail:
                 found = True
         return found
 
-    def flush(self) -> list[Sent]:
+    def flush(self) -> list[PendingMessage]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""
         lost = []
         outbox, self._outbox = self._outbox, []
@@ -108,18 +108,18 @@ class Mail:
                 lost.append(sent)
         return lost
 
-    def replies(self) -> list[tuple[Sent, Arrival]]:
+    def replies(self) -> list[tuple[PendingMessage, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
         most = {identifier: sent.most(*self._sizes) for identifier, sent in self._sent.items()}
         answered = [(self._end(arrival.answers), arrival) for arrival in self._arrivals.pull(most)]
         return [(sent, arrival) for sent, arrival in answered if sent is not None]
 
-    def overdue(self, now_s: float) -> list[Sent]:
+    def overdue(self, now_s: float) -> list[PendingMessage]:
         """Those that nobody has answered in time; an answer that still comes is not looked at."""
         late = [identifier for identifier, sent in self._sent.items() if sent.due_s <= now_s]
         return [sent for identifier in late if (sent := self._end(identifier)) is not None]
 
-    def unanswered(self, now_s: float) -> list[Sent]:
+    def unanswered(self, now_s: float) -> list[PendingMessage]:
         """Those to ask for again, which they are not a second time."""
         quiet = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s]
         for identifier in quiet:
@@ -127,7 +127,7 @@ class Mail:
             self._sent[identifier] = replace(sent, ask_s=inf, asked=sent.asked + 1)
         return [self._sent[identifier] for identifier in quiet]
 
-    def _end(self, identifier: str) -> Sent | None:
+    def _end(self, identifier: str) -> PendingMessage | None:
         """What was sent needs no answer any more, nor does what asked for the same since."""
         sent = self._sent.pop(identifier, None)
         if sent is not None and sent.asked:

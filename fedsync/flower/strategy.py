@@ -20,21 +20,21 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.transfer import LastingStore
+from fedsync.core.transfer import DurableAggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_model
 from fedsync.flower.nodes import Admission
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener, Recorder
-from fedsync.policies.aggregate.aggregator import ModelStore
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.train.weights import initial_model
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class FedSync(Strategy):
         out: Path | None = None,
         runtime: str = "flower",
         target_accuracy: float | None = None,
-        timing: Timing | None = None,
+        timing: Timeouts | None = None,
         listeners: Sequence[Listener] = (),
         keys: Path | None = None,
         supervised: bool = False,
@@ -96,7 +96,7 @@ class FedSync(Strategy):
         self.run_summary: dict[str, Any] | None = None
         self._runtime = runtime
         self._target_accuracy = config.stop.target_accuracy if target_accuracy is None else target_accuracy
-        self._timing = timing or Timing.of(config.waiting, supervised=supervised)
+        self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
         self._listeners = listeners
         self._keys = keys
         self._admission = Admission(config.silos, registered)
@@ -151,15 +151,15 @@ class FedSync(Strategy):
         self.summary()
         begin = self._resumed(config) if self._resume else self._fresh(grid, config, timing, initial_arrays)
         layout, spec = begin.origin.layout, RunSpec.parse(begin.origin.spec)
-        plan = spec.seal_plan(layout)
+        plan = spec.encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
         policies = config.policies(self._silos)
-        plain = ModelStore(begin.model, keep_bases=policies.weigher.toward)
+        plain = PlainAggregator(begin.model, keep_bases=policies.weigher.toward)
         initial = None if initial_arrays is None else begin.model
-        store: LastingStore = plain if plan is None else self._sealed_store(plan, initial)
+        aggregator: DurableAggregator = plain if plan is None else self._encrypted_aggregator(plan, initial)
         if begin.moment is not None:
-            store.restore(begin.moment.store)
+            aggregator.restore(begin.moment.aggregator)
         result = Result()
 
         def after_commit(version: int) -> None:
@@ -176,7 +176,7 @@ class FedSync(Strategy):
         driver = FlowerDriver(
             grid,
             Coordinator(policies) if begin.moment is None else begin.moment.coordinator,
-            store,
+            aggregator,
             layout,
             begin.origin.spec,
             recorder,
@@ -219,7 +219,7 @@ class FedSync(Strategy):
         """What silos emulate, as it is written down."""
         return None if self.cluster is None else [silo.model_dump(mode="json") for silo in self.cluster.silos]
 
-    def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timing]:
+    def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         """Configuration and timing with what `start` was told."""
         config, timing = self.config, self._timing
         if num_rounds is not None:
@@ -233,7 +233,7 @@ class FedSync(Strategy):
         found = prepare(self.out, digest(config, self._machines))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
-    def _fresh(self, grid: Grid, config: StrategyConfig, timing: Timing, given: ArrayRecord | None) -> _Begin:
+    def _fresh(self, grid: Grid, config: StrategyConfig, timing: Timeouts, given: ArrayRecord | None) -> _Begin:
         """From version 0; what is left of another run goes."""
         spec = RunSpec.of(config, self.cluster, self._silos or config.shares)
         spec = spec.model_copy(update={"run": new_identity()})
@@ -242,7 +242,7 @@ class FedSync(Strategy):
         return _Begin(Origin(digest(config, self._machines), spec.dump(), layout), model, None)
 
     def _first_model(
-        self, grid: Grid, config: StrategyConfig, spec: RunSpec, given: ArrayRecord | None, timing: Timing
+        self, grid: Grid, config: StrategyConfig, spec: RunSpec, given: ArrayRecord | None, timing: Timeouts
     ) -> tuple[Vector, Layout]:
         """Version 0: the one given, the task's own, or that of a silo where the task needs data to build it."""
         if given is None:
@@ -254,7 +254,7 @@ class FedSync(Strategy):
         layout = payloads.layout_of(given)
         return payloads.from_arrays(given, layout, "initial_arrays"), layout
 
-    def _sealed_store(self, plan: SealPlan, initial: Vector | None) -> LastingStore:
+    def _encrypted_aggregator(self, plan: EncryptionPlan, initial: Vector | None) -> DurableAggregator:
         """Adds what silos seal; ``initial`` is version 0 where silos cannot build it."""
         if self._keys is None:
             raise ConfigError(
@@ -263,9 +263,9 @@ class FedSync(Strategy):
                 "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`",
             )
         from fedsync.cipher.keys.keywrap import read_server_file
-        from fedsync.cipher.server.aggregator import SealedStore
+        from fedsync.cipher.server.aggregator import EncryptedAggregator
 
-        return SealedStore(plan, read_server_file(self._keys.read_bytes(), str(self._keys)), initial)
+        return EncryptedAggregator(plan, read_server_file(self._keys.read_bytes(), str(self._keys)), initial)
 
     def _recorder(self, config: StrategyConfig, model_bytes: int, sealed_share: float) -> Recorder:
         plain = config.model_dump(mode="json")

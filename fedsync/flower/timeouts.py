@@ -16,7 +16,7 @@ _JOIN_S, _WARN_S = 180.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class Timeouts:
     """How long the driver waits for what, all in seconds.
 
     Args:
@@ -46,7 +46,7 @@ class Timing:
     spare_s: float = 0.05
 
     @classmethod
-    def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timing:
+    def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timeouts:
         """As a strategy has it.
 
         Args:
@@ -73,7 +73,7 @@ class Timing:
         return f"no answer in {self.order_timeout_s:g} s; raise waiting.silence_s if a step takes so long"
 
 
-class Vigil:
+class IdleTimeout:
     """Notices that there has been nothing to do for too long.
 
     Args:

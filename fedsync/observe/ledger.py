@@ -9,13 +9,13 @@ from typing import Any
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Note, Stop
 from fedsync.core.checks import sound, usable
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.scores import Scores
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloShare:
     """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit."""

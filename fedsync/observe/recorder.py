@@ -12,8 +12,9 @@ import yaml
 from fedsync import __version__
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, read_journal
-from fedsync.observe.exporters.base import Exporter, RoundFeed
+from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.ledger import Ledger, Round, SiloShare
+from fedsync.observe.round_feed import RoundFeed
 
 
 class Listener(Protocol):

@@ -19,11 +19,11 @@ PATIENCE_S = 120.0
 """Time that a SuperLink is given before there is a warning [s]. The attempts go on."""
 
 DONE = "registered"
-"""What `Registrar.status` says of a silo that is."""
+"""What `RegistrationLoop.status` says of a silo that is."""
 
 
 @dataclass(slots=True)
-class Registrar:
+class RegistrationLoop:
     """Tries until every silo is registered.
 
     What cannot be registered as it is may be put right while the server runs: its file is read anew each time.

@@ -57,7 +57,7 @@ def _utc_now() -> datetime:
 
 
 @dataclass(slots=True)
-class Keeper:
+class RunWatchdog:
     """Submits the runs of a server again that have died.
 
     Args:

@@ -13,7 +13,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.environment import trainer_environment
 from fedsync.ops.supervisor_loop import stop_on_signals
-from fedsync.trainer.client import ResidentLink
+from fedsync.trainer.client import TrainerClient
 from fedsync.trainer.owner_policy import owner_environment
 from fedsync.trainer.protocol import IDENTITY, STATE_FOLDER, Identity, StillLoading
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 
 
-def serve_silo(config: SiloStartConfig, link: Callable[[Identity], ResidentLink] = ResidentLink) -> None:
+def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient] = TrainerClient) -> None:
     """Run the trainer of the silo's newest run until it ends for want of orders, or SIGTERM or SIGINT comes.
 
     Task, data and model are in memory then, as they were when it last answered. A message that comes meanwhile, to
@@ -44,7 +44,9 @@ def serve_silo(config: SiloStartConfig, link: Callable[[Identity], ResidentLink]
             pass
 
 
-def _ready(identity: Identity, link: Callable[[Identity], ResidentLink], stop: threading.Event) -> ResidentLink | None:
+def _ready(
+    identity: Identity, link: Callable[[Identity], TrainerClient], stop: threading.Event
+) -> TrainerClient | None:
     """The trainer, however long it loads; None if ``stop`` is set before. It would end with this process."""
     while not stop.is_set():
         try:

@@ -14,8 +14,8 @@ from fedsync.flower.environment import flower_environment
 from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
-from fedsync.ops.registration_loop import Registrar
-from fedsync.ops.run_watchdog import Keeper
+from fedsync.ops.registration_loop import RegistrationLoop
+from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor_loop import alone_in, stop_on_signals, supervise
 from fedsync.trainer.client import stop_trainers
@@ -56,7 +56,7 @@ def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
     The silos of its file are registered once the SuperLink listens. Runs that died are resumed. How both go is in the
-    health file: what `Keeper.status` and `Registrar.status` say.
+    health file: what `RunWatchdog.status` and `RegistrationLoop.status` say.
 
     Raises:
         ConfigError: the state folder, certificates or port will not do, or the folder is at work already.
@@ -67,8 +67,8 @@ def start_server(config: ServerStartConfig) -> None:
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
     with alone_in(state), stop_on_signals() as stop:
         connect(config)
-        registrar = Registrar(list(config.silos), lambda names: _register_if_up(config, names))
-        keeper = Keeper(state, lambda folder: resume_run(config, folder, died=True))
+        registrar = RegistrationLoop(list(config.silos), lambda names: _register_if_up(config, names))
+        keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
         for watch in (registrar.watch, keeper.watch):
             threading.Thread(target=watch, args=(stop,), daemon=True).start()
         supervise(

@@ -25,8 +25,8 @@ from fedsync.core.actions import (
     Evaluate,
     HaltEarly,
     Probe,
-    Remember,
     Rollback,
+    Savepoint,
     Stop,
     WakeAt,
 )
@@ -45,7 +45,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.transfer import Payload, Port, Store
+from fedsync.core.transfer import Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages
@@ -60,11 +60,11 @@ class Worker(Protocol):
         ...
 
     @property
-    def port(self) -> Port:
+    def replica(self) -> Replica:
         """What stands between its trainer and what travels."""
         ...
 
-    def train(self, order: WorkOrder, brought: Payload) -> tuple[Payload, WorkReport] | None:
+    def train(self, order: WorkOrder, received: Payload) -> tuple[Payload, WorkReport] | None:
         """Carry out an order; the times in the report are replaced by virtual ones.
 
         None where nobody trains: the order counts as carried out in full, there is no payload to keep, and the report
@@ -72,7 +72,7 @@ class Worker(Protocol):
         """
         ...
 
-    def evaluate(self, brought: Payload, version: int) -> Evaluation | None:
+    def evaluate(self, received: Payload, version: int) -> Evaluation | None:
         """Evaluate the model ``version`` on the silo's test split; None where there is none."""
         ...
 
@@ -92,7 +92,7 @@ class _Work:
 
     silo: str
     order: WorkOrder
-    brought: Payload
+    received: Payload
     start_s: float
     course: Course
 
@@ -103,7 +103,7 @@ class _Question:
 
     silo: str
     version: int
-    brought: Payload
+    received: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ class VirtualDriver:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: Store,
+        aggregator: Aggregator,
         machines: Mapping[str, Machine],
         workers: Mapping[str, Worker],
         recorder: Recorder,
         poll_s: float = 0.0,
     ) -> None:
         self._coordinator = coordinator
-        self._store = store
+        self._aggregator = aggregator
         self._machines = machines
         self._workers = workers
         self._recorder = recorder
@@ -211,8 +211,8 @@ class VirtualDriver:
                     return None  # it was cut short since, and has arrived or will arrive earlier
                 del self._working[silo]
                 return self._finish(happening, now_s)
-            case _Question(silo, version, brought):
-                return Evaluated(now_s, silo, version, self._evaluate(silo, version, brought))
+            case _Question(silo, version, received):
+                return Evaluated(now_s, silo, version, self._evaluate(silo, version, received))
             case _Loss(silo, outage):
                 self._working.pop(silo, None)
                 self._here.discard(silo)
@@ -221,9 +221,9 @@ class VirtualDriver:
                     self._push(outage.back_s, _Priority.PRESENCE, joined)
                 return SiloLost(now_s, silo, outage.reason)
             case SiloJoined(_, silo, _):
-                port = self._workers[silo].port
+                replica = self._workers[silo].replica
                 self._here.add(silo)
-                self._store.greet(silo, port.holds, port.greeting())
+                self._aggregator.greet(silo, replica.holds, replica.greeting())
                 following = next(self._outages[silo], None)
                 if following is not None:
                     self._push(following.at_s, _Priority.PRESENCE, _Loss(silo, following))
@@ -240,21 +240,24 @@ class VirtualDriver:
             # The virtual machine has decided how many steps there was time for.
             asked = replace(order, max_steps=steps, budget_s=None)
         try:
-            outcome = worker.train(asked, work.brought)
+            outcome = worker.train(asked, work.received)
             if outcome is not None:
-                self._store.holds(silo, worker.port.holds)
-                self._store.put(silo, order.update_id, outcome[0])
+                self._aggregator.holds(silo, worker.replica.holds)
+                self._aggregator.put(silo, order.update_id, outcome[0])
         except FedSyncError as error:
-            self._store.holds(silo, worker.port.holds)
+            self._aggregator.holds(silo, worker.replica.holds)
             return WorkFailed(now_s, silo, order.update_id, str(error))
         overhead_s = {"order": machine.overhead_s}
         if machine.latency_s or machine.config.bandwidth_mbps is not None:
-            there_s, back_s = machine.transfer_s(work.brought.nbytes), machine.transfer_s(self._store.upload_bytes)
+            there_s, back_s = (
+                machine.transfer_s(work.received.nbytes),
+                machine.transfer_s(self._aggregator.upload_bytes),
+            )
             overhead_s["transfer"] = there_s + back_s
         if outcome is None:
             samples, compute_s = steps * order.batch_size, course.last_s - work.start_s
             report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s)
-            nbytes = self._store.upload_bytes
+            nbytes = self._aggregator.upload_bytes
         else:
             update, done = outcome
             course, nbytes = course.cut(done.steps), update.nbytes
@@ -277,14 +280,14 @@ class VirtualDriver:
         )
         return UpdateArrived(now_s, meta, report)
 
-    def _evaluate(self, silo: str, version: int, brought: Payload) -> Evaluation | None:
+    def _evaluate(self, silo: str, version: int, received: Payload) -> Evaluation | None:
         worker = self._workers[silo]
         try:
-            return worker.evaluate(brought, version)
+            return worker.evaluate(received, version)
         except FedSyncError:
             return None
         finally:
-            self._store.holds(silo, worker.port.holds)
+            self._aggregator.holds(silo, worker.replica.holds)
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:
@@ -294,20 +297,20 @@ class VirtualDriver:
                 self._halt(silo, update_id, now_s)
             case Probe(silo, update_id):
                 self._probe(silo, update_id, now_s)
-            case Remember():
-                self._store.remember()
+            case Savepoint():
+                self._aggregator.savepoint()
             case Rollback():
-                self._store.rollback()
+                self._aggregator.rollback()
             case Commit():
-                self._store.commit(action)
+                self._aggregator.commit(action)
                 self._ask_questions()
-                if self._store.wants_snapshot:
+                if self._aggregator.wants_snapshot:
                     self._take_snapshot()
             case Discard(update_id, _):
-                self._store.discard(update_id)
+                self._aggregator.discard(update_id)
             case Evaluate(version, silos):
                 for silo in silos:
-                    question = _Question(silo, version, self._store.outgoing(silo))
+                    question = _Question(silo, version, self._aggregator.outgoing(silo))
                     self._push(now_s, _Priority.ANSWER, question)
             case WakeAt(at_s):
                 self._push(max(at_s, now_s), _Priority.TIMER, TimerFired(at_s))
@@ -315,35 +318,35 @@ class VirtualDriver:
                 self._stop = action
 
     def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        self._store.begin(order.update_id)
+        self._aggregator.begin(order.update_id)
         machine = self._machines[silo]
-        brought = self._store.outgoing(silo)
-        start_s = now_s + machine.transfer_s(brought.nbytes)
+        received = self._aggregator.outgoing(silo)
+        start_s = now_s + machine.transfer_s(received.nbytes)
         course = machine.course(order, start_s)
         if order.budget_s is not None:
             seconds = np.diff(course.ends, prepend=start_s)
             course = course.cut(steps_within(seconds, order.budget_s, order.overrun))
-        self._schedule(_Work(silo, order, brought, start_s, course))
+        self._schedule(_Work(silo, order, received, start_s, course))
 
     def _ask_questions(self) -> None:
         """Have silos answer whatever the store wants to know of them; it takes no virtual time."""
-        while self._store.blocked:
-            for silo, question in self._store.questions().items():
+        while self._aggregator.blocked:
+            for silo, question in self._aggregator.questions().items():
                 if silo not in self._here:
-                    self._store.give_up(silo)
+                    self._aggregator.give_up(silo)
                     break
-                self._store.answer(silo, self._workers[silo].port.answer(question))
+                self._aggregator.answer(silo, self._workers[silo].replica.answer(question))
 
     def _take_snapshot(self) -> None:
         """Have the silo with the newest model seal it; it takes no virtual time."""
-        name = max(self._workers, key=lambda silo: self._workers[silo].port.holds)
-        port = self._workers[name].port
-        self._store.put_snapshot(name, port.holds, port.snapshot())
+        name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
+        replica = self._workers[name].replica
+        self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())
 
     def _schedule(self, work: _Work) -> None:
         self._working[work.silo] = work
         machine = self._machines[work.silo]
-        end_s = work.course.last_s + machine.overhead_s + machine.transfer_s(self._store.upload_bytes)
+        end_s = work.course.last_s + machine.overhead_s + machine.transfer_s(self._aggregator.upload_bytes)
         self._push(end_s, _Priority.ARRIVAL, work)
 
     def _halt(self, silo: str, update_id: str, now_s: float) -> None:

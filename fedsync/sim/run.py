@@ -11,13 +11,13 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.layout import Vector
-from fedsync.core.transfer import PlainPort, Port, Store
+from fedsync.core.transfer import Aggregator, PlainReplica, Replica
 from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.recorder import Listener, Recorder
-from fedsync.policies.aggregate.aggregator import ModelStore
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.sim.sealed import sealed_store
+from fedsync.sim.sealed import encrypted_aggregator
 from fedsync.sim.workers import TrainingWorker
 from fedsync.tasks.protocol import SiloSlot
 from fedsync.train.loop import Trainer
@@ -58,13 +58,13 @@ def run_virtual(
         for index, silo in enumerate(cluster.silos)
     }
     trainer = next(iter(trainers.values()))
-    policies, plan = config.policies(cluster.at_start), config.seal_plan(trainer.layout, cluster.at_start)
-    store: Store = ModelStore(trainer.initial_model(), keep_bases=policies.weigher.toward)
-    ports: dict[str, Port] = {}
+    policies, plan = config.policies(cluster.at_start), config.encryption_plan(trainer.layout, cluster.at_start)
+    aggregator: Aggregator = PlainAggregator(trainer.initial_model(), keep_bases=policies.weigher.toward)
+    replicas: dict[str, Replica] = {}
     if plan is not None:
-        store, ports = sealed_store(plan, config, trainers)
+        aggregator, replicas = encrypted_aggregator(plan, config, trainers)
     workers = {
-        silo.name: TrainingWorker(trainers[silo.name], silo, ports.get(silo.name, PlainPort()))
+        silo.name: TrainingWorker(trainers[silo.name], silo, replicas.get(silo.name, PlainReplica()))
         for silo in cluster.silos
     }
     plain = config.model_dump(mode="json")
@@ -81,7 +81,7 @@ def run_virtual(
     )
     driver = VirtualDriver(
         Coordinator(policies),
-        store,
+        aggregator,
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
         workers,
         recorder,
@@ -91,13 +91,13 @@ def run_virtual(
         driver.run()
     finally:
         summary = recorder.finish()
-    save_model(out / "model.pt", task, final_model(store, ports))
+    save_model(out / "model.pt", task, final_model(aggregator, replicas))
     return summary
 
 
-def final_model(store: Store, ports: Mapping[str, Port]) -> Vector:
+def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:
     """The model at the end, float32 [values]: the server's, or that of the silo with the newest."""
-    if isinstance(store, ModelStore):
-        return store.model
-    newest = max(ports.values(), key=lambda port: port.holds)
+    if isinstance(aggregator, PlainAggregator):
+        return aggregator.model
+    newest = max(replicas.values(), key=lambda replica: replica.holds)
     return newest.model

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.transfer import Port, Store
+from fedsync.core.transfer import Aggregator, Replica
 from fedsync.train.loop import Trainer
 from fedsync.train.sample import likely_update
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
 
 
-def sealed_store(
-    plan: SealPlan, config: StrategyConfig, trainers: Mapping[str, Trainer]
-) -> tuple[Store, dict[str, Port]]:
+def encrypted_aggregator(
+    plan: EncryptionPlan, config: StrategyConfig, trainers: Mapping[str, Trainer]
+) -> tuple[Aggregator, dict[str, Replica]]:
     """The server's store and each silo's port.
 
     Args:
@@ -25,15 +25,15 @@ def sealed_store(
         trainers: of the silos, by name.
     """
     from fedsync.cipher.keys.emulated import emulated_rings
-    from fedsync.cipher.server.aggregator import SealedStore
-    from fedsync.cipher.silo.replica import SealedCopy
+    from fedsync.cipher.server.aggregator import EncryptedAggregator
+    from fedsync.cipher.silo.replica import EncryptedReplica
     from fedsync.cipher.suites.registry import open_suite
 
     local = config.local
     server, rings = emulated_rings(list(trainers), config.seed)
 
-    def port(name: str, trainer: Trainer) -> Port:
-        return SealedCopy(
+    def replica(name: str, trainer: Trainer) -> Replica:
+        return EncryptedReplica(
             plan,
             rings[name],
             open_suite(plan.kind, rings[name].group),
@@ -42,4 +42,4 @@ def sealed_store(
             lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, config.seed),
         )
 
-    return SealedStore(plan, server), {name: port(name, trainer) for name, trainer in trainers.items()}
+    return EncryptedAggregator(plan, server), {name: replica(name, trainer) for name, trainer in trainers.items()}

@@ -21,7 +21,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.transfer import InTheClear, Payload, PlainPort, Port
+from fedsync.core.transfer import InTheClear, Payload, PlainReplica, Replica
 from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.recorder import Listener, Recorder
 from fedsync.sim.engine import VirtualDriver
@@ -30,7 +30,7 @@ from fedsync.sim.machine import Machine
 MODEL_BYTES = 1_000_000
 """Bytes of the model and of each update, unless told otherwise: 250,000 values."""
 
-_IN_THE_CLEAR = PlainPort()
+_IN_THE_CLEAR = PlainReplica()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ class TimingWorker:
     """
 
     facts: SiloFacts
-    port: Port = _IN_THE_CLEAR
+    replica: Replica = _IN_THE_CLEAR
 
     @classmethod
     def of(cls, silo: SiloConfig) -> TimingWorker:
         """Worker of a silo in the silo file."""
         return cls(SiloFacts(silo.examples, silo.memory_samples, silo.speed))
 
-    def train(self, order: WorkOrder, brought: Payload) -> None:
+    def train(self, order: WorkOrder, received: Payload) -> None:
         """Nothing is done."""
 
-    def evaluate(self, brought: Payload, version: int) -> None:
+    def evaluate(self, received: Payload, version: int) -> None:
         """Nothing is known."""
 
 
-class NoStore(InTheClear):
+class NoAggregator(InTheClear):
     """Stands in for a model: has its size, and nothing to add.
 
     Args:
@@ -82,7 +82,7 @@ class NoStore(InTheClear):
     def commit(self, commit: Commit) -> None:
         """Nothing to add."""
 
-    def remember(self) -> None:
+    def savepoint(self) -> None:
         """Nothing to remember."""
 
     def rollback(self) -> None:
@@ -138,7 +138,7 @@ def run_timing(
     )
     driver = VirtualDriver(
         Coordinator(config.policies(cluster.at_start)),
-        NoStore(model_bytes),
+        NoAggregator(model_bytes),
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
         {silo.name: TimingWorker.of(silo) for silo in cluster.silos},
         recorder,

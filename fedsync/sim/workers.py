@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fedsync.config.cluster import SiloConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
-from fedsync.core.transfer import Payload, PlainPort, Port
+from fedsync.core.transfer import Payload, PlainReplica, Replica
 from fedsync.train.loop import Trainer
 from fedsync.train.sampler import Cursor
 
@@ -23,7 +23,7 @@ class TrainingWorker:
 
     trainer: Trainer
     config: SiloConfig
-    port: Port = field(default_factory=PlainPort)
+    replica: Replica = field(default_factory=PlainReplica)
     cursor: Cursor = field(default_factory=Cursor)
 
     @property
@@ -36,15 +36,15 @@ class TrainingWorker:
             device=self.trainer.device,
         )
 
-    def train(self, order: WorkOrder, brought: Payload) -> tuple[Payload, WorkReport]:
+    def train(self, order: WorkOrder, received: Payload) -> tuple[Payload, WorkReport]:
         """Carry out an order and keep the cursor."""
-        base = self.port.receive(brought, order.base_version)
+        base = self.replica.receive(received, order.base_version)
         outcome = self.trainer.run(order, base, self.cursor)
         self.cursor = outcome.cursor
-        update, report = self.port.send(outcome.update, order, outcome.report), outcome.report
-        told = None if report.evaluation is None else self.port.told(report.evaluation)
+        update, report = self.replica.send(outcome.update, order, outcome.report), outcome.report
+        told = None if report.evaluation is None else self.replica.reported(report.evaluation)
         return update, replace(report, evaluation=told)
 
-    def evaluate(self, brought: Payload, version: int) -> Evaluation:
+    def evaluate(self, received: Payload, version: int) -> Evaluation:
         """Evaluate the model ``version`` on the silo's test split."""
-        return self.port.told(self.trainer.evaluate(self.port.receive(brought, version)))
+        return self.replica.reported(self.trainer.evaluate(self.replica.receive(received, version)))

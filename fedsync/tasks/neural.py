@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.limits import at_least
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
-from fedsync.tasks.networks.lstm_classifier import Lstm
+from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 from fedsync.tasks.partition import Partition
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.samples import Samples, Source, deal
@@ -103,8 +103,8 @@ class SequencesTask(_Classifier):
         at_least("task.layers", self.layers, 1)
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """See `Lstm`."""
-        return Lstm(shape, self.hidden, self.layers, classes)
+        """See `LstmClassifier`."""
+        return LstmClassifier(shape, self.hidden, self.layers, classes)
 
 
 @dataclass(frozen=True, slots=True)

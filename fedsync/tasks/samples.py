@@ -93,7 +93,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DataShape:
     """What a model has to know of its data.
 
     Args:
@@ -117,7 +117,7 @@ class Source(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """Of the samples; of reading what is not said in options, as little as will do.
 
         Raises:

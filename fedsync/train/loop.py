@@ -20,7 +20,7 @@ from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
-from fedsync.train.machine_probe import Probe, Series
+from fedsync.train.machine_probe import MachineProbe, Series
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision
@@ -107,7 +107,7 @@ class Trainer:
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = options.make_optimizer(self._parameters)
         self._cap = BatchCap()
-        self._probe = Probe(self._device, options.resources)
+        self._probe = MachineProbe(self._device, options.resources)
 
     @property
     def layout(self) -> Layout:

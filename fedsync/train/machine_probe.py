@@ -20,7 +20,7 @@ Shares = tuple[float | None, float | None]
 """Processors available to the trainer and memory pressure, both 0..1; None where it is not known or not told."""
 
 
-class Probe:
+class MachineProbe:
     """Reads `Shares`, at most every 50 ms: a reading takes some 80 microseconds.
 
     `peak_bytes` is the most that this process held at any reading; on a GPU, at any time.
@@ -57,7 +57,7 @@ class Probe:
 
 
 class Reader(Protocol):
-    """What a `Series` asks: a `Probe`, or a stand-in."""
+    """What a `Series` asks: a `MachineProbe`, or a stand-in."""
 
     def read(self, now_s: float) -> Shares:
         """Shares since the last reading."""

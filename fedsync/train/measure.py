@@ -10,7 +10,7 @@ from time import perf_counter
 
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
-from fedsync.core.fitting import Point, fit_curve
+from fedsync.core.fitting import CurvePoint, fit_curve
 from fedsync.core.orders import WorkOrder
 from fedsync.train.loop import Trainer
 from fedsync.train.resources import machine_memory_share
@@ -28,7 +28,7 @@ _LEARNING_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class StepTiming:
     """Steps of one size.
 
     Args:
@@ -56,12 +56,12 @@ class Measurement:
         memory_samples: largest batch that fits its memory, or None if none was too large.
     """
 
-    timings: tuple[Timing, ...]
+    timings: tuple[StepTiming, ...]
     memory_samples: int | None
 
     def fit(self) -> Curve:
         """The curve ``max(c, a + b x)`` that is closest to the times; a line through the origin for one size."""
-        groups = [[Point(timing.batch, seconds) for seconds in timing.seconds] for timing in self.timings]
+        groups = [[CurvePoint(timing.batch, seconds) for seconds in timing.seconds] for timing in self.timings]
         if len(groups) == 1:
             return Curve(self.timings[0].batch / self.timings[0].step_s)
         return fit_curve(groups)
@@ -102,7 +102,7 @@ def measure(trainer: Trainer, limit_s: float, repeats: int = 9, watch: Watch | N
             watch(batch, min(gone(), 1.0))
 
     cap = trainer.find_batch_cap(limit_s / 6) if trainer.device != "cpu" else None
-    timings: list[Timing] = []
+    timings: list[StepTiming] = []
     for batch in sizes_up_to(cap or trainer.examples):
         look(batch)
         try:
@@ -116,7 +116,7 @@ def measure(trainer: Trainer, limit_s: float, repeats: int = 9, watch: Watch | N
         if fitting is not None and fitting < batch:
             cap = fitting
             break
-        timings.append(Timing(batch, min(max(math.ceil(_ORDER_S / step_s), 1), _MOST_STEPS)))
+        timings.append(StepTiming(batch, min(max(math.ceil(_ORDER_S / step_s), 1), _MOST_STEPS)))
         if len(timings) > 1 and (gone() > 1 / 3 or (trainer.device == "cpu" and machine_memory_share() > _FULL)):
             break
     if not timings:

@@ -21,18 +21,18 @@ from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import call, receive, send
 from fedsync.trainer.folder import tenant
-from fedsync.trainer.liveness import Watch, end
+from fedsync.trainer.liveness import LivenessWatch, end
 from fedsync.trainer.protocol import (
     IDENTITY,
     LOG,
     SOCKET,
     STATE,
     Answer,
-    Finished,
+    Completed,
     Identity,
-    Lacking,
+    InProgress,
     StillLoading,
-    Working,
+    VersionMismatch,
 )
 
 _LOAD_S = 180.0
@@ -60,7 +60,7 @@ def state_folder() -> Path:
     return folder
 
 
-class ResidentLink:
+class TrainerClient:
     """Asks one silo's resident trainer; each request is a connection of its own.
 
     Args:
@@ -89,7 +89,7 @@ class ResidentLink:
         return tenant(self._folder) is not None
 
     def initial_model(self) -> Vector:
-        """See `fedsync.trainer.service.Desk.initial_model`."""
+        """See `fedsync.trainer.service.TrainerService.initial_model`."""
         model = self._ask({"do": "model"})[1]
         if model is None:
             raise RunError(f"the resident trainer in {self._folder} sent no model")
@@ -97,57 +97,57 @@ class ResidentLink:
 
     @property
     def holds(self) -> int:
-        """See `fedsync.trainer.service.Desk.holds`."""
+        """See `fedsync.trainer.service.TrainerService.holds`."""
         return int(self._ask({"do": "describe"})[0]["holds"])
 
     def greeting(self) -> Payload | None:
-        """See `fedsync.trainer.service.Desk.greeting`."""
+        """See `fedsync.trainer.service.TrainerService.greeting`."""
         return self._ask({"do": "greeting"})[1]
 
-    def train(self, order: WorkOrder, brought: Payload, wait_s: float | None) -> Answer:
-        """See `fedsync.trainer.service.Desk.train`."""
-        return self._answer({"do": "train", "order": encode(order), "wait_s": wait_s}, brought)
+    def train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> Answer:
+        """See `fedsync.trainer.service.TrainerService.train`."""
+        return self._answer({"do": "train", "order": encode(order), "wait_s": wait_s}, received)
 
     def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
-        """See `fedsync.trainer.service.Desk.collect`."""
+        """See `fedsync.trainer.service.TrainerService.collect`."""
         return self._answer({"do": "collect", "update_id": update_id, "wait_s": wait_s, "halt": halt}, None)
 
-    def evaluate(self, brought: Payload, version: int) -> Evaluation | Lacking:
-        """See `fedsync.trainer.service.Desk.evaluate`."""
-        answer = self._ask({"do": "evaluate", "version": version}, brought)[0]
+    def evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
+        """See `fedsync.trainer.service.TrainerService.evaluate`."""
+        answer = self._ask({"do": "evaluate", "version": version}, received)[0]
         if "holds" in answer:
-            return Lacking(answer["holds"])
+            return VersionMismatch(answer["holds"])
         evaluation: Evaluation = decode(Evaluation, answer["evaluation"])
         return evaluation
 
     def answer(self, question: Payload) -> Payload:
-        """See `fedsync.trainer.service.Desk.answer`."""
+        """See `fedsync.trainer.service.TrainerService.answer`."""
         answer = self._ask({"do": "question"}, question)[1]
         if answer is None:
             raise RunError(f"the resident trainer in {self._folder} sent no answer")
         return answer
 
     def snapshot(self) -> tuple[int, Payload]:
-        """See `fedsync.trainer.service.Desk.snapshot`."""
+        """See `fedsync.trainer.service.TrainerService.snapshot`."""
         answer, snapshot = self._ask({"do": "snapshot"})
         if snapshot is None:
             raise RunError(f"the resident trainer in {self._folder} sent no snapshot")
         return answer["holds"], snapshot
 
-    def _answer(self, request: dict[str, Any], brought: Payload | None) -> Answer:
-        answer, update = self._ask(request, brought)
+    def _answer(self, request: dict[str, Any], received: Payload | None) -> Answer:
+        answer, update = self._ask(request, received)
         if update is not None:
-            return Finished(decode(WorkReport, answer["report"]), update)
-        return Lacking(answer["holds"]) if "holds" in answer else Working(answer["steps"], answer["samples"])
+            return Completed(decode(WorkReport, answer["report"]), update)
+        return VersionMismatch(answer["holds"]) if "holds" in answer else InProgress(answer["steps"], answer["samples"])
 
-    def _ask(self, request: dict[str, Any], brought: Payload | None = None) -> tuple[dict[str, Any], Payload | None]:
+    def _ask(self, request: dict[str, Any], received: Payload | None = None) -> tuple[dict[str, Any], Payload | None]:
         """Ask, and wait for the answer for as long as the trainer lives."""
-        with Watch(self._folder) as watch:
+        with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
             with contextlib.suppress(OSError):
                 os.utime(self._folder / IDENTITY)  # How long ago it was used is told by this.
             try:
-                send(connection, {**request, "load_s": _LOAD_S}, brought)
+                send(connection, {**request, "load_s": _LOAD_S}, received)
                 answer, update = receive(connection)
             except (EOFError, OSError) as error:
                 what = watch.found() or "died. The next message starts another"

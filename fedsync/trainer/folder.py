@@ -19,7 +19,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 """C's ``struct flock`` on 64-bit Linux: kind, whence, start, length, process."""
 
 
-class Tenure:
+class FolderLock:
     """A folder that is this process's own until the process ends; see `take`.
 
     Args:

@@ -18,17 +18,17 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core.journal import decode, encode
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor
-from fedsync.trainer.protocol import Finished
+from fedsync.trainer.protocol import Completed
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class LastOrder:
     """An order, its answer, and the silo's place in its data afterwards."""
 
     order: WorkOrder
-    answer: Finished
+    answer: Completed
     cursor: Cursor
 
     def save(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Done:
         write_atomically(path, digested(body), OWNER_FILE)
 
     @classmethod
-    def load(cls, path: Path) -> Done | None:
+    def load(cls, path: Path) -> LastOrder | None:
         """What the file has; None where there is none, or none that is whole."""
         if not path.exists():
             return None
@@ -59,5 +59,5 @@ class Done:
         text, _, update = body.partition(b"\n")
         about = json.loads(text)
         report = decode(WorkReport, about["report"])
-        answer = Finished(report, np.frombuffer(update, dtype=about["dtype"]))
+        answer = Completed(report, np.frombuffer(update, dtype=about["dtype"]))
         return cls(decode(WorkOrder, about["order"]), answer, decode(Cursor, about["cursor"]))

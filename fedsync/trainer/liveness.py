@@ -89,7 +89,7 @@ def end(folder: Path, pid: int) -> bool:
     return True
 
 
-class Watch:
+class LivenessWatch:
     """While one waits for the trainer in a folder, ends it if it hangs, so that the waiting ends. A context manager.
 
     Args:

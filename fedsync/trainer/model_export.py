@@ -13,7 +13,7 @@ from fedsync.common.checksums import undigested
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.trainer.owner_policy import Allowed
+from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
 
 MODEL = "model.pt"
@@ -88,7 +88,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
     """
     kept = kept_runs(Path(config.state) / STATE_FOLDER)
     chosen = _choose(kept, run, config.state)
-    spec = Allowed.of(config).checked(RunSpec.parse(chosen.spec))
+    spec = OwnerPolicy.of(config).checked(RunSpec.parse(chosen.spec))
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -143,19 +143,19 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec) -> int:
     """Write the copy with the highest version of those of one run, and return that."""
-    from fedsync.cipher.silo.replica_state import State
+    from fedsync.cipher.silo.replica_state import ReplicaState
     from fedsync.train.weights import initial_model, save_model
 
     task = spec.task.build()
     layout = initial_model(task, spec.seed)[1]
-    plan = spec.seal_plan(layout)
+    plan = spec.encryption_plan(layout)
     states = []
     for path in copies:
         body = undigested(path.read_bytes())
         if body is None:
             raise RunError(f"{path} is damaged: its checksum does not fit")
         try:
-            states.append(State.from_bytes(body, layout.size, 0 if plan is None else len(plan.sealed.names)))
+            states.append(ReplicaState.from_bytes(body, layout.size, 0 if plan is None else len(plan.sealed.names)))
         except ValueError as error:
             remedy = "Put the task's file back as it was in the run"
             raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error

@@ -19,15 +19,15 @@ from fedsync.core.layout import matches
 from fedsync.trainer.key_lookup import KEYS, has_keys
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
 
 ALLOWED = "FEDSYNC_ALLOWED"
-"""Environment variable of a silo: an `Allowed` as JSON, or nothing where the silo is emulated."""
+"""Environment variable of a silo: an `OwnerPolicy` as JSON, or nothing where the silo is emulated."""
 
 _MOST_NAMES = 4
 
 
-class Allowed(Section):
+class OwnerPolicy(Section):
     """What runs may do at a silo. See `fedsync.config.silo_start.SiloStartConfig` for what each means."""
 
     seal: SealConfig | None = None
@@ -37,13 +37,13 @@ class Allowed(Section):
     """Absolute folders below which its files are; None leaves them to the run."""
 
     @classmethod
-    def of(cls, config: SiloStartConfig) -> Allowed:
+    def of(cls, config: SiloStartConfig) -> OwnerPolicy:
         """What a silo's file says."""
         seal = None if config.keys is None else config.seal or SealConfig()
         return cls(seal=seal, data=config.data)
 
     @classmethod
-    def here(cls) -> Allowed:
+    def here(cls) -> OwnerPolicy:
         """What this process was told."""
         text = os.environ.get(ALLOWED)
         return cls.model_validate_json(text) if text else cls()
@@ -71,7 +71,7 @@ class Allowed(Section):
             raise ConfigError("task", f"{path} is not where this silo's owner allows runs to read", remedy)
         return str(found)
 
-    def check_seal(self, plan: SealPlan | None) -> None:
+    def check_seal(self, plan: EncryptionPlan | None) -> None:
         """See that a run seals what it must.
 
         Args:
@@ -111,4 +111,4 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
 
     All of them are set, so that what is in the environment of whoever starts the silo is not taken for its own.
     """
-    return {KEYS: config.keys or "", ALLOWED: Allowed.of(config).model_dump_json()}
+    return {KEYS: config.keys or "", ALLOWED: OwnerPolicy.of(config).model_dump_json()}

@@ -85,7 +85,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class InProgress:
     """An order is in work: local steps and samples done so far."""
 
     steps: int
@@ -93,7 +93,7 @@ class Working:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Completed:
     """An order is done: its report, and its update as it travels."""
 
     report: WorkReport
@@ -101,13 +101,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class VersionMismatch:
     """What came with an order continues another version of the model than the silo holds, or did not come at all."""
 
     holds: int
 
 
-Answer = Working | Finished | Lacking
+Answer = InProgress | Completed | VersionMismatch
 
 
 class TrainerLink(Protocol):
@@ -146,7 +146,7 @@ class TrainerLink(Protocol):
         """What the server is to have from the silo before its first order, or None."""
         ...
 
-    def train(self, order: WorkOrder, brought: Payload, wait_s: float | None) -> Answer:
+    def train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> Answer:
         """Begin an order, unless it has been begun before; answer after ``wait_s`` seconds at the latest."""
         ...
 
@@ -154,7 +154,7 @@ class TrainerLink(Protocol):
         """Ask for an order that was begun; ``halt`` ends it after its current step."""
         ...
 
-    def evaluate(self, brought: Payload, version: int) -> Evaluation | Lacking:
+    def evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
         """Evaluate the model ``version``."""
         ...
 

@@ -30,7 +30,7 @@ from fedsync.core.journal import decode, encode
 from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import listen, receive, send
-from fedsync.trainer.folder import Tenure
+from fedsync.trainer.folder import FolderLock
 from fedsync.trainer.protocol import (
     ANSWER,
     COPY,
@@ -38,16 +38,16 @@ from fedsync.trainer.protocol import (
     LOG,
     SOCKET,
     Answer,
-    Finished,
+    Completed,
     Identity,
-    Lacking,
+    InProgress,
     StillLoading,
-    Working,
+    VersionMismatch,
 )
 from fedsync.trainer.quota import bound_log
 
 if TYPE_CHECKING:
-    from fedsync.trainer.service import Desk
+    from fedsync.trainer.service import TrainerService
 
 _IDLE_S, _IDLE_OWING_S = 900.0, 86_400.0
 """A trainer that was not asked for so long [s] ends; the second, if it is the only one to know what its masks are."""
@@ -73,10 +73,10 @@ class _Server:
         tenure: of the folder.
     """
 
-    def __init__(self, folder: Path, tenure: Tenure) -> None:
+    def __init__(self, folder: Path, tenure: FolderLock) -> None:
         self._folder = folder
         self._tenure = tenure
-        self._desk: Desk | None = None
+        self._desk: TrainerService | None = None
         self._failure: dict[str, str] | None = None
         self._told = False
         self._settled = threading.Event()
@@ -93,7 +93,7 @@ class _Server:
         for work in (self._let_in, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
-    def opens(self, desk: Desk) -> None:
+    def opens(self, desk: TrainerService) -> None:
         """Answer from now on what had to wait."""
         with self._door:
             self._desk, self._asked_at_s = desk, time.monotonic()
@@ -133,11 +133,11 @@ class _Server:
         asks = False
         try:
             with connection:
-                request, brought = receive(connection)
+                request, received = receive(connection)
                 asks = request["do"] not in _ASIDE
                 if asks:
                     self._count(1)
-                send(connection, *self._reply(request, brought))
+                send(connection, *self._reply(request, received))
         except (EOFError, OSError):
             return  # Whoever asked is gone.
         finally:
@@ -153,7 +153,7 @@ class _Server:
             self._asked_at_s = time.monotonic()
             self._note()
 
-    def _reply(self, request: dict[str, Any], brought: Payload | None) -> tuple[dict[str, Any], Payload | None]:
+    def _reply(self, request: dict[str, Any], received: Payload | None) -> tuple[dict[str, Any], Payload | None]:
         try:
             match request["do"]:
                 case "probe":
@@ -168,7 +168,7 @@ class _Server:
                 case _:
                     self._wait_for_desk(request["load_s"])
                     if self._desk is not None:
-                        return _answer(self._desk, request, brought)
+                        return _answer(self._desk, request, received)
                     self._told = True
                     return {"error": self._failure}, None
         except Exception as error:  # the one who asks is to know
@@ -199,7 +199,7 @@ class _Server:
 
     @property
     def _owes(self) -> bool:
-        return self._desk is not None and self._desk.owes
+        return self._desk is not None and self._desk.unrevealed
 
     def _note(self) -> None:
         """Note what the trainer does, and since when."""
@@ -228,7 +228,9 @@ class _Server:
             aside.rename(socket)
 
 
-def _answer(desk: Desk, request: dict[str, Any], brought: Payload | None) -> tuple[dict[str, Any], Payload | None]:
+def _answer(
+    desk: TrainerService, request: dict[str, Any], received: Payload | None
+) -> tuple[dict[str, Any], Payload | None]:
     match request["do"]:
         case "describe":
             layout = {"names": desk.layout.names, "shapes": desk.layout.shapes}
@@ -236,17 +238,19 @@ def _answer(desk: Desk, request: dict[str, Any], brought: Payload | None) -> tup
             return {**described, "sealed": desk.sealed, "holds": desk.holds}, None
         case "model":
             return {}, desk.initial_model()
-        case "train" if brought is not None:
-            return _outgoing(desk.train(decode(WorkOrder, request["order"]), brought, request["wait_s"]))
+        case "train" if received is not None:
+            return _outgoing(desk.train(decode(WorkOrder, request["order"]), received, request["wait_s"]))
         case "collect":
             return _outgoing(desk.collect(request["update_id"], request["wait_s"], halt=request["halt"]))
-        case "evaluate" if brought is not None:
-            found = desk.evaluate(brought, request["version"])
-            return ({"holds": found.holds} if isinstance(found, Lacking) else {"evaluation": encode(found)}), None
+        case "evaluate" if received is not None:
+            found = desk.evaluate(received, request["version"])
+            return (
+                {"holds": found.holds} if isinstance(found, VersionMismatch) else {"evaluation": encode(found)}
+            ), None
         case "greeting":
             return {}, desk.greeting()
-        case "question" if brought is not None:
-            return {}, desk.answer(brought)
+        case "question" if received is not None:
+            return {}, desk.answer(received)
         case "snapshot":
             version, snapshot = desk.snapshot()
             return {"holds": version}, snapshot
@@ -256,11 +260,11 @@ def _answer(desk: Desk, request: dict[str, Any], brought: Payload | None) -> tup
 
 def _outgoing(answer: Answer) -> tuple[dict[str, Any], Payload | None]:
     match answer:
-        case Finished(report, update):
+        case Completed(report, update):
             return {"report": encode(report)}, update
-        case Lacking(holds):
+        case VersionMismatch(holds):
             return {"holds": holds}, None
-        case Working(steps, samples):
+        case InProgress(steps, samples):
             return {"steps": steps, "samples": samples}, None
 
 
@@ -277,7 +281,7 @@ def _described(error: Exception) -> dict[str, str]:
 def main(folder: Path) -> None:
     """Take the folder, listen, build the trainer, and serve; where another trainer has the folder, do nothing."""
     exit_with_owner()
-    tenure = Tenure.take(folder)
+    tenure = FolderLock.take(folder)
     if tenure is None:
         return
     for name in (ANSWER, COPY):
@@ -288,9 +292,9 @@ def main(folder: Path) -> None:
     server.start()
     try:
         # Torch comes with it: only the trainer that has the folder is to load it.
-        from fedsync.trainer.service import Desk
+        from fedsync.trainer.service import TrainerService
 
-        server.opens(Desk(Identity.load(folder), folder))
+        server.opens(TrainerService(Identity.load(folder), folder))
     except Exception as error:
         traceback.print_exc()
         server.fails(error)

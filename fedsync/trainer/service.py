@@ -1,6 +1,6 @@
 """The silo's trainer as something that can be asked: orders in, answers out, while training goes on.
 
-A `Desk` trains in a thread of its own, so that whoever asks gets an answer at once: the update if it is
+A `TrainerService` trains in a thread of its own, so that whoever asks gets an answer at once: the update if it is
 ready, else how far it is. The same order twice trains once.
 """
 
@@ -19,7 +19,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
-from fedsync.core.transfer import OtherVersion, Payload, PlainPort, Port
+from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
 from fedsync.tasks.protocol import SiloSlot
 from fedsync.train.device import resolve
 from fedsync.train.loop import Trainer
@@ -28,13 +28,13 @@ from fedsync.train.sample import likely_update
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
 from fedsync.trainer.key_lookup import own_ring
-from fedsync.trainer.last_order import Done
-from fedsync.trainer.owner_policy import Allowed
-from fedsync.trainer.protocol import ANSWER, COPY, Answer, Finished, Identity, Lacking, Working
+from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.protocol import ANSWER, COPY, Answer, Completed, Identity, InProgress, VersionMismatch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.material import GroupKey
-    from fedsync.cipher.plan import SealPlan
+    from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
 
 _SEALERS = 4
@@ -52,11 +52,11 @@ class _Job:
         self.steps = 0
         self.halt = threading.Event()
         self.done = threading.Event()
-        self.answer: Finished | Lacking | None = None
+        self.answer: Completed | VersionMismatch | None = None
         self.error: Exception | None = None
 
     @classmethod
-    def over(cls, done: Done) -> _Job:
+    def over(cls, done: LastOrder) -> _Job:
         """One that was finished before."""
         job = cls(done.order)
         job.answer = done.answer
@@ -69,7 +69,7 @@ class _Job:
         return not self.halt.is_set()
 
 
-class Desk:
+class TrainerService:
     """Holds one silo's trainer, its place in the data, and the order in work.
 
     Args:
@@ -81,7 +81,7 @@ class Desk:
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
-        allowed = Allowed.here()
+        allowed = OwnerPolicy.here()
         spec = allowed.checked(RunSpec.parse(identity.spec))
         if not 0 <= identity.index < spec.silos:
             raise ConfigError(
@@ -100,9 +100,9 @@ class Desk:
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
         )
-        self._port = self._make_port(spec, folder, allowed)
+        self._replica = self._make_port(spec, folder, allowed)
         self._done_file = folder / ANSWER if folder is not None else None
-        done = Done.load(self._done_file) if self._done_file is not None else None
+        done = LastOrder.load(self._done_file) if self._done_file is not None else None
         self._cursor = Cursor() if done is None else done.cursor
         self._job = None if done is None else _Job.over(done)
         self._evaluated: tuple[tuple[int, bytes], Evaluation] | None = None
@@ -112,16 +112,16 @@ class Desk:
         # A snapshot may be asked for while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
 
-    def _make_port(self, spec: RunSpec, folder: Path | None, allowed: Allowed) -> Port:
-        plan = spec.seal_plan(self._trainer.layout)
+    def _make_port(self, spec: RunSpec, folder: Path | None, allowed: OwnerPolicy) -> Replica:
+        plan = spec.encryption_plan(self._trainer.layout)
         allowed.check_seal(plan)
         if plan is None:
-            return PlainPort()
-        from fedsync.cipher.silo.replica import SealedCopy
+            return PlainReplica()
+        from fedsync.cipher.silo.replica import EncryptedReplica
         from fedsync.cipher.suites.registry import open_suite
 
         trainer, local, ring = self._trainer, spec.local, own_ring(self.name)
-        return SealedCopy(
+        return EncryptedReplica(
             plan,
             ring,
             open_suite(plan.kind, ring.group),
@@ -141,22 +141,22 @@ class Desk:
     @property
     def sealed(self) -> bool:
         """Whether what travels is sealed."""
-        return not isinstance(self._port, PlainPort)
+        return not isinstance(self._replica, PlainReplica)
 
     @property
     def holds(self) -> int:
         """Version of the model that is kept here; 0 in the clear."""
-        return self._port.holds
+        return self._replica.holds
 
     @property
-    def owes(self) -> bool:
+    def unrevealed(self) -> bool:
         """Whether the server has yet to ask for something that is lost with this process."""
-        return self._port.owes
+        return self._replica.unrevealed
 
     def greeting(self) -> Payload | None:
-        """What the server is to have from this silo before its first order; see `Port.greeting`."""
+        """What the server is to have from this silo before its first order; see `Replica.greeting`."""
         with self._training:
-            return self._port.greeting()
+            return self._replica.greeting()
 
     @property
     def busy(self) -> bool:
@@ -167,7 +167,7 @@ class Desk:
         """The model before any training, float32 [layout.size]; the same at every silo."""
         return self._trainer.initial_model()
 
-    def train(self, order: WorkOrder, brought: Payload, wait_s: float | None) -> Answer:
+    def train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> Answer:
         """Begin an order, unless it has been begun before, and wait for it.
 
         Another order that is still in work is given up: the server has. One with the same id that says something else
@@ -175,7 +175,7 @@ class Desk:
 
         Args:
             order: what to do.
-            brought: what makes it possible to have the model to start from; see `Port.receive`.
+            brought: what makes it possible to have the model to start from; see `Replica.receive`.
             wait_s: answer after this many seconds at the latest; None waits for the end.
 
         Raises:
@@ -183,12 +183,12 @@ class Desk:
         """
         with self._desk:
             job = self._job
-            if job is None or job.order != order or isinstance(job.answer, Lacking):
+            if job is None or job.order != order or isinstance(job.answer, VersionMismatch):
                 if job is not None:
                     job.halt.set()
                     job.done.wait()
                 job = self._job = _Job(order)
-                threading.Thread(target=self._work, args=(job, brought), daemon=True).start()
+                threading.Thread(target=self._work, args=(job, received), daemon=True).start()
         return self._answer(job, wait_s)
 
     def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
@@ -201,77 +201,77 @@ class Desk:
         """
         job = self._job
         if job is None or job.order.update_id != update_id:
-            return Lacking(self.holds)
+            return VersionMismatch(self.holds)
         if halt:
             job.halt.set()
         return self._answer(job, wait_s)
 
-    def evaluate(self, brought: Payload, version: int) -> Evaluation | Lacking:
+    def evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
         """Evaluate the model ``version``, once no order is in work; what comes twice is evaluated once."""
-        what = version, hashlib.blake2b(brought.tobytes()).digest()
+        what = version, hashlib.blake2b(received.tobytes()).digest()
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
                 try:
-                    model = self._port.receive(brought, version)
+                    model = self._replica.receive(received, version)
                 except OtherVersion as error:
-                    return Lacking(error.holds)
-                self._evaluated = what, self._port.told(self._trainer.evaluate(model))
+                    return VersionMismatch(error.holds)
+                self._evaluated = what, self._replica.reported(self._trainer.evaluate(model))
             return self._evaluated[1]
 
     def answer(self, question: Payload) -> Payload:
-        """Answer what the server's store asks; see `Port.answer`."""
+        """Answer what the server's store asks; see `Replica.answer`."""
         with self._exchange:
-            return self._port.answer(question)
+            return self._replica.answer(question)
 
     def snapshot(self) -> tuple[int, Payload]:
         """Version of the model that is kept here, and the model, sealed for other silos."""
         with self._exchange:
-            return self._port.holds, self._port.snapshot()
+            return self._replica.holds, self._replica.snapshot()
 
-    def _work(self, job: _Job, brought: Payload) -> None:
+    def _work(self, job: _Job, received: Payload) -> None:
         try:
             with self._training:
-                job.answer = self._trained(job, brought)
+                job.answer = self._trained(job, received)
         except OtherVersion as error:
-            job.answer = Lacking(error.holds)
+            job.answer = VersionMismatch(error.holds)
         except Exception as error:  # whoever asks gets it
             job.error = error
         finally:
             job.done.set()
 
-    def _trained(self, job: _Job, brought: Payload) -> Finished:
+    def _trained(self, job: _Job, received: Payload) -> Completed:
         """Receive, train, send; what the two ends take counts as overhead."""
         begin_s = time.perf_counter()
         with self._exchange:
-            base = self._port.receive(brought, job.order.base_version)
+            base = self._replica.receive(received, job.order.base_version)
         received_s = time.perf_counter()
         outcome = self._trainer.run(job.order, base, self._cursor, self._throttle, job.watch)
         trained_s = time.perf_counter()
-        update = self._port.send(outcome.update, job.order, outcome.report)
+        update = self._replica.send(outcome.update, job.order, outcome.report)
         sent_s = time.perf_counter()
         report = outcome.report
         if report.evaluation is not None:
-            report = replace(report, evaluation=self._port.told(report.evaluation))
+            report = replace(report, evaluation=self._replica.reported(report.evaluation))
         if self.sealed:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
-        answer = Finished(report, update)
+        answer = Completed(report, update)
         if self._done_file is not None:
-            Done(job.order, answer, outcome.cursor).save(self._done_file)
+            LastOrder(job.order, answer, outcome.cursor).save(self._done_file)
         self._cursor = outcome.cursor
         return answer
 
     @staticmethod
     def _answer(job: _Job, wait_s: float | None) -> Answer:
         if not job.done.wait(wait_s):
-            return Working(job.steps, job.steps * job.order.batch_size)
+            return InProgress(job.steps, job.steps * job.order.batch_size)
         if job.error is not None:
             raise job.error
         assert job.answer is not None
         return job.answer
 
 
-def _pipeline(spec: RunSpec, plan: SealPlan, group: GroupKey) -> Pipeline | None:
+def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
     """Several processes that seal and open, where the update is large and the machine has processors to spare."""
     processes = min((os.cpu_count() or 1) // 2, _SEALERS)
     if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:

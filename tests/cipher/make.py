@@ -10,15 +10,15 @@ import numpy as np
 
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
-from fedsync.cipher.plan import SealPlan
-from fedsync.cipher.server.aggregator import SealedStore
-from fedsync.cipher.silo.replica import SealedCopy
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites.registry import open_suite
 from fedsync.core.actions import Commit
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.transfer import OtherVersion, Payload
-from fedsync.core.weighting import Terms
+from fedsync.core.weighting import Weighting
 
 LAYOUT = Layout(("body.weight", "body.bias", "head.weight"), ((90, 60), (60,), (10, 60)))
 INITIAL = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
@@ -36,24 +36,24 @@ def report(base: int, steps: int = 5, samples: int = 40) -> WorkReport:
 class Federation:
     """A store and its silos; ``examples`` of each silo by name."""
 
-    plan: SealPlan
+    plan: EncryptionPlan
     folder: Path
     examples: dict[str, int]
-    store: SealedStore = field(init=False)
-    silos: dict[str, SealedCopy] = field(init=False)
+    aggregator: EncryptedAggregator = field(init=False)
+    silos: dict[str, EncryptedReplica] = field(init=False)
     serials: dict[str, int] = field(default_factory=dict)
     bases: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.keys = emulated_keys(list(self.examples), self.folder / "keys", seed=1)
-        self.store = SealedStore(self.plan, self.keys.server)
+        self.aggregator = EncryptedAggregator(self.plan, self.keys.server)
         self.silos = {name: self.copy(name) for name in self.examples}
         for name, silo in self.silos.items():
-            self.store.greet(name, silo.holds, silo.greeting())
+            self.aggregator.greet(name, silo.holds, silo.greeting())
 
-    def copy(self, name: str, file: Path | None = None) -> SealedCopy:
+    def copy(self, name: str, file: Path | None = None) -> EncryptedReplica:
         ring = open_ring(self.keys.silos[name])
-        return SealedCopy(
+        return EncryptedReplica(
             self.plan,
             ring,
             open_suite(self.plan.kind, ring.group),
@@ -67,13 +67,13 @@ class Federation:
         """Send an order's package; returns the model that the silo then has."""
         self.serials[name] = self.serials.get(name, 0) + 1
         update_id = f"{name}/{self.serials[name]}"
-        self.store.begin(update_id)
+        self.aggregator.begin(update_id)
         self.bases[update_id] = version
         try:
-            return self.silos[name].receive(self.store.outgoing(name), version)
+            return self.silos[name].receive(self.aggregator.outgoing(name), version)
         except OtherVersion as error:  # it never answered what brought it there
-            self.store.holds(name, error.holds)
-            return self.silos[name].receive(self.store.outgoing(name), version)
+            self.aggregator.holds(name, error.holds)
+            return self.silos[name].receive(self.aggregator.outgoing(name), version)
 
     def seal(
         self, name: str, update: Vector, steps: int = 5, evaluation: Evaluation | None = None
@@ -86,16 +86,18 @@ class Federation:
     def answer(self, name: str, update: Vector, steps: int = 5, evaluation: Evaluation | None = None) -> str:
         """The silo answers its order."""
         update_id, payload = self.seal(name, update, steps, evaluation)
-        self.store.put(name, update_id, payload)
-        self.store.holds(name, self.bases[update_id])
+        self.aggregator.put(name, update_id, payload)
+        self.aggregator.holds(name, self.bases[update_id])
         return update_id
 
     def commit(self, version: int, update_ids: Sequence[str]) -> None:
-        self.store.commit(Commit(version, dict.fromkeys(sorted(update_ids), 1 / len(update_ids))))
+        self.aggregator.commit(Commit(version, dict.fromkeys(sorted(update_ids), 1 / len(update_ids))))
 
 
-def plan(kind: str = "bfv", bits: int = 16, quorum: int = 3, only: tuple[str, ...] = (), **terms: object) -> SealPlan:
-    return SealPlan(kind, bits, LAYOUT, Terms(**terms), quorum, only)  # type: ignore[arg-type]
+def plan(
+    kind: str = "bfv", bits: int = 16, quorum: int = 3, only: tuple[str, ...] = (), **weighting: object
+) -> EncryptionPlan:
+    return EncryptionPlan(kind, bits, LAYOUT, Weighting(**weighting), quorum, only)  # type: ignore[arg-type]
 
 
 def change(seed: int, size: float = 0.02) -> Vector:

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.wire import Expected, Head, Kind, encode
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, Member
@@ -23,7 +23,7 @@ def head(
 ) -> Head:
     form = FORMS[kind]
     named = members or (member(0, round_=7),)
-    return Head(what, form, Lanes(16, form.slot_bits), "silo0", 7, 3, 5, FINGERPRINT, GRID, chunks, named)
+    return Head(what, form, Packing(16, form.slot_bits), "silo0", 7, 3, 5, FINGERPRINT, GRID, chunks, named)
 
 
 def expected(of: Head) -> Expected:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.plan import SealPlan
+from fedsync.cipher.plan import EncryptionPlan
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation
 from fedsync.core.transfer import OtherVersion
-from fedsync.core.weighting import Terms, progress
+from fedsync.core.weighting import Weighting, progress
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan
 
 THREE = {"a": 100, "b": 300, "c": 600}
@@ -83,7 +83,7 @@ def test_asynchronous_commits_reach_everybody_as_few_sums(tmp_path: Path) -> Non
         expected = expected + np.float32(0.25) * update
         model = federation.begin(name, version + 1)
         close(model, expected, version + 1)
-    assert len(list(federation.store.links())) <= 5, "c stands at 0, a and b near the end, grids change at 3 and 6"
+    assert len(list(federation.aggregator.links())) <= 5, "c stands at 0, a and b near the end, grids change at 3 and 6"
     late = federation.answer("c", change(77))
     federation.commit(7, [late])
     close(federation.begin("c", 7), expected + np.float32(0.25) * change(77), 7)
@@ -103,7 +103,7 @@ def test_an_update_from_an_older_grid_makes_a_sum_of_its_own(tmp_path: Path) -> 
 
 
 def test_sealed_metrics_tell_the_server_the_sum_over_silos_and_no_more(tmp_path: Path) -> None:
-    hiding = SealPlan("bfv", 16, LAYOUT, Terms(), 2, seal_metrics=True)
+    hiding = EncryptionPlan("bfv", 16, LAYOUT, Weighting(), 2, seal_metrics=True)
     federation = Federation(hiding, tmp_path, {"a": 10, "b": 10})
     found = {"a": Evaluation(3.5, 8, 10), "b": Evaluation(1.25, 30, 40)}
     for name in "ab":
@@ -111,17 +111,17 @@ def test_sealed_metrics_tell_the_server_the_sum_over_silos_and_no_more(tmp_path:
     ids = [federation.answer(name, change(1), evaluation=found[name]) for name in "ab"]
     federation.commit(1, ids)
     federation.begin("a", 1)
-    assert federation.silos["a"].told(Evaluation(1.0, 1, 1)) == Evaluation(4.75, 38, 50)
+    assert federation.silos["a"].reported(Evaluation(1.0, 1, 1)) == Evaluation(4.75, 38, 50)
 
 
 def test_a_rollback_takes_back_what_was_added(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
     a_round(federation, 0)
     before = federation.begin("a", 1)
-    federation.store.remember()
+    federation.aggregator.savepoint()
     a_round(federation, 1)
     a_round(federation, 2)
-    federation.store.rollback()
+    federation.aggregator.rollback()
     for name in "abc":
         np.testing.assert_allclose(federation.begin(name, 4), before, atol=1e-6)
     expected = before + np.mean(a_round(federation, 4), axis=0)
@@ -135,11 +135,11 @@ def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(t
     snapshot = federation.silos["a"].snapshot()
     held = federation.silos["a"].holds
     assert federation.silos["a"].model[:8].tobytes() not in snapshot.tobytes()
-    federation.store.put_snapshot("a", held, snapshot)
+    federation.aggregator.put_snapshot("a", held, snapshot)
     a_round(federation, 2)
-    assert next(federation.store.links())[0] == held, "what came before it is forgotten"
+    assert next(federation.aggregator.links())[0] == held, "what came before it is forgotten"
     federation.silos["b"] = federation.copy("b")
-    federation.store.holds("b", -1)
+    federation.aggregator.holds("b", -1)
     np.testing.assert_array_equal(federation.begin("b", 3), federation.begin("a", 3))
 
 
@@ -149,13 +149,13 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     a_round(federation, 1)
     snapshot = federation.silos["a"].snapshot().copy()
     snapshot[-1] ^= 1
-    federation.store.put_snapshot("a", 1, snapshot)
+    federation.aggregator.put_snapshot("a", 1, snapshot)
     federation.silos["b"] = federation.copy("b")
-    federation.store.holds("b", -1)
+    federation.aggregator.holds("b", -1)
     with pytest.raises(ProtocolError, match="damaged"):
         federation.begin("b", 2)
     with pytest.raises(ProtocolError, match="not among those kept"):
-        federation.store.put_snapshot("a", 0, snapshot)
+        federation.aggregator.put_snapshot("a", 0, snapshot)
 
 
 def test_a_copy_survives_its_process(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_continues_another_version_is_told_and_changes_nothing(tmp_path: Pa
     federation = Federation(plan(), tmp_path, THREE)
     a_round(federation, 0)
     a_round(federation, 1)
-    package = federation.store.outgoing("a")
+    package = federation.aggregator.outgoing("a")
     fresh = federation.copy("a")
     with pytest.raises(OtherVersion) as caught:
         fresh.receive(package, 2)
@@ -209,7 +209,7 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
 def test_more_silos_than_a_sum_can_hold_are_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="17 silos, but sums of 8 bits hold 16"):
         plan(bits=8, quorum=17)
-    SealPlan("bfv", 8, LAYOUT, plan().terms, 16)
+    EncryptionPlan("bfv", 8, LAYOUT, plan().weighting, 16)
 
 
 # Hostile silos, and a hostile server.
@@ -221,29 +221,29 @@ def test_the_store_takes_only_what_was_ordered_from_who_was_asked(tmp_path: Path
         federation.begin(name, 0)
     update_id, payload = federation.seal("a", change(1))
     with pytest.raises(ProtocolError, match="was not ordered"):
-        federation.store.put("a", "a/9", payload)
+        federation.aggregator.put("a", "a/9", payload)
     with pytest.raises(ProtocolError, match="sender"):
-        federation.store.put("b", "b/1", payload)
+        federation.aggregator.put("b", "b/1", payload)
     with pytest.raises(ProtocolError, match="no key"):
-        federation.store.begin("x/1")
-        federation.store.put("x", "x/1", payload)
+        federation.aggregator.begin("x/1")
+        federation.aggregator.put("x", "x/1", payload)
     for broken in (payload[:-8], payload[:100], payload[:0], np.concatenate([payload, payload[:8]])):
         with pytest.raises(ProtocolError):
-            federation.store.put("a", update_id, broken)
+            federation.aggregator.put("a", update_id, broken)
     flipped = payload.copy()
     flipped[len(payload) // 2] ^= 1
     with pytest.raises(ProtocolError, match="signature"):
-        federation.store.put("a", update_id, flipped)
-    federation.store.put("a", update_id, payload)
+        federation.aggregator.put("a", update_id, flipped)
+    federation.aggregator.put("a", update_id, payload)
     with pytest.raises(ProtocolError, match="here already"):
-        federation.store.put("a", update_id, payload)
+        federation.aggregator.put("a", update_id, payload)
 
 
 def test_silos_notice_a_server_that_changes_leaves_out_or_repeats(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
     a_round(federation, 0)
-    federation.store.holds("a", -1)
-    honest = federation.store.outgoing("a")
+    federation.aggregator.holds("a", -1)
+    honest = federation.aggregator.outgoing("a")
     expected = federation.copy("a").receive(honest, 1)
     noticed = 0
     for at in np.random.default_rng(3).integers(0, len(honest), 60):
@@ -260,11 +260,11 @@ def test_silos_notice_a_server_that_changes_leaves_out_or_repeats(tmp_path: Path
     federation.silos["a"] = federation.copy("a")
     federation.silos["a"].receive(honest, 1)
     # The same sum again, as the next version.
-    link = federation.store._links[0]
-    federation.store._extend(link.groups, last=True)
-    federation.store.holds("a", 1)
+    link = federation.aggregator._links[0]
+    federation.aggregator._extend(link.groups, last=True)
+    federation.aggregator.holds("a", 1)
     with pytest.raises(ProtocolError, match="was added before"):
-        federation.silos["a"].receive(federation.store.outgoing("a"), 2)
+        federation.silos["a"].receive(federation.aggregator.outgoing("a"), 2)
 
 
 def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:
     from fedsync.core.actions import Commit
 
     with pytest.raises(PolicyError, match="towards"):
-        federation.store.commit(Commit(1, {update_id: 1.0}, toward=True))
+        federation.aggregator.commit(Commit(1, {update_id: 1.0}, toward=True))
 
 
 def test_a_model_in_one_piece_needs_no_division() -> None:

@@ -46,14 +46,14 @@ def test_without_json_a_table_is_printed() -> None:
 )
 def test_a_million_values_take_no_more_bytes_than_promised(kind: str, bits: int, most: float) -> None:
     """By the length that a message must have; messages of that length are made by the other tests."""
-    from fedsync.cipher.encoding.packing import Lanes
-    from fedsync.cipher.encoding.quantization import Grid
+    from fedsync.cipher.encoding.packing import Packing
+    from fedsync.cipher.encoding.quantization import QuantizationGrid
     from fedsync.cipher.encoding.wire import Head, Kind
     from fedsync.cipher.suites.suite import Member, form_of
 
     form, layout = form_of(kind), _layout(10**6)
-    lanes = Lanes(bits, form.slot_bits)
-    grid = Grid(layout, lanes, (0,) * len(layout.names), 1)
+    lanes = Packing(bits, form.slot_bits)
+    grid = QuantizationGrid(layout, lanes, (0,) * len(layout.names), 1)
     members = tuple(Member(f"silo{i}/1000", 0, bytes(16)) for i in range(8))
     for what, named in ((Kind.UPDATE, members[:1]), (Kind.AGGREGATE, members)):
         head = Head(what, form, lanes, "silo", 0, 0, 1, bytes(16), grid.digest, grid.chunks, named)

@@ -10,9 +10,10 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 from fedsync.core.fitting import CurveFitter
-from fedsync.core.sizing import LocalWork, Scale, Sizing
+from fedsync.core.orders import LocalWork
+from fedsync.core.sizing import Scale, Sizing
 from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace
 from fedsync.policies.balance.multiples import InMultiples
 from fedsync.policies.balance.proportional import ProportionalBalancer
 
@@ -41,13 +42,13 @@ def load(balancer: str, barrier: str = "{kind: bsp}") -> StrategyConfig:
         ("{kind: equalise, scale: steps}", Sizing(WORK, EqualisingBalancer(), Scale.STEPS, fitter=CurveFitter())),
         (
             "{kind: leader-straggler}",
-            Sizing(WORK, adaptive=LeaderStraggler(Pace(5, 5), Pace(1, 20), 0.95), fitter=CurveFitter()),
+            Sizing(WORK, adaptive=LeaderStraggler(MovePace(5, 5), MovePace(1, 20), 0.95), fitter=CurveFitter()),
         ),
         (
             "{kind: leader-straggler, fast: {step: 4, window: 2}, memory: 0.9, multiple: 4, cap: 64}",
             Sizing(
                 WORK,
-                adaptive=LeaderStraggler(Pace(4, 2), Pace(1, 20), 0.9, multiple=4),
+                adaptive=LeaderStraggler(MovePace(4, 2), MovePace(1, 20), 0.9, multiple=4),
                 cap=64,
                 fitter=CurveFitter(),
             ),

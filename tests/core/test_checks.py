@@ -12,9 +12,9 @@ from fedsync.core.checks import check_evaluation, check_facts, check_report, che
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError
 from fedsync.core.events import Event, SiloJoined
-from fedsync.core.orders import Evaluation, SiloFacts, Window, WorkOrder
+from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, Window, WorkOrder
 from fedsync.core.protocols import Balancer
-from fedsync.core.sizing import LocalWork, Sizing
+from fedsync.core.sizing import Sizing
 from fedsync.core.weighting import Share
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.balance.equalise import EqualisingBalancer

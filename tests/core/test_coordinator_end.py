@@ -52,7 +52,7 @@ def test_going_back_to_an_earlier_model_is_no_round() -> None:
     """Or a run could end with the model that it was sent back to, all training since then for nothing."""
     barrier = Scripted(
         [
-            lambda view: Verdict(remember=True, release=view.idle),
+            lambda view: Verdict(savepoint=True, release=view.idle),
             lambda view: Verdict(commit=tuple(view.pending)),
             lambda view: Verdict(rollback=True, release=view.idle),
             lambda view: Verdict(commit=tuple(view.pending)),

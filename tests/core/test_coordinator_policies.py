@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Note, Probe, Remember, Rollback, WakeAt
+from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Note, Probe, Rollback, Savepoint, WakeAt
 from fedsync.core.checks import MAX_SPEED
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.curve import Curve
@@ -73,7 +73,7 @@ def test_a_verdict_is_carried_out_in_the_order_of_its_fields() -> None:
         [
             release_idle,
             lambda view: Verdict(
-                rollback=True, commit=("a/1",), discard=("b/1",), remember=True, release=("a",), reason="why"
+                rollback=True, commit=("a/1",), discard=("b/1",), savepoint=True, release=("a",), reason="why"
             ),
         ]
     )
@@ -84,7 +84,7 @@ def test_a_verdict_is_carried_out_in_the_order_of_its_fields() -> None:
         Rollback(1),
         Commit(2, {"a/1": 1.0}),
         Discard("b/1", "why"),
-        Remember(2),
+        Savepoint(2),
         Dispatch("a", order),
     )
     assert (order.base_version, coordinator.version) == (2, 2)

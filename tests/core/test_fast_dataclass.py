@@ -10,7 +10,7 @@ import pytest
 
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
-from fedsync.core.fast_dataclass import quick
+from fedsync.core.fast_dataclass import fast_dataclass
 from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.views import ClusterView, SiloView
 
@@ -74,7 +74,7 @@ class Usual:
     c: dict[str, int] = field(default_factory=dict)
 
 
-@quick
+@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Quick:
     """The same fields."""

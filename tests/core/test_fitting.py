@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.curve import Curve
-from fedsync.core.fitting import CurveBook, CurveFitter, Fit, Point, fit_curve
+from fedsync.core.fitting import CurveBook, CurveFitter, CurvePoint, Fit, fit_curve
 from fedsync.core.orders import WorkReport
 
 AFFINE = Curve(100.0, launch_s=0.5)
@@ -107,8 +107,8 @@ def test_of_many_sizes_the_one_not_used_for_longest_is_forgotten() -> None:
 
 def test_one_wild_order_among_many_hardly_counts() -> None:
     """At 80 samples one order in three took ten times as long."""
-    groups = [[Point(size, AFFINE.step_s(size)) for _ in range(3)] for size in (20, 50, 80, 110)]
-    groups[2][1] = Point(80, 10 * AFFINE.step_s(80))
+    groups = [[CurvePoint(size, AFFINE.step_s(size)) for _ in range(3)] for size in (20, 50, 80, 110)]
+    groups[2][1] = CurvePoint(80, 10 * AFFINE.step_s(80))
     curve = fit_curve(groups)
     assert times(curve, 20, 50, 80, 110) == pytest.approx(times(AFFINE, 20, 50, 80, 110), rel=0.02)
 

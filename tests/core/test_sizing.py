@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from fedsync.core.actions import Action, Note
 from fedsync.core.curve import Curve
 from fedsync.core.events import SiloLost
-from fedsync.core.orders import SiloFacts, Window, WorkReport
+from fedsync.core.orders import LocalWork, SiloFacts, Window, WorkReport
 from fedsync.core.protocols import Bounds
-from fedsync.core.sizing import Adaptation, LocalWork, Plan, Scale, Sizing
+from fedsync.core.sizing import Adaptation, Plan, Scale, Sizing
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.leader_straggler import LeaderStraggler, Pace
+from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace
 from fedsync.policies.balance.proportional import ProportionalBalancer
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders
 
@@ -250,7 +250,7 @@ def test_the_work_in_a_view_is_worked_out_anew_once_a_silo_has_gone() -> None:
 
 # An adaptive balancer is asked once a round.
 
-SEARCH = LeaderStraggler(fast=Pace(5, 1), fine=Pace(1, 2))
+SEARCH = LeaderStraggler(fast=MovePace(5, 1), fine=MovePace(1, 2))
 ADAPTIVE = Sizing(LocalWork(4, 8, 0.1), adaptive=SEARCH)
 
 

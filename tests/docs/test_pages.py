@@ -22,8 +22,8 @@ import fedsync
 from fedsync.common.processes import OWNER
 from fedsync.config.run_spec import RunSpec
 from fedsync.flower import payloads
-from fedsync.flower.timeouts import Timing
-from fedsync.trainer.client import ResidentLink, stop_trainers
+from fedsync.flower.timeouts import Timeouts
+from fedsync.trainer.client import TrainerClient, stop_trainers
 from fedsync.trainer.protocol import STATE, Identity
 from tests.flower.grid import DirectGrid, silos_in_this_process
 from tests.test_deploy import takes
@@ -150,7 +150,7 @@ def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def start(self: fedsync.FedSync, grid: Grid, num_rounds: int, **arguments: Any) -> Any:
         """As shown, but one round only, and no pauses between two looks at silos that answer at once."""
         assert num_rounds == self.config.stop.rounds == 40
-        self._timing = Timing(poll_s=0.001)
+        self._timing = Timeouts(poll_s=0.001)
         results.append(begin(self, grid, num_rounds=1, **arguments))
         return results[-1]
 
@@ -177,7 +177,7 @@ def test_a_silos_trainer_finds_what_the_task_imports(
     spec = RunSpec.of(fedsync.StrategyConfig.load(str(app / "strategy.yaml")), None, 5)
     try:
         # A process of its own, elsewhere, as at a silo; it takes a second or two to start.
-        link = ResidentLink(Identity(spec.dump(), index=3, name="silo-3"))
+        link = TrainerClient(Identity(spec.dump(), index=3, name="silo-3"))
         assert link.facts.examples == 64 and link.layout.size == 4 * 2 + 2
     finally:
         stop_trainers(state)

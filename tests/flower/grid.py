@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsync.flower import client_app
-from fedsync.trainer.service import Desk
+from fedsync.trainer.service import TrainerService
 
 Answer = Callable[[Message, Context], Message | None]
 
@@ -86,7 +86,7 @@ class DirectGrid(Grid):
 def silos_in_this_process() -> Iterator[None]:
     """Silos have their trainers in this process, which belongs to a run, as Flower's messages demand."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "connect", Desk)
+        patch.setattr(client_app, "connect", TrainerService)
         patch.setattr(client_app, "_links", OrderedDict())
         with run_identity():
             yield

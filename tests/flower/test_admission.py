@@ -10,7 +10,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.driver import Timing
+from fedsync.flower.driver import Timeouts
 from fedsync.flower.strategy import FedSync
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
@@ -48,7 +48,7 @@ def test_who_is_not_to_take_part_gets_no_order(
 ) -> None:
     config = StrategyConfig.load("fedavg", [*SHORT, *([] if silos is None else [f"silos={silos}"])])
     grid = Registered(third)
-    strategy = FedSync(config, CLUSTER, out=tmp_path, timing=Timing(poll_s=0.001), registered=True)
+    strategy = FedSync(config, CLUSTER, out=tmp_path, timing=Timeouts(poll_s=0.001), registered=True)
     strategy.start(grid)
     assert strategy.run_summary is not None
     assert [silo["name"] for silo in strategy.run_summary["silos"]] == ["a", "b"]

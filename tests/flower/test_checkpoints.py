@@ -21,17 +21,17 @@ from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower import client_app
 from fedsync.flower.checkpoints import FOLDER, digest
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
-from fedsync.policies.aggregate.aggregator import ModelStore
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.service import Desk
+from fedsync.trainer.service import TrainerService
 from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
-TIMING = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 
 class Killed(BaseException):
@@ -129,7 +129,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if not silos_kept:
         client_app._links.clear()
     _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
-    copies = [link._port for link in client_app._links.values() if isinstance(link, Desk)]
+    copies = [link._replica for link in client_app._links.values() if isinstance(link, TrainerService)]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
         np.testing.assert_array_equal(copy.model, copies[0].model)
@@ -242,14 +242,14 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
 
 def test_updates_that_wait_for_a_commit_survive(tmp_path: Path) -> None:
     """FedBuff with two of three: when two are committed, the third may be there already."""
-    store = ModelStore(np.zeros(2, dtype=np.float32), keep_bases=True)
+    store = PlainAggregator(np.zeros(2, dtype=np.float32), keep_bases=True)
     store.begin("a/1")
     store.begin("b/1")
     store.put("a", "a/1", np.array([1, 2], dtype=np.float32))
     store.put("b", "b/1", np.array([5, 5], dtype=np.float32))
     store.commit(Commit(1, {"a/1": 0.5}))
-    store.remember()
-    other = ModelStore(np.ones(2, dtype=np.float32), keep_bases=True)
+    store.savepoint()
+    other = PlainAggregator(np.ones(2, dtype=np.float32), keep_bases=True)
     other.restore(store.state())
     other.commit(Commit(2, {"b/1": 1.0}))
     # By hand: half of (1, 2), then all of (5, 5).

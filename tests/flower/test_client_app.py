@@ -19,10 +19,10 @@ from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window, WorkOrder
 from fedsync.flower.client_app import identify
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from fedsync.train.loop import Trainer
-from fedsync.trainer.protocol import RESOURCES, Finished, Identity
-from fedsync.trainer.service import Desk
+from fedsync.trainer.protocol import RESOURCES, Completed, Identity
+from fedsync.trainer.service import TrainerService
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 FAST = ["task={kind: digits}", "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
@@ -39,11 +39,11 @@ def spec(*overrides: str, emulate: list[SiloConfig] | None = None) -> str:
     return RunSpec(seed=7, silos=2, task=config.task, local=config.local, emulate=emulate or []).dump()
 
 
-def windows(desk: Desk) -> set[tuple[bool, bool]]:
+def windows(desk: TrainerService) -> set[tuple[bool, bool]]:
     """Whether the windows of a report tell of processor and memory."""
     order = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1, evaluate=False)
     answer = desk.train(order, desk.initial_model(), None)
-    assert isinstance(answer, Finished) and answer.report.windows
+    assert isinstance(answer, Completed) and answer.report.windows
     return {(window.cpu is not None, window.memory is not None) for window in answer.report.windows}
 
 
@@ -102,7 +102,7 @@ def test_a_word_that_means_nothing_is_not_taken_for_consent(
     ("run", "owner", "told"), [("on", True, True), ("on", False, False), ("off", True, False), ("off", False, False)]
 )
 def test_the_stricter_of_run_and_owner_wins(run: str, owner: bool, told: bool) -> None:
-    desk = Desk(Identity(spec(f"local.resources={run}"), 0, "a", resources=owner))
+    desk = TrainerService(Identity(spec(f"local.resources={run}"), 0, "a", resources=owner))
 
     assert windows(desk) == {(told, told)}
 
@@ -110,21 +110,21 @@ def test_the_stricter_of_run_and_owner_wins(run: str, owner: bool, told: bool) -
 def test_a_silo_s_own_device_goes_before_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    desk = Desk(Identity(spec("local.device=cuda"), 0, "a", device="cpu"))
+    desk = TrainerService(Identity(spec("local.device=cuda"), 0, "a", device="cpu"))
 
     assert desk.facts.device == "cpu"
     with pytest.raises(ConfigError, match=r"local\.device: 'cuda' is not there"):
-        Desk(Identity(spec("local.device=cuda"), 1, "b"))
+        TrainerService(Identity(spec("local.device=cuda"), 1, "b"))
     with pytest.raises(ConfigError, match=r"node configuration, device: 'cuda:1' is not there"):
-        Desk(Identity(spec(), 1, "b", device="cuda:1"))
+        TrainerService(Identity(spec(), 1, "b", device="cuda:1"))
 
 
 def test_a_batch_cap_is_looked_for_on_a_gpu_unless_the_machine_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "find_batch_cap_on_gpu", lambda trainer: 48)
     machine = SiloConfig(name="m", speed=1e6, memory_samples=9)
 
-    assert Desk(Identity(spec(), 0, "a")).facts.memory_samples == 48
-    assert Desk(Identity(spec(emulate=[machine, machine]), 0, "a")).facts.memory_samples == 9
+    assert TrainerService(Identity(spec(), 0, "a")).facts.memory_samples == 48
+    assert TrainerService(Identity(spec(emulate=[machine, machine]), 0, "a")).facts.memory_samples == 9
 
 
 def test_silos_of_all_kinds_share_a_run(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_silos_of_all_kinds_share_a_run(tmp_path: Path) -> None:
         StrategyConfig.load("lb-bsp", [*FAST, "task.partition.kind=iid"]),
         ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in "abc"]}),
         out=tmp_path,
-        timing=Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
+        timing=Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
     )
     grid = DirectGrid(3)
     for node, more in ((2, {"device": "cpu"}), (3, {"resources": "off"})):

@@ -19,7 +19,7 @@ from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.orders import WorkReport
 from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
 
 ROUNDS = 3
@@ -37,12 +37,12 @@ def _overrides(*more: str) -> list[str]:
     return ["task={kind: digits}", *FAST[:3], *more]
 
 
-def _strategy(tmp_path: Path, *overrides: str, timing: Timing | None = None) -> FedSync:
+def _strategy(tmp_path: Path, *overrides: str, timing: Timeouts | None = None) -> FedSync:
     return FedSync(
         StrategyConfig.load("fedavg", _overrides(*overrides)),
         ClusterConfig.model_validate({"silos": SILOS}),
         out=tmp_path,
-        timing=timing or Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
+        timing=timing or Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
     )
 
 
@@ -238,7 +238,7 @@ def _loses_first(kind: str) -> Answer:
     return answer
 
 
-SOON = Timing(poll_s=0.001, ask_s=0.1, report_s=0.1, order_timeout_s=60.0)
+SOON = Timeouts(poll_s=0.001, ask_s=0.1, report_s=0.1, order_timeout_s=60.0)
 
 
 @pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
@@ -284,7 +284,7 @@ def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
     def silent(message: Message, context: Context) -> Message | None:
         return None if message.metadata.message_type == "train" else honest(message, context)
 
-    timing = Timing(poll_s=0.001, order_timeout_s=0.2, join_timeout_s=60)
+    timing = Timeouts(poll_s=0.001, order_timeout_s=0.2, join_timeout_s=60)
     _strategy(tmp_path, "stop.rounds=1", timing=timing).start(DirectGrid(3, {2: silent}))
     assert "no answer in 0.2 s" in (tmp_path / "journal.jsonl").read_text()
 
@@ -304,7 +304,7 @@ def test_two_nodes_with_one_name_count_once(tmp_path: Path) -> None:
 
 
 def test_nobody_joins(tmp_path: Path) -> None:
-    timing = Timing(poll_s=0.001, join_timeout_s=0.1)
+    timing = Timeouts(poll_s=0.001, join_timeout_s=0.1)
     with pytest.raises(RunError, match="silos here: none"):
         _strategy(tmp_path, timing=timing).start(DirectGrid(0))
 
@@ -378,4 +378,4 @@ def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("fedsync.flower.strategy.initial_model", no_data)
     with pytest.raises(RunError, match="no silo sent a model"):
-        _strategy(tmp_path, timing=Timing(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))
+        _strategy(tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 SMALL = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "stop.rounds=2", "export={csv: true}"]
@@ -15,7 +15,7 @@ SMALL = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "stop.rou
 
 def test_the_server_writes_the_tables(tmp_path: Path) -> None:
     cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b")]})
-    timing = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
     with silos_in_this_process():
         FedSync(StrategyConfig.load("fedavg", SMALL), cluster, out=tmp_path, timing=timing).start(DirectGrid(2))
     assert [row.split(",")[0] for row in (tmp_path / "rounds.csv").read_text().splitlines()[1:]] == ["1", "2"]

@@ -13,11 +13,11 @@ from fedsync.core.errors import RunError
 from fedsync.core.layout import Layout
 from fedsync.flower import messages
 from fedsync.flower.first_model import ask_for_model
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from tests.flower.grid import Answer, DirectGrid, silos_in_this_process
 
-SOON = Timing(poll_s=0.001, join_timeout_s=0.05)
-LONG = Timing(poll_s=0.001, join_timeout_s=60.0)
+SOON = Timeouts(poll_s=0.001, join_timeout_s=0.05)
+LONG = Timeouts(poll_s=0.001, join_timeout_s=60.0)
 WEIGHTS = np.array([1.0, 2.0], np.float32)
 
 

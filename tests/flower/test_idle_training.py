@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fedsync.core.events import Spare, TimerFired
-from fedsync.flower.idle_training import SpareTime
+from fedsync.flower.idle_training import IdleTraining
 
 
 def test_epochs_follow_what_the_last_pause_took() -> None:
-    spare = SpareTime(0.05)
+    spare = IdleTraining(0.05)
     told = []
     for epoch_s in (0.001, 0.001, 0.001, 0.05, 0.05):
         (event,) = spare.events(1.0)
@@ -22,7 +22,7 @@ def test_epochs_follow_what_the_last_pause_took() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_the_number_stays_within_reason(seconds: float) -> None:
-    spare = SpareTime(0.05)
+    spare = IdleTraining(0.05)
     for _ in range(50):
         events = spare.events(1.0)
         spare.measure(events, seconds)
@@ -32,7 +32,7 @@ def test_the_number_stays_within_reason(seconds: float) -> None:
 
 
 def test_other_batches_do_not_count_and_a_cap_of_zero_is_never() -> None:
-    spare = SpareTime(0.05)
+    spare = IdleTraining(0.05)
     spare.measure([TimerFired(0.0)], 1e-6)
     assert spare.events(2.0) == [Spare(2.0, 1)]
-    assert SpareTime(0.0).events(2.0) == []
+    assert IdleTraining(0.0).events(2.0) == []

@@ -17,16 +17,16 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.flower import client_app, messages
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from fedsync.train.weights import initial_model
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
-from fedsync.trainer.service import Desk
+from fedsync.trainer.service import TrainerService
 from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
-TIMING = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def _identity() -> Iterator[None]:
         yield
 
 
-def _desks() -> list[Desk]:
-    return [link for link in client_app._links.values() if isinstance(link, Desk)]
+def _desks() -> list[TrainerService]:
+    return [link for link in client_app._links.values() if isinstance(link, TrainerService)]
 
 
 def _start(
@@ -57,7 +57,7 @@ def _start(
     if rings is None:
         return run, [np.concatenate([array.numpy().ravel() for array in result.arrays.values()])]
     assert not result.arrays, "the server has no model"
-    return run, [desk._port.model for desk in _desks()]  # type: ignore[attr-defined]
+    return run, [desk._replica.model for desk in _desks()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
@@ -161,8 +161,8 @@ def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
 def _folders(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Trainers keep what survives them in a folder each."""
 
-    def connect(identity: Identity) -> Desk:
-        return Desk(identity, private_folder(root / str(identity.index)))
+    def connect(identity: Identity) -> TrainerService:
+        return TrainerService(identity, private_folder(root / str(identity.index)))
 
     monkeypatch.setattr(client_app, "connect", connect)
 

@@ -17,7 +17,7 @@ from fedsync.config.waiting import WaitingConfig
 from fedsync.core.errors import RunError
 from fedsync.flower import driver, messages
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing, Vigil
+from fedsync.flower.timeouts import IdleTimeout, Timeouts
 from tests.flower.grid import DirectGrid, honest, silos_in_this_process
 
 SILENCE_S, ANSWER_S = 15.0, 10.0
@@ -69,7 +69,7 @@ class Slow:
         return Message(self._update.content, reply_to=message)
 
 
-def run(tmp_path: Path, clock: Clock, done: list[int], timing: Timing) -> str:
+def run(tmp_path: Path, clock: Clock, done: list[int], timing: Timeouts) -> str:
     config = StrategyConfig.load(
         "fedavg",
         ["task={kind: digits}", "local={steps: 20, batch_size: 8}", "stop={rounds: 1}", "min_silos=1"],
@@ -79,35 +79,35 @@ def run(tmp_path: Path, clock: Clock, done: list[int], timing: Timing) -> str:
 
 
 def test_an_order_may_take_long_as_long_as_steps_are_done(tmp_path: Path, clock: Clock) -> None:
-    journal = run(tmp_path, clock, list(range(1, 11)), Timing(order_timeout_s=SILENCE_S))
+    journal = run(tmp_path, clock, list(range(1, 11)), Timeouts(order_timeout_s=SILENCE_S))
     assert clock.now_s > 10 * ANSWER_S
     assert "WorkFailed" not in journal
     assert journal.count('"type":"Progressed"') == 10
 
 
 def test_an_order_that_does_not_get_on_has_failed(tmp_path: Path, clock: Clock) -> None:
-    journal = run(tmp_path, clock, [1, 2, 2, 2], Timing(order_timeout_s=SILENCE_S))
+    journal = run(tmp_path, clock, [1, 2, 2, 2], Timeouts(order_timeout_s=SILENCE_S))
     assert "no answer in 15 s; raise waiting.silence_s" in journal
     assert journal.count('"type":"WorkFailed"') == 1
 
 
 def test_an_order_that_gets_on_for_ever_has_failed(tmp_path: Path, clock: Clock) -> None:
-    timing = Timing(order_timeout_s=SILENCE_S, order_limit_s=35.0)
+    timing = Timeouts(order_timeout_s=SILENCE_S, order_limit_s=35.0)
     journal = run(tmp_path, clock, list(range(1, 5)), timing)
     assert "no update in 35 s, which waiting.order_s allows" in journal
     assert journal.count('"type":"WorkFailed"') == 1
 
 
 def test_a_strategy_says_how_long() -> None:
-    assert Timing.of(WaitingConfig(), supervised=False) == Timing()
-    assert Timing.of(WaitingConfig(), supervised=True) == Timing(join_timeout_s=inf)
+    assert Timeouts.of(WaitingConfig(), supervised=False) == Timeouts()
+    assert Timeouts.of(WaitingConfig(), supervised=True) == Timeouts(join_timeout_s=inf)
     said = WaitingConfig(silence_s=60.0, order_s=600.0, idle_s=30.0)
-    expected = Timing(order_timeout_s=60.0, order_limit_s=600.0, join_timeout_s=30.0)
-    assert Timing.of(said, supervised=False) == Timing.of(said, supervised=True) == expected
+    expected = Timeouts(order_timeout_s=60.0, order_limit_s=600.0, join_timeout_s=30.0)
+    assert Timeouts.of(said, supervised=False) == Timeouts.of(said, supervised=True) == expected
 
 
 def test_a_vigil_ends_when_there_is_nothing_to_do_for_too_long() -> None:
-    vigil = Vigil(30.0, 0.0)
+    vigil = IdleTimeout(30.0, 0.0)
     vigil.check(30.0, ["a"])
     vigil.wake(31.0)
     vigil.check(61.0, ["a"])
@@ -116,7 +116,7 @@ def test_a_vigil_ends_when_there_is_nothing_to_do_for_too_long() -> None:
 
 
 def test_a_vigil_without_end_says_once_a_minute_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    vigil = Vigil(inf, 0.0)
+    vigil = IdleTimeout(inf, 0.0)
     with caplog.at_level(logging.WARNING):
         for second in range(181):
             vigil.check(float(second), [])

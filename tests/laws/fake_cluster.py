@@ -23,8 +23,8 @@ from fedsync.core.actions import (
     Evaluate,
     HaltEarly,
     Probe,
-    Remember,
     Rollback,
+    Savepoint,
     Stop,
     WakeAt,
 )
@@ -339,7 +339,7 @@ class FakeCluster:
                 if job is not None and job.order.update_id == update_id:
                     done = sum(job.begin_s + end <= now_s for end in job.step_ends[: job.steps])
                     self._at(now_s + 0.01, self._progress(job, done))
-            case Remember(version):
+            case Savepoint(version):
                 out.remembered = version
             case Rollback(version):
                 if version <= out.remembered:

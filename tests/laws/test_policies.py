@@ -15,7 +15,7 @@ from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts, UpdateMeta
 from fedsync.core.protocols import SpeedSample
 from fedsync.core.views import SiloView
-from fedsync.core.weighting import Terms
+from fedsync.core.weighting import Weighting
 from tests.laws.kinds import BATCH_SIZE, STEPS, cases, policies_of
 
 Case = tuple[str, str, dict[str, Any]]
@@ -105,14 +105,14 @@ def test_coefficients_are_positive_and_finite_however_stale_the_updates(
     assert all(math.isfinite(coefficient) and coefficient > 0 for coefficient in coefficients)
     assert list(weigher.coefficients(metas, version)) == coefficients
     assert isinstance(weigher.toward, bool)
-    if weigher.terms is not None:
-        assert coefficients == pytest.approx(_by_three_sums(weigher.terms, metas), rel=1e-9)
+    if weigher.weighting is not None:
+        assert coefficients == pytest.approx(_by_three_sums(weigher.weighting, metas), rel=1e-9)
 
 
-def _by_three_sums(terms: Terms, metas: list[UpdateMeta]) -> list[float]:
+def _by_three_sums(weighting: Weighting, metas: list[UpdateMeta]) -> list[float]:
     """What each update is multiplied by if silos weigh them and a server can only add."""
-    weights = [terms.weight(meta.examples, meta.samples) for meta in metas]
-    norms = [terms.progress(meta.steps) for meta in metas]
+    weights = [weighting.weight(meta.examples, meta.samples) for meta in metas]
+    norms = [weighting.progress(meta.steps) for meta in metas]
     total = sum(weights)
     mean_norm = sum(weight * norm for weight, norm in zip(weights, norms, strict=True)) / total
-    return [terms.rate * mean_norm * (w / a) / total for w, a in zip(weights, norms, strict=True)]
+    return [weighting.rate * mean_norm * (w / a) / total for w, a in zip(weights, norms, strict=True)]

@@ -17,9 +17,10 @@ import pytest
 from fedsync.config.exporters import ExportConfig, PrometheusConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.exporters.base import Guarded, RoundFeed, open_exporters
+from fedsync.observe.exporters.base import Guarded, open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
+from fedsync.observe.round_feed import RoundFeed
 from tests.observe.runs import two_silos
 
 

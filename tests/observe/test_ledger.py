@@ -14,8 +14,8 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from fedsync.observe.exporters.base import RoundFeed
 from fedsync.observe.ledger import Ledger, SiloShare
+from fedsync.observe.round_feed import RoundFeed
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import Scripted, answer, begin, joined, orders, policies, scored
 

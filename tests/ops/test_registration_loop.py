@@ -10,7 +10,7 @@ import pytest
 
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.internals.registration import Registered
-from fedsync.ops.registration_loop import FIRST_S, LONGEST_S, PATIENCE_S, Registrar
+from fedsync.ops.registration_loop import FIRST_S, LONGEST_S, PATIENCE_S, RegistrationLoop
 
 
 class Stop(threading.Event):
@@ -44,7 +44,7 @@ class Answers:
 
 def test_a_superlink_that_starts_is_tried_until_it_answers() -> None:
     answers = Answers(OSError("refused"), RunError("starting"), ValueError("odd"), Registered())
-    registrar, stop = Registrar(["berlin", "paris"], answers), Stop(100)
+    registrar, stop = RegistrationLoop(["berlin", "paris"], answers), Stop(100)
     told = []
     for _ in range(2):
         registrar.attempt()
@@ -58,7 +58,7 @@ def test_a_superlink_that_starts_is_tried_until_it_answers() -> None:
 def test_those_that_are_registered_are_not_asked_for_again() -> None:
     bad = ConfigError("silos, berlin", "no public key", "send another")
     answers = Answers(Registered({"berlin": bad, "rome": RunError("refused")}), Registered({"berlin": bad}))
-    registrar = Registrar(["berlin", "paris", "rome"], answers)
+    registrar = RegistrationLoop(["berlin", "paris", "rome"], answers)
     registrar.watch(Stop(2))
     assert answers.asked == [["berlin", "paris", "rome"], ["berlin", "rome"]]
     assert registrar.status() == {"berlin": str(bad), "paris": "registered", "rome": "registered"}
@@ -68,7 +68,7 @@ def test_pauses_grow_and_a_warning_comes_once(caplog: pytest.LogCaptureFixture) 
     """By hand: 0.5, 1, 2, ..., 32 s, then a minute each; the warning after 0.5 + 1 + ... + 32 + 60 = 123.5 s."""
     stop = Stop(12)
     with caplog.at_level(logging.WARNING, "fedsync.ops.registration_loop"):
-        Registrar(["berlin"], Answers(RunError("away"))).watch(stop)
+        RegistrationLoop(["berlin"], Answers(RunError("away"))).watch(stop)
     assert stop.pauses == [0.5, 1, 2, 4, 8, 16, 32, *[LONGEST_S] * 5] and PATIENCE_S < 123.5
     (record,) = caplog.records
     assert "not registered after 124 s" in record.getMessage() and "away" in record.getMessage()
@@ -76,7 +76,7 @@ def test_pauses_grow_and_a_warning_comes_once(caplog: pytest.LogCaptureFixture) 
 
 def test_the_operator_hears_of_keys_that_were_taken_back(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedsync.ops.registration_loop"):
-        Registrar(["berlin", "rome"], Answers(Registered(retired={"berlin": 1}, unsure=["rome"]))).attempt()
+        RegistrationLoop(["berlin", "rome"], Answers(Registered(retired={"berlin": 1}, unsure=["rome"]))).attempt()
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "berlin has another key: the registration of 1 before it was taken back"
     assert "knew the key of rome before" in second
@@ -84,5 +84,5 @@ def test_the_operator_hears_of_keys_that_were_taken_back(caplog: pytest.LogCaptu
 
 def test_without_silos_nothing_is_asked() -> None:
     answers = Answers(RunError("away"))
-    Registrar([], answers).watch(Stop(1))
+    RegistrationLoop([], answers).watch(Stop(1))
     assert answers.asked == []

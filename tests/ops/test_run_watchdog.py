@@ -15,7 +15,7 @@ import pytest
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
 from fedsync.ops import run_watchdog as module
-from fedsync.ops.run_watchdog import LINGERS_S, LONGEST_S, Keeper
+from fedsync.ops.run_watchdog import LINGERS_S, LONGEST_S, RunWatchdog
 from fedsync.ops.runs import BusyError
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -30,7 +30,7 @@ class Server:
         self.ended: list[str] = []
         self.trouble: dict[str, Exception] = {}
         self.now_s = 0.0
-        self.keeper = Keeper(state, self.resume, self.end, lambda: NOON)
+        self.keeper = RunWatchdog(state, self.resume, self.end, lambda: NOON)
 
     def run(self, name: str, version: int = 0) -> Path:
         """A run that has died."""
@@ -195,15 +195,15 @@ def test_nothing_ends_the_watch(broken: str, server: Server, monkeypatch: pytest
     if broken == "a run":
         monkeypatch.setattr(module, "phase", fails_once)
     else:
-        look = Keeper.look
+        look = RunWatchdog.look
 
-        def look_fails_once(keeper: Keeper, now_s: float) -> None:
+        def look_fails_once(keeper: RunWatchdog, now_s: float) -> None:
             looks.append(1)
             if len(looks) == 1:
                 raise OSError("input/output error")
             look(keeper, now_s)
 
-        monkeypatch.setattr(Keeper, "look", look_fails_once)
+        monkeypatch.setattr(RunWatchdog, "look", look_fails_once)
     server.keeper.watch(stop)
     assert server.resumed == [(0.0, "a")] and len(looks) >= 2
 

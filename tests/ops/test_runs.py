@@ -24,7 +24,7 @@ from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
 from fedsync.flower.server_app import target_of
 from fedsync.ops import runs
-from fedsync.ops.run_watchdog import Keeper
+from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import CHANGE_LOCK, START_S, BusyError, Phase, phase, resume_run, stop_run, submit_run
 
 STRATEGY = StrategyConfig.load("fedavg")
@@ -65,8 +65,8 @@ def config(tmp_path: Path) -> ServerStartConfig:
 
 
 @pytest.fixture
-def keeper(config: ServerStartConfig) -> Keeper:
-    return Keeper(Path(config.state), lambda folder: resume_run(config, folder, died=True))
+def keeper(config: ServerStartConfig) -> RunWatchdog:
+    return RunWatchdog(Path(config.state), lambda folder: resume_run(config, folder, died=True))
 
 
 def checkpoint(folder: Path, version: int) -> None:
@@ -136,7 +136,7 @@ def test_a_server_process_that_never_came_has_died(config: ServerStartConfig, su
 
 
 def test_a_run_that_died_goes_on_from_its_checkpoint(
-    config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
 ) -> None:
     folder = submit_run(config, STRATEGY, target_accuracy=0.9)
     keeper.look(0.0)
@@ -165,7 +165,7 @@ def test_a_target_arrives_at_the_server_s_process(
 
 
 def test_a_run_that_died_before_its_first_checkpoint_begins_anew(
-    config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
 ) -> None:
     begin_and_die(submit_run(config, STRATEGY))
     keeper.look(0.0)
@@ -174,7 +174,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_anew(
 
 @pytest.mark.parametrize("file", [DONE_FILE, ERROR_FILE])
 def test_a_run_that_ended_by_itself_is_left_alone(
-    file: str, config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+    file: str, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
 ) -> None:
     folder = submit_run(config, STRATEGY)
     begin_and_die(folder)
@@ -184,7 +184,7 @@ def test_a_run_that_ended_by_itself_is_left_alone(
 
 
 def test_a_run_elsewhere_is_kept_too(
-    config: ServerStartConfig, superlink: SuperLink, keeper: Keeper, tmp_path: Path
+    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, tmp_path: Path
 ) -> None:
     folder = submit_run(config, STRATEGY, out=tmp_path / "elsewhere")
     begin_and_die(folder)
@@ -199,7 +199,7 @@ def test_a_clock_that_was_set_back_keeps_no_run_waiting(config: ServerStartConfi
     assert phase(folder) is Phase.DIED
 
 
-def test_an_operator_stops_and_resumes(config: ServerStartConfig, superlink: SuperLink, keeper: Keeper) -> None:
+def test_an_operator_stops_and_resumes(config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog) -> None:
     folder = submit_run(config, STRATEGY)
     with at_work(folder) as process:
         with pytest.raises(BusyError, match="the run is at work"):
@@ -222,7 +222,7 @@ def test_an_operator_stops_and_resumes(config: ServerStartConfig, superlink: Sup
 @pytest.mark.parametrize("begun", [False, True], ids=["waits", "died"])
 @pytest.mark.parametrize("down", [False, True], ids=["server there", "server away"])
 def test_a_run_that_does_not_work_is_stopped_too(
-    begun: bool, down: bool, config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+    begun: bool, down: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
 ) -> None:
     folder = submit_run(config, STRATEGY)
     checkpoint(folder, 2)
@@ -295,7 +295,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(
 
 @pytest.mark.parametrize("failed", [False, True], ids=["died", "failed"])
 def test_operator_and_keeper_do_not_resume_a_run_at_once(
-    failed: bool, config: ServerStartConfig, superlink: SuperLink, keeper: Keeper
+    failed: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
 ) -> None:
     """The operator resumes a run that ended long ago; the keeper looks while Flower ends what was before."""
     folder = submit_run(config, STRATEGY)

@@ -16,7 +16,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.orders import SiloFacts
 from fedsync.ops.serve import serve_silo
 from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.owner_policy import ALLOWED, Allowed
+from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy
 from fedsync.trainer.protocol import IDENTITY, STATE, Identity, StillLoading
 
 
@@ -49,7 +49,7 @@ def test_the_newest_trainer_is_served_until_it_ends(config: SiloStartConfig, mon
     (identity, environment), again = seen
     assert again == (identity, environment), "asked anew while it loads"
     assert identity == Identity(spec="newest", index=3, name="berlin", device="cpu")
-    allowed = Allowed(seal=SealConfig()).model_dump_json()
+    allowed = OwnerPolicy(seal=SealConfig()).model_dump_json()
     assert environment == {STATE: str(trainers), OWNER: str(os.getpid()), KEYS: "/k", ALLOWED: allowed}
 
 

@@ -16,10 +16,10 @@ from fedsync.core.events import Event
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
-from fedsync.core.transfer import PlainPort, Port
+from fedsync.core.transfer import PlainReplica, Replica
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.policies.aggregate.aggregator import ModelStore
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver, Worker
 from fedsync.sim.machine import Machine
 
@@ -40,7 +40,7 @@ class FakeWorker:
     examples: int = 10_000
     twist: Twist | None = None
     bases: list[Vector] = field(default_factory=list)
-    port: Port = field(default_factory=PlainPort)
+    replica: Replica = field(default_factory=PlainReplica)
 
     @property
     def facts(self) -> SiloFacts:
@@ -61,7 +61,7 @@ class FakeWorker:
         update = np.ones_like(base)
         return (update, report) if self.twist is None else self.twist(order, update, report)
 
-    def evaluate(self, brought: Vector, version: int) -> Evaluation:
+    def evaluate(self, received: Vector, version: int) -> Evaluation:
         return Evaluation(loss=40.0, correct=20.0, samples=40)
 
 
@@ -129,10 +129,10 @@ def simulate(
         model_bytes=12,
     )
     policies = config.policies(ClusterConfig(silos=list(silos)).at_start)
-    store = ModelStore(np.zeros(3, dtype=np.float32), keep_bases=policies.weigher.toward)
+    aggregator = PlainAggregator(np.zeros(3, dtype=np.float32), keep_bases=policies.weigher.toward)
     driver = VirtualDriver(
         Coordinator(policies),
-        store,
+        aggregator,
         {silo.name: Machine(silo, config.seed) for silo in silos},
         workers,
         recorder,
@@ -142,7 +142,7 @@ def simulate(
         driver.run()
     finally:
         recorder.finish()
-    return Result(out, list(read_journal(out / "journal.jsonl")[1]), recorder.ledger, store.model)
+    return Result(out, list(read_journal(out / "journal.jsonl")[1]), recorder.ledger, aggregator.model)
 
 
 def spoil(**changes: Any) -> Twist:

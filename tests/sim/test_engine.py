@@ -216,10 +216,10 @@ def test_a_bug_is_not_taken_for_a_failure_of_the_silo(tmp_path: Path) -> None:
 
 def test_a_silo_that_cannot_evaluate_does_not_end_the_run(tmp_path: Path) -> None:
     class Blind(FakeWorker):
-        def evaluate(self, brought: Vector, version: int) -> Evaluation:
-            if brought[0] >= 2.9:
+        def evaluate(self, received: Vector, version: int) -> Evaluation:
+            if received[0] >= 2.9:
                 raise ProtocolError("b", "evaluation", "lost its test data")
-            return super().evaluate(brought, version)
+            return super().evaluate(received, version)
 
     workers = {"a": FakeWorker(HETERO[0]), "b": Blind(HETERO[1])}
     result = simulate(tmp_path, HETERO[:2], workers=dict(workers))

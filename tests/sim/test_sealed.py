@@ -37,10 +37,10 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     final = runs.final_model
 
-    def seen(aggregator, ports):  # type: ignore[no-untyped-def]
-        newest = max(port.holds for port in ports.values())
-        found.extend(port.model for port in ports.values() if port.holds == newest)
-        return final(aggregator, ports)
+    def seen(aggregator, replicas):  # type: ignore[no-untyped-def]
+        newest = max(replica.holds for replica in replicas.values())
+        found.extend(replica.model for replica in replicas.values() if replica.holds == newest)
+        return final(aggregator, replicas)
 
     monkeypatch.setattr(runs, "final_model", seen)
     return found
@@ -100,13 +100,13 @@ def test_a_run_that_goes_on_takes_snapshots_and_a_newcomer_starts_from_one(
 
     monkeypatch.setattr(aggregator, "MAX_LINKS", 4)
     taken: list[int] = []
-    put = aggregator.SealedStore.put_snapshot
+    put = aggregator.EncryptedAggregator.put_snapshot
 
     def counting(self, silo, version, snapshot):  # type: ignore[no-untyped-def]
         taken.append(version)
         put(self, silo, version, snapshot)
 
-    monkeypatch.setattr(aggregator.SealedStore, "put_snapshot", counting)
+    monkeypatch.setattr(aggregator.EncryptedAggregator, "put_snapshot", counting)
     late = SILOS.model_copy(update={"silos": [*SILOS.silos[:2], SILOS.silos[2].model_copy(update={"joins_at_s": 5.0})]})
     loaded = config("fedavg", "cipher={kind: pad}", "min_silos=2", "aggregation.weight=examples")
     loaded = loaded.model_copy(update={"stop": loaded.stop.model_copy(update={"rounds": 40})})

@@ -10,7 +10,7 @@ import numpy as np
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.protocol import SiloSlot, Task
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor
@@ -26,8 +26,8 @@ class Given:
     test: Samples | None = None
     classes: int = 2
 
-    def shape(self) -> Shape:
-        return Shape(self.train.inputs.shape[1:], self.classes)
+    def shape(self) -> DataShape:
+        return DataShape(self.train.inputs.shape[1:], self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         return self.train, self.test

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
-from fedsync.tasks.networks.lstm_classifier import Lstm
+from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 
 
 def parameters(model: nn.Module) -> int:
@@ -80,7 +80,7 @@ def test_a_residual_block_passes_its_input_on() -> None:
 
 
 def test_an_lstm_has_two_recurrent_layers() -> None:
-    model = Lstm((30, 20), hidden=8, layers=2, classes=5)
+    model = LstmClassifier((30, 20), hidden=8, layers=2, classes=5)
 
     # Four gates a layer, each with weights of input and state, and two biases.
     assert parameters(model) == 4 * 8 * (20 + 8 + 2) + 4 * 8 * (8 + 8 + 2) + 8 * 5 + 5
@@ -91,4 +91,4 @@ def test_inputs_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match=r"task\.data: inputs of shape \(20,\) are no images"):
         image_network("cnn", "group", (20,), 2)
     with pytest.raises(ConfigError, match=r"task\.data: inputs of shape \(1, 28, 28\) are no sequences"):
-        Lstm((1, 28, 28), 8, 2, 2)
+        LstmClassifier((1, 28, 28), 8, 2, 2)

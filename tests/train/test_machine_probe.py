@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.train.machine_probe import MOST_WINDOWS, Probe, Series
+from fedsync.train.machine_probe import MOST_WINDOWS, MachineProbe, Series
 from fedsync.train.resources import Resources
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_a_share_that_is_unknown_stays_so_when_windows_merge() -> None:
 
 
 def test_the_probe_reads_shares_and_holds_the_peak() -> None:
-    probe = Probe(CPU, enabled=True)
+    probe = MachineProbe(CPU, enabled=True)
     probe.start(0.0)
 
     cpu, memory = probe.read(0.05)
@@ -108,7 +108,7 @@ def test_the_probe_reads_shares_and_holds_the_peak() -> None:
 
 def test_the_probe_reads_at_most_every_50_ms() -> None:
     resources = Shares(0.3, 0.9, 0.7)
-    probe = Probe(CPU, True, resources)
+    probe = MachineProbe(CPU, True, resources)
 
     probe.start(0.0)
     assert [probe.read(now_s)[0] for now_s in (0.01, 0.03, 0.05)] == [0.3, 0.3, 0.3]
@@ -119,7 +119,7 @@ def test_the_probe_reads_at_most_every_50_ms() -> None:
 
 
 def test_a_probe_that_is_off_reads_and_tells_nothing() -> None:
-    probe = Probe(CPU, False, Shares())
+    probe = MachineProbe(CPU, False, Shares())
     probe.start(0.0)
 
     assert probe.read(1.0) == (None, None)
@@ -137,7 +137,7 @@ def test_on_a_gpu_memory_is_the_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda device: {"reserved_bytes": {"all": {"current": 50}}, "allocated_bytes": {"all": {"peak": 45}}},
     )
     gpu = torch.device("cuda", 0)
-    probe = Probe(gpu, True, Shares(0.75))
+    probe = MachineProbe(gpu, True, Shares(0.75))
     probe.start(0.0)
 
     # 60 of 100 are taken, 50 of them kept by torch, of which training needed 45: 10 by others and 45.

@@ -16,7 +16,7 @@ from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train import loop
 from fedsync.train import measure as measuring
 from fedsync.train.loop import Trainer
-from fedsync.train.measure import Measurement, Timing, measure, sizes_up_to
+from fedsync.train.measure import Measurement, StepTiming, measure, sizes_up_to
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, trainer
 
 Machine = Callable[[Callable[[int], float]], None]
@@ -150,7 +150,7 @@ def test_a_model_that_refuses_one_sample_is_timed_from_two_on(machine: Machine) 
 
 
 def test_one_size_makes_a_line() -> None:
-    assert Measurement((Timing(4, 1, (0.1, 0.4, 0.2)),), None).fit() == Curve(20.0)
+    assert Measurement((StepTiming(4, 1, (0.1, 0.4, 0.2)),), None).fit() == Curve(20.0)
 
 
 def test_on_a_gpu_memory_is_searched_first(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedsync.trainer.folder import Tenure, tenant
+from fedsync.trainer.folder import FolderLock, tenant
 
 TAKE = """
 import pathlib, sys
-from fedsync.trainer.folder import Tenure
-print(Tenure.take(pathlib.Path(sys.argv[1])), flush=True)
+from fedsync.trainer.folder import FolderLock
+print(FolderLock.take(pathlib.Path(sys.argv[1])), flush=True)
 input()
 """
 
@@ -29,7 +29,7 @@ def test_one_process_at_a_time_until_it_is_killed(tmp_path: Path) -> None:
     assert tenant(tmp_path) is None and tenant(tmp_path / "nowhere") is None
     first, got = take(tmp_path)
     assert got and tenant(tmp_path) == first.pid
-    assert Tenure.take(tmp_path) is None
+    assert FolderLock.take(tmp_path) is None
     first.kill()
     first.communicate()
     assert tenant(tmp_path) is None
@@ -42,10 +42,10 @@ def test_one_process_at_a_time_until_it_is_killed(tmp_path: Path) -> None:
 def test_a_tenure_ends_with_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    tenure = Tenure.take(folder)
+    tenure = FolderLock.take(folder)
     assert tenure is not None and tenure.lasts
     shutil.rmtree(folder)
     assert not tenure.lasts
     folder.mkdir()
-    other = Tenure.take(folder)
+    other = FolderLock.take(folder)
     assert other is not None and other.lasts and not tenure.lasts

@@ -10,8 +10,8 @@ import pytest
 
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor
-from fedsync.trainer.last_order import Done
-from fedsync.trainer.protocol import Finished
+from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.protocol import Completed
 
 ORDER = WorkOrder("a/3", 2, 3, 16, 5, 0.1, seed=9, budget_s=1.5)
 REPORT = WorkReport(
@@ -22,9 +22,9 @@ REPORT = WorkReport(
 @pytest.mark.parametrize("update", [np.array([1.5, -2], dtype=np.float32), np.array([7, 10, 255], dtype=np.uint8)])
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path, update: np.ndarray) -> None:
     file = tmp_path / "answer.bin"
-    done = Done(ORDER, Finished(REPORT, update), Cursor(1, 12))
+    done = LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12))
     done.save(file)
-    found = Done.load(file)
+    found = LastOrder.load(file)
     assert found is not None
     assert (found.order, found.answer.report, found.cursor) == (ORDER, REPORT, Cursor(1, 12))
     np.testing.assert_array_equal(found.answer.update, update)
@@ -35,9 +35,9 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, update: np.ndarray) ->
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data + b"x"])
 def test_what_is_not_whole_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object) -> None:
     file = tmp_path / "answer.bin"
-    assert Done.load(file) is None
+    assert LastOrder.load(file) is None
     assert not caplog.text, "a silo that never worked has no file"
-    Done(ORDER, Finished(REPORT, np.zeros(3, dtype=np.float32)), Cursor(0, 5)).save(file)
+    LastOrder(ORDER, Completed(REPORT, np.zeros(3, dtype=np.float32)), Cursor(0, 5)).save(file)
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]  # a function of the list above
-    assert Done.load(file) is None
+    assert LastOrder.load(file) is None
     assert "answer.bin is corrupt" in caplog.text

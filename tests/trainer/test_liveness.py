@@ -43,9 +43,9 @@ def test_six_probes_without_a_sign_of_life_make_it_hang(probes: list[tuple[bool,
 LISTEN = """
 import pathlib, sys
 from fedsync.trainer.connection import listen
-from fedsync.trainer.folder import Tenure
+from fedsync.trainer.folder import FolderLock
 folder = pathlib.Path(sys.argv[1])
-tenure, listener = Tenure.take(folder), listen(folder / "trainer.sock")
+tenure, listener = FolderLock.take(folder), listen(folder / "trainer.sock")
 print(flush=True)
 input()
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedsync.cipher.silo.replica_state import Scales, State
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cli import app
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -19,10 +19,10 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timing
+from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
-from fedsync.trainer.service import Desk
+from fedsync.trainer.service import TrainerService
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 QUICK = ["local.steps=1", "local.batch_size=8", "stop.rounds=2", "cipher={kind: pad}"]
@@ -63,7 +63,7 @@ def keep(file: Path, run: str, at_s: float, version: int = 1, silo: str = "berli
     spec = RunSpec.of(config_of(file), None, 2).model_copy(update={"run": run}).dump()
     Identity(spec, 0, silo).save(folder)
     # An exponent for each of the task's two tensors.
-    State(version, np.full(values, version, dtype=np.float32), Scales(((0, 0),)), {}).save(folder / COPY)
+    ReplicaState(version, np.full(values, version, dtype=np.float32), Scales(((0, 0),)), {}).save(folder / COPY)
     os.utime(folder / COPY, (at_s, at_s))
     return folder / COPY
 
@@ -86,20 +86,20 @@ def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, mo
     assert rings is not None
     monkeypatch.setenv(KEYS, str(rings[0]))
 
-    def connect(identity: Identity) -> Desk:
+    def connect(identity: Identity) -> TrainerService:
         """Each with a state folder; the last is berlin's."""
         home = file.parent / ("s" if identity.index == 2 else f"other-{identity.index}")
         folder = home / "state" / "0123456789abcdef"
         folder.mkdir(parents=True)
         identity.save(folder)
-        return Desk(identity, folder)
+        return TrainerService(identity, folder)
 
     with silos_in_this_process():
         monkeypatch.setattr(client_app, "connect", connect)
-        timing = Timing(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+        timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
         run = FedSync(config_of(file), silos, out=tmp_path / "run", timing=timing, keys=rings[1])
         run.start(DirectGrid(3))
-        models = [link._port.model for link in client_app._links.values()]  # type: ignore[attr-defined]
+        models = [link._replica.model for link in client_app._links.values()]  # type: ignore[attr-defined]
 
     assert not (tmp_path / "run" / "model.pt").exists()
     said = export(file, tmp_path / "out" / "new")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.cipher.plan import SealPlan
+from fedsync.cipher.plan import EncryptionPlan
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SealConfig, SiloStartConfig
@@ -15,17 +15,17 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout
 from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.owner_policy import ALLOWED, Allowed, owner_environment
+from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy, owner_environment
 from fedsync.trainer.protocol import Identity
-from fedsync.trainer.service import Desk
+from fedsync.trainer.service import TrainerService
 
 LAYOUT = Layout(("body.weight", "body.bias", "head.bias"), ((8, 4), (8,), (2,)))
 SPEC = RunSpec.of(StrategyConfig.load("fedavg"), None, 3)
 
 
-def plan(cipher: dict[str, Any]) -> SealPlan | None:
+def plan(cipher: dict[str, Any]) -> EncryptionPlan | None:
     """Of a run that says this."""
-    return RunSpec.model_validate({**SPEC.model_dump(), "cipher": cipher}).seal_plan(LAYOUT)
+    return RunSpec.model_validate({**SPEC.model_dump(), "cipher": cipher}).encryption_plan(LAYOUT)
 
 
 SUITES: list[dict[str, Any]] = [{"kind": kind} for kind in ("pad", "bfv", "ckks", "masked")]
@@ -33,12 +33,12 @@ SUITES: list[dict[str, Any]] = [{"kind": kind} for kind in ("pad", "bfv", "ckks"
 
 @pytest.mark.parametrize("cipher", SUITES, ids=lambda cipher: cipher["kind"])
 def test_every_suite_will_do_for_an_owner_who_says_nothing_more(cipher: dict[str, Any]) -> None:
-    Allowed(seal=SealConfig()).check_seal(plan(cipher))
+    OwnerPolicy(seal=SealConfig()).check_seal(plan(cipher))
 
 
 @pytest.mark.parametrize("cipher", SUITES, ids=lambda cipher: cipher["kind"])
 def test_masks_that_are_demanded_must_be_there(cipher: dict[str, Any]) -> None:
-    allowed = Allowed(seal=SealConfig(masks=True))
+    allowed = OwnerPolicy(seal=SealConfig(masks=True))
     if cipher["kind"] == "masked":
         allowed.check_seal(plan(cipher))
         return
@@ -65,7 +65,7 @@ def test_what_travels_in_the_clear_must_be_named_by_the_owner(
 ) -> None:
     inner = {"kind": "bfv", "only": only}
     made = plan({"kind": "masked", "inner": inner} if masked else inner)
-    allowed = Allowed(seal=SealConfig(clear=clear))
+    allowed = OwnerPolicy(seal=SealConfig(clear=clear))
     if told is None:
         allowed.check_seal(made)
         return
@@ -74,7 +74,7 @@ def test_what_travels_in_the_clear_must_be_named_by_the_owner(
 
 
 def test_metrics_that_are_to_be_sealed_must_be() -> None:
-    allowed = Allowed(seal=SealConfig(metrics="sealed"))
+    allowed = OwnerPolicy(seal=SealConfig(metrics="sealed"))
     allowed.check_seal(plan({"kind": "bfv", "metrics": "sealed"}))
     with pytest.raises(ConfigError, match=r"^cipher\.metrics: .*Write metrics: sealed.*seal\.metrics"):
         allowed.check_seal(plan({"kind": "bfv"}))
@@ -83,16 +83,16 @@ def test_metrics_that_are_to_be_sealed_must_be() -> None:
 @pytest.mark.parametrize("seal", [None, SealConfig()])
 def test_a_silo_with_keys_refuses_a_run_in_the_clear(seal: SealConfig | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEYS, raising=False)
-    Allowed().check_seal(None)
+    OwnerPolicy().check_seal(None)
     monkeypatch.setenv(KEYS, "/k")
     with pytest.raises(ConfigError, match="in the clear, and this silo has keys"):
-        Allowed(seal=seal).check_seal(None)
+        OwnerPolicy(seal=seal).check_seal(None)
 
 
 def test_emulated_silos_go_by_the_run_s_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ALLOWED, raising=False)
-    Allowed.here().check_seal(plan({"kind": "bfv", "only": ["*.bias"]}))
-    assert Allowed.here().checked(SPEC) is SPEC
+    OwnerPolicy.here().check_seal(plan({"kind": "bfv", "only": ["*.bias"]}))
+    assert OwnerPolicy.here().checked(SPEC) is SPEC
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_the_file_says_arrives_at_the_trainer(
     config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state="/s", data=["/d"], **more)
     for name, value in owner_environment(config).items():
         monkeypatch.setenv(name, value)
-    assert Allowed.here() == Allowed(seal=seal, data=["/d"])
+    assert OwnerPolicy.here() == OwnerPolicy(seal=seal, data=["/d"])
 
 
 # Files.
@@ -141,7 +141,7 @@ def spec(task: dict[str, Any]) -> RunSpec:
 
 @pytest.mark.parametrize("path", ["mine/data.npz", "mine/inside", "theirs/inside", "mine/../mine/data.npz"])
 def test_a_path_that_leads_below_an_allowed_folder_is_resolved(path: str, folder: Path) -> None:
-    checked = Allowed(data=[str(folder / "none"), str(folder / "mine")]).checked(spec(images(folder / path)))
+    checked = OwnerPolicy(data=[str(folder / "none"), str(folder / "mine")]).checked(spec(images(folder / path)))
     assert checked.task.data.file == str(folder / "mine" / "data.npz")  # type: ignore[union-attr]
 
 
@@ -153,13 +153,13 @@ def test_a_path_that_leads_elsewhere_is_refused(kind: str, path: str, folder: Pa
     own = folder / "mine" / "data.npz"
     task = {"images": images(folder / path), "csv": csv(own, folder / path)}
     task["custom"] = {"kind": "custom", "file": str(folder / path)}
-    allowed = Allowed(data=[str(folder / "mine")])
+    allowed = OwnerPolicy(data=[str(folder / "mine")])
     with pytest.raises(ConfigError, match=r"^task: .*not where this silo's owner allows .* to data in silo\.yaml"):
         allowed.checked(spec(task[kind]))
 
 
 def test_no_folder_is_no_file_and_tasks_without_files_go_on(folder: Path) -> None:
-    none = Allowed(data=[])
+    none = OwnerPolicy(data=[])
     assert none.checked(SPEC).task == SPEC.task
     with pytest.raises(ConfigError):
         none.checked(spec(images(folder / "mine" / "data.npz")))
@@ -171,7 +171,7 @@ def test_no_folder_is_no_file_and_tasks_without_files_go_on(folder: Path) -> Non
 def test_a_trainer_runs_no_python_file_from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder / "theirs" / "task.py"
     file.write_text("from pathlib import Path\nPath(__file__).with_name('was-here').touch()\n")
-    monkeypatch.setenv(ALLOWED, Allowed(data=[str(folder / "mine")]).model_dump_json())
+    monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(folder / "mine")]).model_dump_json())
     with pytest.raises(ConfigError, match=r"task\.py is not where"):
-        Desk(Identity(spec({"kind": "custom", "file": str(file)}).dump(), 0, "a"))
+        TrainerService(Identity(spec({"kind": "custom", "file": str(file)}).dump(), 0, "a"))
     assert not (folder / "theirs" / "was-here").exists()

@@ -31,8 +31,8 @@ def test_a_trainer_at_work_keeps_its_folder() -> None:
 
 HOLD = """
 import pathlib, sys
-from fedsync.trainer.folder import Tenure
-tenure = Tenure.take(pathlib.Path(sys.argv[1]))
+from fedsync.trainer.folder import FolderLock
+tenure = FolderLock.take(pathlib.Path(sys.argv[1]))
 input(tenure)
 """
 

@@ -30,10 +30,19 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.train.weights import initial_model
-from fedsync.trainer.client import ResidentLink, make_room, stop_trainers
+from fedsync.trainer.client import TrainerClient, make_room, stop_trainers
 from fedsync.trainer.connection import call, receive, send
-from fedsync.trainer.folder import TENURE, Tenure, tenant
-from fedsync.trainer.protocol import IDENTITY, SOCKET, STATE, Finished, Identity, Lacking, StillLoading, Working
+from fedsync.trainer.folder import TENURE, FolderLock, tenant
+from fedsync.trainer.protocol import (
+    IDENTITY,
+    SOCKET,
+    STATE,
+    Completed,
+    Identity,
+    InProgress,
+    StillLoading,
+    VersionMismatch,
+)
 from fedsync.trainer.server import _Server
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
@@ -64,12 +73,12 @@ def model() -> np.ndarray:
     return initial_model(CONFIG.task.build(), 7)[0]
 
 
-def process(link: ResidentLink) -> psutil.Process:
+def process(link: TrainerClient) -> psutil.Process:
     """The trainer's."""
     return psutil.Process(tenant(link._folder))
 
 
-def kill(link: ResidentLink) -> None:
+def kill(link: TrainerClient) -> None:
     trainer = process(link)
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
@@ -77,73 +86,73 @@ def kill(link: ResidentLink) -> None:
 
 
 def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity())
+    link = TrainerClient(identity())
     assert link.alive
     assert (link.name, link.facts.declared_speed) == ("a", 1e6)
     first, again = (link.train(order(1), model, None) for _ in range(2))
-    assert isinstance(first, Finished) and isinstance(again, Finished)
+    assert isinstance(first, Completed) and isinstance(again, Completed)
     assert again.report == first.report, "a second training would have measured other times"
     np.testing.assert_array_equal(first.update, again.update)
 
 
 def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity(speed=160.0, run="2"))  # 16 samples: 0.1 s a step, 10 s in all
+    link = TrainerClient(identity(speed=160.0, run="2"))  # 16 samples: 0.1 s a step, 10 s in all
     begin = time.monotonic()
     answer = link.train(order(1, steps=100), model, 0.5)
-    assert isinstance(answer, Working)
+    assert isinstance(answer, InProgress)
     assert 1 <= answer.steps < 50 and answer.samples == 16 * answer.steps
-    while isinstance(answer, Working):
+    while isinstance(answer, InProgress):
         answer = link.collect("a/1", 1.0, halt=True)
-    assert isinstance(answer, Finished)
+    assert isinstance(answer, Completed)
     assert answer.report.steps < 100
     assert time.monotonic() - begin < 9
 
 
 def test_a_killed_trainer_is_started_again_and_goes_on_in_its_data(root: Path, model: np.ndarray) -> None:
-    straight = ResidentLink(identity(run="3"))
+    straight = TrainerClient(identity(run="3"))
     expected = [straight.train(order(number), model, None) for number in (1, 2)][1]
-    link = ResidentLink(identity(run="4"))
+    link = TrainerClient(identity(run="4"))
     link.train(order(1), model, None)
     kill(link)
     resumed = link.train(order(2), model, None)
-    assert isinstance(expected, Finished) and isinstance(resumed, Finished)
+    assert isinstance(expected, Completed) and isinstance(resumed, Completed)
     np.testing.assert_array_equal(resumed.update, expected.update)
 
 
 def test_a_killed_trainer_answers_its_last_order_without_training_again(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity(run="7"))
+    link = TrainerClient(identity(run="7"))
     first = link.train(order(1), model, None)
     kill(link)
     again, asked = link.train(order(1), model, None), link.collect("a/1", 0.0, halt=False)
     other = link.train(order(1, steps=4), model, None)
-    assert isinstance(first, Finished) and isinstance(again, Finished) and isinstance(asked, Finished)
+    assert isinstance(first, Completed) and isinstance(again, Completed) and isinstance(asked, Completed)
     assert again.report == asked.report == first.report, "a second training would have measured other times"
     np.testing.assert_array_equal(first.update, again.update)
-    assert isinstance(other, Finished) and other.report.steps == 4, "the same name, but another order"
+    assert isinstance(other, Completed) and other.report.steps == 4, "the same name, but another order"
 
 
 def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity())
+    link = TrainerClient(identity())
     unlimited = psutil.RLIM_INFINITY
     process(link).rlimit(psutil.RLIMIT_FSIZE, (0, unlimited))
     with pytest.raises(ConfigError, match=r"answer\.bin: cannot be written: File too large"):
         link.train(order(11), model, None)
     process(link).rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
-    assert isinstance(link.train(order(12), model, None), Finished)
+    assert isinstance(link.train(order(12), model, None), Completed)
 
 
 def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity(speed=16.0, run="5"))  # a step a second
-    assert isinstance(link.train(order(1, steps=1000), model, 0.1), Working)
-    assert isinstance(link.train(order(2, steps=1), model, None), Finished)
+    link = TrainerClient(identity(speed=16.0, run="5"))  # a step a second
+    assert isinstance(link.train(order(1, steps=1000), model, 0.1), InProgress)
+    assert isinstance(link.train(order(2, steps=1), model, None), Completed)
 
 
 def test_an_order_nobody_knows_is_to_be_sent_again(root: Path) -> None:
-    assert ResidentLink(identity()).collect("a/99", 0.1, halt=False) == Lacking(0)
+    assert TrainerClient(identity()).collect("a/99", 0.1, halt=False) == VersionMismatch(0)
 
 
 def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity())
+    link = TrainerClient(identity())
     found = link.evaluate(model, 3)
     assert isinstance(found, Evaluation) and link.evaluate(model, 3) == found
     assert link.evaluate(model + 1, 3) != found, "another model of the same version is another"
@@ -151,15 +160,15 @@ def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.n
 
 def test_what_prevents_the_trainer_is_said(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.py: there is no such file"):
-        ResidentLink(identity(task=StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task))
+        TrainerClient(identity(task=StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task))
 
 
 def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
-    link = ResidentLink(identity())
+    link = TrainerClient(identity())
     wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
     with pytest.raises(FedSyncError, match="diverged"):
         link.train(wild, model, None)
-    assert isinstance(link.train(order(22), model, None), Finished)
+    assert isinstance(link.train(order(22), model, None), Completed)
 
 
 def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,22 +195,24 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
         raise _Ended
 
     monkeypatch.setattr(os, "_exit", end)
-    tenure = Tenure.take(tmp_path)
+    tenure = FolderLock.take(tmp_path)
     assert tenure is not None
     server = _Server(tmp_path, tenure)
-    server.opens(SimpleNamespace(busy=False, owes=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
+    server.opens(SimpleNamespace(busy=False, unrevealed=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
     return server
 
 
 @pytest.mark.parametrize(
-    ("busy", "owes", "idle_s", "ends"),
+    ("busy", "unrevealed", "idle_s", "ends"),
     [
         *((False, False, 31.0, True), (False, False, 29.0, False), (True, False, 1000.0, False)),
         *((False, True, 31.0, False), (False, True, 901.0, True), (True, True, 1000.0, False)),
     ],
 )
-def test_only_an_idle_trainer_makes_room(busy: bool, owes: bool, idle_s: float, ends: bool, server: _Server) -> None:
-    server.opens(SimpleNamespace(busy=busy, owes=owes))  # type: ignore[arg-type]
+def test_only_an_idle_trainer_makes_room(
+    busy: bool, unrevealed: bool, idle_s: float, ends: bool, server: _Server
+) -> None:
+    server.opens(SimpleNamespace(busy=busy, unrevealed=unrevealed))  # type: ignore[arg-type]
     server._asked_at_s = time.monotonic() - idle_s
     with pytest.raises(_Ended) if ends else nullcontext():
         assert server._reply({"do": "make room"}, None) == ({}, None)
@@ -230,7 +241,7 @@ def test_nobody_leaves_while_somebody_is_at_the_door(server: _Server, tmp_path: 
 
 
 def test_a_trainer_that_comes_second_ends_before_it_loads_anything(tmp_path: Path) -> None:
-    assert Tenure.take(tmp_path) is not None
+    assert FolderLock.take(tmp_path) is not None
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "fedsync.trainer.server", str(tmp_path)],
         capture_output=True,
@@ -273,7 +284,7 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 0.5)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
     with pytest.raises(StillLoading, match=r"has been loading its task, data and model for \d+ s\. It goes on"):
-        ResidentLink(slow)
+        TrainerClient(slow)
     pid = tenant(folder)
     seen = fedsync.trainer.liveness.Trainers(root)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 10.0)
@@ -282,7 +293,7 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     assert (told["pid"], told["state"]) == (pid, "loading")
     (tmp_path / "go").touch()
     monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 60.0)
-    assert ResidentLink(slow).facts.examples > 0
+    assert TrainerClient(slow).facts.examples > 0
     assert tenant(folder) == pid
     assert not (folder / ".answer.bin.12").exists()
 
@@ -292,7 +303,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
 ) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv(STATE, str(tmp_path))
-    link = ResidentLink(identity())
+    link = TrainerClient(identity())
     first = process(link)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
     first.suspend()
@@ -301,7 +312,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
         link.train(order(1), large, None)
     assert not link.alive
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 5.0)
-    assert isinstance(link.train(order(1), model, None), Finished)
+    assert isinstance(link.train(order(1), model, None), Completed)
     second = process(link)
     second.suspend()
     monkeypatch.setattr(fedsync.trainer.client, "_TELL_S", 0.1)
@@ -318,7 +329,7 @@ def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(ConfigError, match="no trainer can be started here: no more processes"):
-        ResidentLink(identity())
+        TrainerClient(identity())
     (folder,) = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Identity.load(folder) == identity()
@@ -339,7 +350,7 @@ def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None
 
 
 def test_only_the_owner_can_reach_it(root: Path) -> None:
-    link = ResidentLink(identity())
+    link = TrainerClient(identity())
     assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
     assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700
 
@@ -348,4 +359,4 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: 
     tmp_path.chmod(0o755)
     monkeypatch.setenv(STATE, str(tmp_path))
     with pytest.raises(FedSyncError, match="open to others"):
-        ResidentLink(identity())
+        TrainerClient(identity())

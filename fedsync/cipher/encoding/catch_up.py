@@ -46,7 +46,7 @@ class Start(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SumGroup:
     """Sums that make up one version, or several whose commits weighed alike.
 
     Args:
@@ -65,7 +65,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class CatchUp:
     """See the module.
 
     Args:
@@ -81,7 +81,7 @@ class Package:
     start: Start
     base: int
     version: int
-    groups: tuple[Group, ...] = ()
+    groups: tuple[SumGroup, ...] = ()
     model: Piece = b""
     calibration: Piece = b""
     attempt: int = 0
@@ -104,8 +104,8 @@ class Package:
         return np.frombuffer(b"".join(pieces), dtype=np.uint8)
 
 
-def decode(payload: Payload, sender: str = "server") -> Package:
-    """The inverse of `Package.encode`; nothing is copied.
+def decode(payload: Payload, sender: str = "server") -> CatchUp:
+    """The inverse of `CatchUp.encode`; nothing is copied.
 
     Raises:
         ProtocolError: the message is not of that form.
@@ -119,15 +119,15 @@ def decode(payload: Payload, sender: str = "server") -> Package:
     if count > MAX_GROUPS or not -1 <= base <= to or attempt > MAX_ATTEMPT:
         reader.fail(f"{count} groups from version {base} to {to}, attempt {attempt}")
     model, calibration = reader.piece(model_bytes), reader.piece(calibration_bytes)
-    groups: list[Group] = []
+    groups: list[SumGroup] = []
     for _ in range(count):
         sign, versions, sums, clear_bytes, reveal_bytes = reader.fields(_GROUP)
         if sign not in (-1, 1) or not 1 <= versions <= to + 1 or not 1 <= sums <= MAX_SUMS:
             reader.fail(f"a group of {sums} sums, {versions} versions and sign {sign}")
         pieces = tuple(reader.piece(reader.fields(_LENGTH)[0]) for _ in range(sums))
-        groups.append(Group(sign, versions, pieces, reader.piece(clear_bytes), reader.piece(reveal_bytes)))
+        groups.append(SumGroup(sign, versions, pieces, reader.piece(clear_bytes), reader.piece(reveal_bytes)))
     reader.end()
-    return Package(Start(start), base, to, tuple(groups), model, calibration, attempt)
+    return CatchUp(Start(start), base, to, tuple(groups), model, calibration, attempt)
 
 
 class _Reader:

@@ -42,7 +42,7 @@ BITS = (8, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class Packing:
     """How quantised values share a slot.
 
     Args:

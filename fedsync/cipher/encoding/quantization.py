@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Lanes, Slots
+from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Packing, Slots
 from fedsync.cipher.encoding.tally import header_slots
 from fedsync.core.layout import Layout, Vector
 
@@ -28,7 +28,7 @@ _GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class QuantizationGrid:
     """All that silos must agree on before their integers can be added.
 
     Args:
@@ -42,7 +42,7 @@ class Grid:
     """
 
     layout: Layout
-    lanes: Lanes
+    lanes: Packing
     exponents: tuple[int, ...]
     cap: int
 
@@ -230,7 +230,7 @@ def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -
     Args:
         values: update, float32 [layout.size].
         layout: names and shapes.
-        factor: as in `Grid.encode`.
+        factor: as in `QuantizationGrid.encode`.
         bits: of a quantised value.
 
     Raises:

@@ -23,7 +23,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions, smallest_limit
 from fedsync.core.errors import ProtocolError
@@ -75,14 +75,14 @@ class Head:
         attempt: how often the round was begun before.
         epoch: of the group key.
         fingerprint: of the group key, 16 bytes.
-        grid: `fedsync.cipher.encoding.quantization.Grid.digest`, 32 bytes.
+        grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, 32 bytes.
         chunks: of the payload: `Grid.chunks`, or 1 for a header alone.
         members: the update itself, or every update in the sum.
     """
 
     kind: Kind
     form: Form
-    lanes: Lanes
+    lanes: Packing
     sender: str
     round: int
     attempt: int
@@ -134,7 +134,7 @@ class Expected:
 
     kind: Kind
     form: Form
-    lanes: Lanes
+    lanes: Packing
     sender: str
     round: int
     attempt: int

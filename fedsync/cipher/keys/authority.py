@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.files import Epoch, Member, Name, Record, Secret, SecretContext, read_record, write_record
+from fedsync.cipher.keys.files import Epoch, MemberKeys, Name, Record, Secret, SecretContext, read_record, write_record
 from fedsync.cipher.keys.keywrap import ServerKeys, read_announcement, server_file, wrap
 from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, verification_key
 from fedsync.common.files import private_folder, write_atomically, write_private
@@ -42,7 +42,7 @@ class _AdministratorRecord(Record):
     epoch: Epoch
     key: Secret
     context: SecretContext
-    members: dict[Name, Member]
+    members: dict[Name, MemberKeys]
     revoked: dict[str, Name]
     issued: bool
 
@@ -63,7 +63,7 @@ class Issue:
 
 
 @dataclass(frozen=True, slots=True)
-class Administrator:
+class KeyAuthority:
     """What the administrator's folder holds, without its secrets.
 
     Args:
@@ -167,7 +167,7 @@ def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker 
     return _give_out(folder, _next_epoch(record, new_context).model_copy(update=update))
 
 
-def open_administrator(folder: Path) -> Administrator:
+def open_administrator(folder: Path) -> KeyAuthority:
     """The public part of the administrator's folder.
 
     Raises:
@@ -176,7 +176,7 @@ def open_administrator(folder: Path) -> Administrator:
     record = _administrator(folder)
     group = _group(record)
     revoked = tuple(dict.fromkeys(record.revoked.values()))
-    return Administrator(group.administrator, group.epoch, group.fingerprint, group.members, revoked, record.issued)
+    return KeyAuthority(group.administrator, group.epoch, group.fingerprint, group.members, revoked, record.issued)
 
 
 def issued_folder(folder: Path, epoch: int) -> Path:
@@ -184,7 +184,9 @@ def issued_folder(folder: Path, epoch: int) -> Path:
     return folder / "issued" / f"epoch-{epoch}"
 
 
-def _pin(members: dict[str, Member], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str) -> None:
+def _pin(
+    members: dict[str, MemberKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
+) -> None:
     """Add a silo's public keys, unless they contradict what is known."""
     known = members.get(name)
     if known is not None:
@@ -197,7 +199,7 @@ def _pin(members: dict[str, Member], revoked: Mapping[str, str], name: str, publ
     for other, member in members.items():
         if public.signing == member.signing or public.exchange == member.exchange:
             raise ProtocolError(source, "shared key", f"{name!r} brings a key that is pinned for {other!r}")
-    members[name] = Member.of(public)
+    members[name] = MemberKeys.of(public)
 
 
 def _next_epoch(record: _AdministratorRecord, new_context: ContextMaker) -> _AdministratorRecord:

@@ -56,7 +56,7 @@ class Record(BaseModel):
         return self.model_dump_json().encode()
 
 
-class Member(Record):
+class MemberKeys(Record):
     """Public keys of a silo."""
 
     exchange: Key

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.files import Epoch, Key, Member, Name, Record, Secret, SecretContext, read_record, write_record
+from fedsync.cipher.keys.files import (
+    Epoch,
+    Key,
+    MemberKeys,
+    Name,
+    Record,
+    Secret,
+    SecretContext,
+    read_record,
+    write_record,
+)
 from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES, unwrap
 from fedsync.cipher.keys.material import GroupKey, SiloKeys
 from fedsync.common.files import private_folder
@@ -50,7 +60,7 @@ class _GroupRecord(Record):
     epoch: Epoch
     key: Secret
     context: SecretContext
-    members: dict[Name, Member]
+    members: dict[Name, MemberKeys]
     administrator: Key
 
 
@@ -140,7 +150,7 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
         epoch=group.epoch,
         key=group.key,
         context=group.context,
-        members={name: Member.of(keys) for name, keys in group.members.items()},
+        members={name: MemberKeys.of(keys) for name, keys in group.members.items()},
         administrator=group.administrator,
     )
     write_record(folder / GROUP_FILE, record)

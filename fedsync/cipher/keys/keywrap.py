@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedsync.cipher.keys.files import Epoch, Fingerprint, Key, Member, Name, Record, Signature
+from fedsync.cipher.keys.files import Epoch, Fingerprint, Key, MemberKeys, Name, Record, Signature
 from fedsync.cipher.keys.material import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -53,7 +53,7 @@ class _Header(Record):
     epoch: Epoch
     suite: str
     fingerprint: Fingerprint
-    members: dict[Name, Member]
+    members: dict[Name, MemberKeys]
 
 
 class _Announcement(Record):
@@ -145,7 +145,7 @@ def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
         signing: the administrator's Ed25519 private key.
     """
     recipient = group.members[name].exchange
-    members = {member: Member.of(keys) for member, keys in group.members.items()}
+    members = {member: MemberKeys.of(keys) for member, keys in group.members.items()}
     header = _Header(
         silo=name, epoch=group.epoch, suite=SUITE, fingerprint=group.fingerprint, members=members
     ).canonical()

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import MaskRound
-from fedsync.cipher.masking.unmask import Question, encode_reveal
+from fedsync.cipher.masking.unmask import UnmaskQuestion, encode_reveal
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
@@ -99,7 +99,7 @@ class Masking:
         self._revealed: set[tuple[int, int]] = set()
 
     @property
-    def owes(self) -> bool:
+    def unrevealed(self) -> bool:
         """Whether masks are on the newest update that only this process can take off."""
         return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
@@ -127,7 +127,7 @@ class Masking:
         Raises:
             ProtocolError: the masks are not known here, or what is asked would tell too much; see `MaskRound`.
         """
-        asked = Question.decode(question)
+        asked = UnmaskQuestion.decode(question)
         masks = self._rounds.get((asked.base, asked.attempt))
         if masks is None:
             detail = f"no masks of version {asked.base}, attempt {asked.attempt}, are known here"

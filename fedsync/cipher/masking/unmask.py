@@ -24,7 +24,7 @@ MAX_ANSWER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class UnmaskQuestion:
     """What a silo is asked.
 
     Args:
@@ -48,7 +48,7 @@ class Question:
         return _packed(value)
 
     @classmethod
-    def decode(cls, payload: Payload) -> Question:
+    def decode(cls, payload: Payload) -> UnmaskQuestion:
         """The inverse of `encode`.
 
         Raises:
@@ -64,7 +64,7 @@ class Question:
             raise ProtocolError("server", "question", f"not a question about masks: {error!r}") from error
 
 
-class Opening:
+class Unmasking:
     """Collects what opens one masked sum.
 
     Args:
@@ -84,7 +84,9 @@ class Opening:
     def questions(self) -> dict[str, Payload]:
         """What is to be asked now, by silo; each question comes up once."""
         signed = len(self._signatures) == len(self.survivors)
-        question = Question(self.base, self.attempt, self.survivors, self._signatures if signed else None).encode()
+        question = UnmaskQuestion(
+            self.base, self.attempt, self.survivors, self._signatures if signed else None
+        ).encode()
         due = [name for name in self.survivors if (name, signed) not in self._asked]
         self._asked.update((name, signed) for name in due)
         return dict.fromkeys(due, question)

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from fedsync.cipher.encoding import catch_up, wire
-from fedsync.cipher.encoding.catch_up import Package, Start
+from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.masks import MIN_SURVIVORS
-from fedsync.cipher.masking.unmask import Opening
-from fedsync.cipher.plan import SealPlan
-from fedsync.cipher.server.chain import Adding, Group, Link, Sum
-from fedsync.cipher.server.inbox import Intake
+from fedsync.cipher.masking.unmask import Unmasking
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.server.chain import Adding, Link, LinkGroup, Sum
+from fedsync.cipher.server.inbox import Inbox
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core.actions import Commit
 from fedsync.core.errors import PolicyError, ProtocolError
@@ -52,8 +52,8 @@ class _Where:
     sent: set[int] = field(default_factory=set)
 
 
-class SealedStore:
-    """A `fedsync.core.transfer.Store` without a key.
+class EncryptedAggregator:
+    """A `fedsync.core.transfer.Aggregator` without a key.
 
     Args:
         plan: how updates are sealed.
@@ -61,12 +61,12 @@ class SealedStore:
         initial: version 0 in the clear, where silos cannot build it themselves.
     """
 
-    def __init__(self, plan: SealPlan, keys: ServerKeys, initial: Vector | None = None) -> None:
+    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, initial: Vector | None = None) -> None:
         self._plan = plan
         self._keys = keys
         adder = Adder(plan.form)
         self._adding = Adding(plan, adder)
-        self._intake = Intake(plan, keys, adder)
+        self._intake = Inbox(plan, keys, adder)
         self._version = 0
         self._links: list[Link] = []
         self._where: dict[str, _Where] = {}
@@ -78,7 +78,7 @@ class SealedStore:
         self._since_scale = 0
         self._remembered: int | None = None
         self._made: dict[tuple[int, int], Payload] = {}
-        self._opening: tuple[Opening, Group] | None = None
+        self._opening: tuple[Unmasking, LinkGroup] | None = None
 
     # Silos come, and are sent what they lack.
 
@@ -146,23 +146,23 @@ class SealedStore:
         self._calibration = self._message(total, 0, chunks=1)
         self._calibrations.clear()
 
-    def _package(self, known: int) -> Package:
+    def _package(self, known: int) -> CatchUp:
         """From ``known``, or from a version that can be sent whole where no link begins there."""
         calibration = self._calibration or b""
         if known in self._bases:
-            return Package(Start.HELD, known, self._version, self._groups_from(known))
+            return CatchUp(Start.HELD, known, self._version, self._groups_from(known))
         if known == -1 and 0 in self._bases:
             whole = b"" if self._initial is None else self._initial.astype("<f4", copy=False).tobytes()
             start = Start.HELD if self._initial is None else Start.CLEAR
-            return Package(start, -1, self._version, self._groups_from(0), whole, calibration)
+            return CatchUp(start, -1, self._version, self._groups_from(0), whole, calibration)
         if self._snapshot is None:
             raise PolicyError(f"version {known} leads nowhere, and there is no snapshot")
         version, sealed = self._snapshot
-        return Package(Start.SNAPSHOT, version, self._version, self._groups_from(version), sealed.tobytes())
+        return CatchUp(Start.SNAPSHOT, version, self._version, self._groups_from(version), sealed.tobytes())
 
-    def _groups_from(self, base: int) -> tuple[catch_up.Group, ...]:
+    def _groups_from(self, base: int) -> tuple[catch_up.SumGroup, ...]:
         return tuple(
-            catch_up.Group(
+            catch_up.SumGroup(
                 group.sign,
                 group.versions,
                 tuple(self._message(one, self._version, self._plan.chunks) for one in group.sums),
@@ -215,13 +215,13 @@ class SealedStore:
             by_grid.setdefault(update.envelope.head.grid, []).append(update.envelope)
             clear += np.float32(commit.weights[update_id] / share) * update.clear
         sums = tuple(self._adding.total(envelopes) for _, envelopes in sorted(by_grid.items()))
-        group = Group(1, 1, len(updates), sums, clear)
+        group = LinkGroup(1, 1, len(updates), sums, clear)
         if self._plan.masked:
             self._begin_opening(group, next(iter(updates.values())).attempt)
         else:
             self._add_group(group)
 
-    def _add_group(self, group: Group) -> None:
+    def _add_group(self, group: LinkGroup) -> None:
         """The next version, and where enough silos have voted, the next grid."""
         self._since_scale += group.updates
         last = self._since_scale >= self._plan.quorum
@@ -231,7 +231,7 @@ class SealedStore:
 
     # Masks have to come off before a sum can be opened.
 
-    def _begin_opening(self, group: Group, attempt: int) -> None:
+    def _begin_opening(self, group: LinkGroup, attempt: int) -> None:
         members = [member for one in group.sums for member in one.members]
         bases = {member.round for member in members}
         silos = tuple(sorted(member.update_id.rpartition("/")[0] for member in members))
@@ -243,7 +243,7 @@ class SealedStore:
             )
             self._extend((), last=False)
             return
-        self._opening = Opening(bases.pop(), attempt, silos), group
+        self._opening = Unmasking(bases.pop(), attempt, silos), group
 
     @property
     def blocked(self) -> bool:
@@ -251,7 +251,7 @@ class SealedStore:
         return self._opening is not None
 
     def questions(self) -> dict[str, Payload]:
-        """What silos are to be asked now; see `Opening`."""
+        """What silos are to be asked now; see `Unmasking`."""
         return {} if self._opening is None else self._opening[0].questions()
 
     def answer(self, silo: str, answer: Payload) -> None:
@@ -276,13 +276,13 @@ class SealedStore:
         self._opening = None
         self._extend((), last=False)
 
-    def _extend(self, groups: tuple[Group, ...], *, last: bool) -> None:
+    def _extend(self, groups: tuple[LinkGroup, ...], *, last: bool) -> None:
         self._links.append(Link(self._version, self._version + 1, groups, last))
         self._version += 1
         self._made.clear()
         self._shorten()
 
-    def remember(self) -> None:
+    def savepoint(self) -> None:
         """Keep the current version for `rollback`."""
         self._remembered = self._version
 

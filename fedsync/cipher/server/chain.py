@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.integrity import added
-from fedsync.cipher.plan import SealPlan
+from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder, Member, Words
 from fedsync.core.errors import PolicyError
 from fedsync.core.layout import Vector
@@ -24,8 +24,8 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """As `package.Group`; ``updates`` are those of each version."""
+class LinkGroup:
+    """As `package.LinkGroup`; ``updates`` are those of each version."""
 
     sign: int
     versions: int
@@ -41,7 +41,7 @@ class Link:
 
     base: int
     version: int
-    groups: tuple[Group, ...]
+    groups: tuple[LinkGroup, ...]
     last: bool = False
 
 
@@ -53,7 +53,7 @@ class Adding:
         adder: of its suite.
     """
 
-    def __init__(self, plan: SealPlan, adder: Adder) -> None:
+    def __init__(self, plan: EncryptionPlan, adder: Adder) -> None:
         self._plan = plan
         self._adder = adder
 
@@ -96,8 +96,14 @@ class Adding:
         Only where every silo weighs the same and the commits had equally many updates is the mean of a sum the
         sum of the means.
         """
-        terms = self._plan.terms
-        if first.last or terms.by != "silo" or terms.normalised or len(first.groups) != 1 or len(second.groups) != 1:
+        weighting = self._plan.weighting
+        if (
+            first.last
+            or weighting.by != "silo"
+            or weighting.normalised
+            or len(first.groups) != 1
+            or len(second.groups) != 1
+        ):
             return None
         one, two = first.groups[0], second.groups[0]
         alike = (
@@ -114,5 +120,5 @@ class Adding:
         words = a.words.copy()
         self._adder.add(words, b.words)
         total = Sum(a.grid, words, a.members + b.members, added(a.tag, b.tag))
-        group = Group(1, one.versions + two.versions, one.updates, (total,), one.clear + two.clear)
+        group = LinkGroup(1, one.versions + two.versions, one.updates, (total,), one.clear + two.clear)
         return Link(first.base, second.version, (group,), second.last)

@@ -12,7 +12,7 @@ import numpy as np
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.attempts import Attempts
-from fedsync.cipher.plan import SealPlan
+from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
@@ -46,7 +46,7 @@ class _Ordered:
     attempt: int
 
 
-class Intake:
+class Inbox:
     """Takes updates that were ordered.
 
     Args:
@@ -55,7 +55,7 @@ class Intake:
         adder: of the plan's suite.
     """
 
-    def __init__(self, plan: SealPlan, keys: ServerKeys, adder: Adder) -> None:
+    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder) -> None:
         self._plan = plan
         self._keys = keys
         self._adder = adder

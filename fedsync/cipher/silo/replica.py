@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from fedsync.cipher.encoding import catch_up, tally, wire
-from fedsync.cipher.encoding.catch_up import Package, Start
+from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.integrity import Tagger
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.quantization import Grid, needed_exponents
+from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import Contribution, Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
 from fedsync.cipher.masking.book import Masking
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.unmask import decode_reveals
-from fedsync.cipher.plan import SealPlan
-from fedsync.cipher.silo.replica_state import SEEN, Scales, State
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions, seal_message
 from fedsync.cipher.suites.suite import NONCE_BYTES, Member, Sealer
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
@@ -44,8 +44,8 @@ _SERVER = SERVER
 _CALIBRATION = "/0"
 
 
-class SealedCopy:
-    """A `fedsync.core.transfer.Port` that keeps the model and seals updates.
+class EncryptedReplica:
+    """A `fedsync.core.transfer.Replica` that keeps the model and seals updates.
 
     Args:
         plan: how updates are sealed; the silo's own, not the server's say.
@@ -62,7 +62,7 @@ class SealedCopy:
 
     def __init__(
         self,
-        plan: SealPlan,
+        plan: EncryptionPlan,
         ring: Ring,
         sealer: Sealer,
         examples: int,
@@ -80,16 +80,16 @@ class SealedCopy:
         self._initial = initial
         self._measure = measure
         self._file = file
-        kept = None if file is None else State.load(file, plan.layout.size, len(plan.sealed.names))
-        self._state = kept or State(-1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {})
+        kept = None if file is None else ReplicaState.load(file, plan.layout.size, len(plan.sealed.names))
+        self._state = kept or ReplicaState(-1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {})
         self._masking = Masking(ring, run)
         self._attempt = 0
         self._pooled = Evaluation(0.0, 0.0, 0)
 
     @property
-    def owes(self) -> bool:
-        """See `Port.owes`; masks are kept in memory only."""
-        return self._masking.owes
+    def unrevealed(self) -> bool:
+        """See `Replica.unrevealed`; masks are kept in memory only."""
+        return self._masking.unrevealed
 
     @property
     def holds(self) -> int:
@@ -122,8 +122,8 @@ class SealedCopy:
             ConfigError: the silo weighs more than the plan allows, or it cannot be put on disk which masks it used.
             ProtocolError: an update was sealed under the masks of this attempt before.
         """
-        plan, terms = self._plan, self._plan.terms
-        weight, progress = terms.weight(self._examples, report.samples), terms.progress(report.steps)
+        plan, weighting = self._plan, self._plan.weighting
+        weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
         factor = self._factor(report.steps, report.samples)
         sealed, clear = plan.divide(update)
         votes = self._needed(sealed, factor)
@@ -154,7 +154,7 @@ class SealedCopy:
             message += clear.astype("<f4", copy=False).tobytes()
         return np.frombuffer(message, dtype=np.uint8)
 
-    def told(self, evaluation: Evaluation) -> Evaluation:
+    def reported(self, evaluation: Evaluation) -> Evaluation:
         """This silo's own, or, where metrics are sealed, what all silos of the last commit found together.
 
         That is of the version before the one that was evaluated: sums take a commit to come back.
@@ -181,17 +181,17 @@ class SealedCopy:
     def _factor(self, steps: int, samples: int) -> float:
         """What an update is multiplied by before it is rounded: n_i / (cap |a_i|)."""
         plan = self._plan
-        weight = plan.terms.weight(self._examples, samples)
+        weight = plan.weighting.weight(self._examples, samples)
         if weight > plan.cap:
             raise ConfigError(
                 "aggregation.weight", f"{weight} samples, at most {plan.cap} can be sealed", "Weigh by silo"
             )
-        return weight / plan.cap / plan.terms.progress(steps)
+        return weight / plan.cap / plan.weighting.progress(steps)
 
     def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
         return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
 
-    def _head(self, member: Member, grid: Grid, chunks: int, attempt: int = 0) -> wire.Head:
+    def _head(self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0) -> wire.Head:
         plan, group = self._plan, self._ring.group
         return wire.Head(
             wire.Kind.UPDATE, plan.form, plan.lanes, self._ring.own.name, member.round, attempt, group.epoch,
@@ -208,15 +208,15 @@ class SealedCopy:
             OtherVersion: it continues another version.
             ProtocolError: it is not what silos sealed, or not all of it.
         """
-        brought = catch_up.decode(payload)
-        if brought.version != version or version < 0:
-            raise ProtocolError(_SERVER, "version", f"the package brings version {brought.version}, not {version}")
-        self._attempt = brought.attempt
+        received = catch_up.decode(payload)
+        if received.version != version or version < 0:
+            raise ProtocolError(_SERVER, "version", f"the package brings version {received.version}, not {version}")
+        self._attempt = received.attempt
         if self._state.version == version:
             return self._state.model  # a repeated order: what it brings is here already
-        state = self._begin(brought)
+        state = self._begin(received)
         pooled = None
-        for group in brought.groups:
+        for group in received.groups:
             state, added_up = self._add(state, group, version)
             pooled = added_up.evaluation if group.sign > 0 else None
         state = replace(state, version=version)
@@ -225,29 +225,29 @@ class SealedCopy:
         self._state, self._pooled = state, pooled or self._pooled
         return self._state.model
 
-    def _begin(self, brought: Package) -> State:
+    def _begin(self, received: CatchUp) -> ReplicaState:
         """The state that the package continues.
 
         A snapshot or the beginning replaces whatever is here: the server may have nothing that leads on from it.
         """
         held = self._state.version
-        if brought.start is Start.SNAPSHOT or brought.base < 0:
+        if received.start is Start.SNAPSHOT or received.base < 0:
             if held >= 0:
                 logger.warning("the server has nothing that continues version %d: the model is made anew", held)
-            return self._open_snapshot(brought) if brought.start is Start.SNAPSHOT else self._open_beginning(brought)
-        if held != brought.base:
-            raise OtherVersion(held, brought.base)
+            return self._open_snapshot(received) if received.start is Start.SNAPSHOT else self._open_beginning(received)
+        if held != received.base:
+            raise OtherVersion(held, received.base)
         return self._state
 
-    def _open_beginning(self, brought: Package) -> State:
-        model = self._initial() if brought.start is Start.HELD else self._clear(brought.model, self._plan.layout.size)
-        added_up = self._open_calibration(brought)
+    def _open_beginning(self, received: CatchUp) -> ReplicaState:
+        model = self._initial() if received.start is Start.HELD else self._clear(received.model, self._plan.layout.size)
+        added_up = self._open_calibration(received)
         first = tally.next_exponents(added_up, self._plan.first_exponents, headroom=self._plan.headroom)
-        return State(0, model, Scales((first,)), {})
+        return ReplicaState(0, model, Scales((first,)), {})
 
-    def _open_calibration(self, brought: Package) -> Tally:
+    def _open_calibration(self, received: CatchUp) -> Tally:
         first = self._plan.grid(self._plan.first_exponents)
-        envelope = self._decode(brought.calibration, 0, 1)
+        envelope = self._decode(received.calibration, 0, 1)
         if envelope.head.grid != first.digest:
             raise ProtocolError(_SERVER, "calibration", "made for another model, or another number of bits")
         for member in envelope.head.members:
@@ -258,17 +258,17 @@ class SealedCopy:
         tagger.check(envelope.tag, envelope.head.members, _SERVER)
         return self._tally(slots, envelope)
 
-    def _open_snapshot(self, brought: Package) -> State:
-        data = open_blob(self._ring.group, Purpose.SNAPSHOT, self._about, bytes(brought.model), _SERVER)
+    def _open_snapshot(self, received: CatchUp) -> ReplicaState:
+        data = open_blob(self._ring.group, Purpose.SNAPSHOT, self._about, bytes(received.model), _SERVER)
         try:
-            state = State.from_bytes(data, self._plan.layout.size, len(self._plan.sealed.names))
+            state = ReplicaState.from_bytes(data, self._plan.layout.size, len(self._plan.sealed.names))
         except ValueError as error:
             raise ProtocolError(_SERVER, "snapshot", str(error)) from error
-        if state.version != brought.base:
-            raise ProtocolError(_SERVER, "snapshot", f"of version {state.version}, announced as {brought.base}")
+        if state.version != received.base:
+            raise ProtocolError(_SERVER, "snapshot", f"of version {state.version}, announced as {received.base}")
         return state
 
-    def _add(self, state: State, group: catch_up.Group, version: int) -> tuple[State, Tally]:
+    def _add(self, state: ReplicaState, group: catch_up.SumGroup, version: int) -> tuple[ReplicaState, Tally]:
         """Open one group's sums and add their weighted mean, or take it back; returns what was in their headers too."""
         plan = self._plan
         grids = self._known_grids(state.scales)
@@ -292,8 +292,8 @@ class SealedCopy:
         added_up = tally.together(tallies)
         if group.sign > 0 and group.versions > added_up.count:
             raise ProtocolError(_SERVER, "versions", f"{group.versions} commits with fewer updates")
-        mean = added_up.mean_factor(plan.cap, normalised=plan.terms.normalised)
-        factor = group.sign * group.versions * plan.terms.rate * mean
+        mean = added_up.mean_factor(plan.cap, normalised=plan.weighting.normalised)
+        factor = group.sign * group.versions * plan.weighting.rate * mean
         change = np.zeros(plan.sealed.size, dtype=np.float32)
         part = np.empty_like(change)
         for envelope in envelopes:
@@ -305,7 +305,7 @@ class SealedCopy:
             change += part
         clear = self._clear(group.clear, plan.clear_values) * np.float32(group.sign)
         scales = state.scales.after(added_up, plan.quorum, plan.headroom) if group.sign > 0 else state.scales
-        return State(state.version, state.model + plan.unite(change, clear), scales, added), added_up
+        return ReplicaState(state.version, state.model + plan.unite(change, clear), scales, added), added_up
 
     def _opened(self, pipeline: Pipeline, envelope: wire.Envelope, tagger: Tagger) -> Iterator[Slots]:
         """Slots of all chunks, a few at a time; the tagger takes them on the way."""
@@ -317,10 +317,10 @@ class SealedCopy:
         members, tensors = len(envelope.head.members), len(self._plan.sealed.names)
         return tally.read(slots, members, self._plan.cap, tensors, _SERVER)
 
-    def _tagger(self, grid: Grid) -> Tagger:
+    def _tagger(self, grid: QuantizationGrid) -> Tagger:
         return Tagger(self._ring.group.derive(Purpose.TAG), grid.digest)
 
-    def _known_grids(self, scales: Scales) -> dict[bytes, Grid]:
+    def _known_grids(self, scales: Scales) -> dict[bytes, QuantizationGrid]:
         grids = [self._plan.grid(exponents) for exponents in scales.exponents]
         return {grid.digest: grid for grid in grids}
 

@@ -50,7 +50,7 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReplicaState:
     """Of one silo.
 
     Args:
@@ -79,7 +79,7 @@ class State:
         return len(text).to_bytes(8, "little") + text + self.model.astype("<f4", copy=False).tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes, values: int, tensors: int) -> State:
+    def from_bytes(cls, data: bytes, values: int, tensors: int) -> ReplicaState:
         """The inverse of `to_bytes`, for bytes that a holder of the group key wrote.
 
         Args:
@@ -113,7 +113,7 @@ class State:
         write_atomically(file, digested(self.to_bytes()), OWNER_FILE)
 
     @classmethod
-    def load(cls, file: Path, values: int, tensors: int) -> State | None:
+    def load(cls, file: Path, values: int, tensors: int) -> ReplicaState | None:
         """What `save` wrote; None where there is no file, and, with a warning, where it is not whole.
 
         Args:

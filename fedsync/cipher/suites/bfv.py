@@ -23,9 +23,9 @@ from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.suites.contexts import opened, secret_of
 from fedsync.cipher.suites.seal_format import (
     PREFIX_BYTES,
+    CiphertextShape,
     CompressedError,
     FormatError,
-    Shape,
     checked_prefix,
     copy_words,
     seal_bytes,
@@ -35,7 +35,7 @@ from fedsync.cipher.suites.seal_format import (
 from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Adder, Form, Member, Words, check_additions
 from fedsync.core.errors import RunError
 
-_SHAPE = Shape(degree=SLOTS, primes=1, ntt=False, scale=1.0, slots=SLOTS)
+_SHAPE = CiphertextShape(degree=SLOTS, primes=1, ntt=False, scale=1.0, slots=SLOTS)
 _VECTOR = tenseal._ts_cpp.BFVVector
 _ATTEMPTS = 8
 

@@ -21,12 +21,19 @@ import tenseal
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.suites.contexts import opened, secret_of
-from fedsync.cipher.suites.seal_format import FormatError, Shape, made_prefix, seal_bytes, vector_head, vector_tail
+from fedsync.cipher.suites.seal_format import (
+    CiphertextShape,
+    FormatError,
+    made_prefix,
+    seal_bytes,
+    vector_head,
+    vector_tail,
+)
 from fedsync.cipher.suites.suite import CKKS, Adder, Form, Member, Words, check_additions
 from fedsync.core.errors import ProtocolError
 
 _SCALE = 2.0**40
-_SHAPE = Shape(degree=8192, primes=2, ntt=True, scale=_SCALE, slots=SLOTS)
+_SHAPE = CiphertextShape(degree=8192, primes=2, ntt=True, scale=_SCALE, slots=SLOTS)
 _VECTOR = tenseal._ts_cpp.CKKSVector
 # Slots are 24 bits wide, those of the header 32; more is no sum of slots.
 _LARGEST = 2.0**34

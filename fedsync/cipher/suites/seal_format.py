@@ -33,7 +33,7 @@ class CompressedError(FormatError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CiphertextShape:
     """What a ciphertext of a suite must look like.
 
     Args:
@@ -112,7 +112,7 @@ def _raw_blocks(frame: memoryview) -> list[memoryview]:
     return blocks
 
 
-def made_prefix(parameters: bytes, versions: bytes, shape: Shape) -> bytes:
+def made_prefix(parameters: bytes, versions: bytes, shape: CiphertextShape) -> bytes:
     """What stands in front of a ciphertext's words, where the library's own is compressed.
 
     Args:
@@ -155,7 +155,7 @@ def copy_words(pieces: list[memoryview], into: memoryview) -> None:
         raise FormatError(f"a ciphertext has words of {at} bytes, expected {len(into)}")
 
 
-def checked_prefix(body: bytes, shape: Shape) -> bytes:
+def checked_prefix(body: bytes, shape: CiphertextShape) -> bytes:
     """What stands in front of a ciphertext's words, after a check of every field.
 
     Raises:
@@ -175,7 +175,7 @@ def checked_prefix(body: bytes, shape: Shape) -> bytes:
     return body[:PREFIX_BYTES]
 
 
-def vector_head(sample: bytes, prefix: bytes, shape: Shape) -> bytes:
+def vector_head(sample: bytes, prefix: bytes, shape: CiphertextShape) -> bytes:
     """What must stand in front of words so that TenSEAL reads a vector, uncompressed.
 
     Args:

@@ -35,7 +35,7 @@ class Form:
     Args:
         kind: name in configuration files.
         code: number on the wire; never reuse.
-        slot_bits: bits of a slot, sign included, that `Lanes` may fill.
+        slot_bits: bits of a slot, sign included, that `Packing` may fill.
         moduli: of consecutive stretches of a chunk's words; 0 stands for 2^64.
         stretch: words of a stretch; the moduli repeat until the chunk is full.
         words: of a chunk.

@@ -61,7 +61,7 @@ def _refusal(scope: Scope) -> tuple[int, bytes] | None:
     return _TOO_LONG if len(length) > _DIGITS or int(length) > MAX_REQUEST_BYTES else None
 
 
-class Gate:
+class AccessMiddleware:
     """Answers requests itself that come from elsewhere and are not for the fleet's interface, or are too long for it.
 
     Args:
@@ -84,14 +84,14 @@ class Gate:
 
 
 def put_gate_before_superlink() -> None:
-    """Have the SuperLink that this process becomes stand behind a `Gate`."""
+    """Have the SuperLink that this process becomes stand behind a `AccessMiddleware`."""
     from flwr.superlink import main
 
     create = main.create_app
 
     def create_behind_gate(*arguments: Any, **options: Any) -> Any:
         app = create(*arguments, **options)
-        app.add_middleware(Gate)
+        app.add_middleware(AccessMiddleware)
         return app
 
     vars(main)["create_app"] = create_behind_gate

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedsync.common.processes import exit_with_parent
 from fedsync.flower.internals.apps import Apps
 from fedsync.flower.internals.polling import pull_soon
-from fedsync.flower.internals.supernode_client import Door, Task, client_of
+from fedsync.flower.internals.supernode_client import PendingTask, SupernodeClient, client_of
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -50,7 +50,7 @@ def supported() -> bool:
     return version("flwr") in TESTED
 
 
-def serve(door: Door, poll_s: float, apps: Apps) -> None:
+def serve(door: SupernodeClient, poll_s: float, apps: Apps) -> None:
     """Run tasks until the process is told to stop.
 
     Args:
@@ -62,7 +62,7 @@ def serve(door: Door, poll_s: float, apps: Apps) -> None:
     import fedsync.flower.client_app  # noqa: F401
 
     pull_soon()
-    task: Task | None = None
+    task: PendingTask | None = None
     while True:
         task = task or door.acquire()
         if task is None:
@@ -71,7 +71,7 @@ def serve(door: Door, poll_s: float, apps: Apps) -> None:
             task = run_task(door, task, apps)
 
 
-def run_task(door: Door, task: Task, apps: Apps) -> Task | None:
+def run_task(door: SupernodeClient, task: PendingTask, apps: Apps) -> PendingTask | None:
     """Pull one message, have the app answer it, push the answer or the error.
 
     Returns:
@@ -142,12 +142,14 @@ class _Answer:
 class _GivenUp(Exception):
     """The SuperNode does not want a message answered any more; ``following`` is the next task, if any."""
 
-    def __init__(self, following: Task | None) -> None:
+    def __init__(self, following: PendingTask | None) -> None:
         super().__init__("the SuperNode gave the message up")
         self.following = following
 
 
-def _unless_given_up(work: Callable[[], Done], wanted: Callable[[], bool], acquire: Callable[[], Task | None]) -> Done:
+def _unless_given_up(
+    work: Callable[[], Done], wanted: Callable[[], bool], acquire: Callable[[], PendingTask | None]
+) -> Done:
     """What ``work`` returns; by itself it waits up to two hours for the rest of a message, and for all of the training.
 
     A SuperNode hands out one message at a time. Where it hands out another, nobody waits for the first any more: its
@@ -209,7 +211,7 @@ def main() -> None:
     logging.getLogger("fedsync").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, _terminate)
     exit_with_parent(os.getppid())
-    serve(Door(options.port_file, options.secret_file), options.poll, Apps(shipped=options.shipped))
+    serve(SupernodeClient(options.port_file, options.secret_file), options.poll, Apps(shipped=options.shipped))
 
 
 if __name__ == "__main__":

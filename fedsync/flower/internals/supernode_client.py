@@ -21,14 +21,14 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PendingTask:
     """One message to answer: where it waits, and the token that opens it."""
 
     address: str
     token: str
 
 
-class Door:
+class SupernodeClient:
     """The SuperNode's runtime interface on this machine.
 
     Args:
@@ -51,7 +51,7 @@ class Door:
         except (OSError, ValueError):
             return ""
 
-    def acquire(self) -> Task | None:
+    def acquire(self) -> PendingTask | None:
         """The next message, if there is one."""
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -61,7 +61,7 @@ class Door:
             client = self._connected()
             if client is not None:
                 answer = client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
-                return Task(self._address, answer.token) if answer.HasField("task") and answer.token else None
+                return PendingTask(self._address, answer.token) if answer.HasField("task") and answer.token else None
         except httpx.ConnectError:
             pass  # while the SuperNode starts or restarts there is nobody to ask
         except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:

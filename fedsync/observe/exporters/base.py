@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsync.config.exporters import ExportConfig
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +26,6 @@ class Exporter(Protocol):
     def close(self) -> None:
         """The run is over, or has failed; closing twice does no harm."""
         ...
-
-
-class RoundFeed:
-    """Hands out every round of a ledger once, as soon as its scores are known or cannot come any more."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def closed(self, ledger: Ledger) -> list[Round]:
-        """Rounds that were not handed out before, in order."""
-        begin, self._next = self._next, ledger.closed(self._next)
-        return ledger.rounds[begin : self._next]
 
 
 class Guarded:

@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 
 from fedsync.core.errors import ConfigError
-from fedsync.observe.exporters.base import RoundFeed
 from fedsync.observe.ledger import Ledger
+from fedsync.observe.round_feed import RoundFeed
 
 ROUND_COLUMNS = ("round", "at_s", "seconds", "loss", "accuracy", "test_loss", "slowest", "silos", "samples")
 SILO_COLUMNS = ("round", "silo", "batch_size", "steps", "samples", "compute_s", "overhead_s", "wait_s")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedsync.core.errors import ConfigError, not_installed
-from fedsync.observe.exporters.base import RoundFeed
 from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.round_feed import RoundFeed
 
 EXPERIMENT = "fedsync"
 MOST_LETTERS = 500

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsync.core.errors import not_installed
-from fedsync.observe.exporters.base import RoundFeed
 from fedsync.observe.ledger import Ledger
+from fedsync.observe.round_feed import RoundFeed
 
 
 class TensorBoardExporter:

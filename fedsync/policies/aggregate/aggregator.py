@@ -16,7 +16,7 @@ MAX_MAGNITUDE = 1e30
 """Largest value accepted in an update: sums of any number of silos stay finite in float32."""
 
 
-class ModelStore(InTheClear):
+class PlainAggregator(InTheClear):
     """The current model and the payloads of pending updates, by update id.
 
     The model of each version is a new array, so references to older versions stay valid.
@@ -85,7 +85,7 @@ class ModelStore(InTheClear):
             model += scaled
         self.model = model
 
-    def remember(self) -> None:
+    def savepoint(self) -> None:
         """Keep the current model for `rollback`."""
         self._remembered = self.model
 

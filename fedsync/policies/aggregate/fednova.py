@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Terms, progress
+from fedsync.core.weighting import Weighting, progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class FedNova:
     pull: float = 0.0
 
     @property
-    def terms(self) -> Terms | None:
+    def weighting(self) -> Weighting | None:
         """As ``inner``, and a silo knows its |a_i|; tau_eff is common to the commit."""
-        inner = self.inner.terms
+        inner = self.inner.weighting
         return None if inner is None else replace(inner, normalised=True, momentum=self.momentum, pull=self.pull)
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Share, Terms
+from fedsync.core.weighting import Share, Weighting
 from fedsync.policies.aggregate.staleness import Discount, staleness
 
 
@@ -36,9 +36,9 @@ class WeightedMean:
     by: Share = "silo"
 
     @property
-    def terms(self) -> Terms | None:
+    def weighting(self) -> Weighting | None:
         """The silo knows what it stands for; the total is common to the commit."""
-        return Terms(self.by)
+        return Weighting(self.by)
 
     @property
     def toward(self) -> bool:
@@ -78,7 +78,7 @@ class Stale:
     discount: Discount
 
     @property
-    def terms(self) -> Terms | None:
+    def weighting(self) -> Weighting | None:
         """None: how stale an update will be, its silo cannot know."""
         return None
 
@@ -106,9 +106,9 @@ class Scaled:
     rate: float
 
     @property
-    def terms(self) -> Terms | None:
+    def weighting(self) -> Weighting | None:
         """As ``inner``: the rate is common to the commit."""
-        inner = self.inner.terms
+        inner = self.inner.weighting
         return None if inner is None else replace(inner, rate=self.rate * inner.rate)
 
     @property
@@ -137,7 +137,7 @@ class Toward:
     inner: Weigher
 
     @property
-    def terms(self) -> Terms | None:
+    def weighting(self) -> Weighting | None:
         """None: it needs the model in the clear."""
         return None
 

@@ -13,7 +13,7 @@ from fedsync.policies.balance.multiples import in_multiples
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MovePace:
     """One phase: ``step`` samples are moved once the leader was ahead for ``window`` rounds in a row."""
 
     step: int
@@ -59,8 +59,8 @@ class LeaderStraggler:
     Source: LB-BSP, Algorithm 2 (section 3.3.2).
     """
 
-    fast: Pace = Pace(5, 5)
-    fine: Pace = Pace(1, 20)
+    fast: MovePace = MovePace(5, 5)
+    fine: MovePace = MovePace(1, 20)
     memory: float = 0.95
     multiple: int = 1
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
-from fedsync.policies.barrier.intervals import Attempt, RoundSeen
+from fedsync.policies.barrier.intervals import Attempt, IntervalRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ClimbingState:
     """
 
     interval_s: float
-    seen: tuple[RoundSeen, ...] = ()
+    seen: tuple[IntervalRound, ...] = ()
     trial: Trial | None = None
     longer: tuple[float, ...] = ()
     shorter: tuple[float, ...] = ()
@@ -104,7 +104,7 @@ class ClimbingInterval:
         interval_s = state.trial.interval_s if state.trial is not None and on_trial else state.interval_s
         return Attempt(self._clipped(interval_s, state.cost_s))
 
-    def observe(self, state: ClimbingState, seen: RoundSeen) -> ClimbingState:
+    def observe(self, state: ClimbingState, seen: IntervalRound) -> ClimbingState:
         """One more round; the last one of a phase begins a trial, ends it or judges it."""
         cost_s = (state.cost_s + seen.cost_s) / 2 if state.cost_s else seen.cost_s
         # Of a long rest only its end is compared with what follows.
@@ -156,7 +156,7 @@ def score(before: float, during: float, after: float) -> float:
     return (during - usual) / size if size > 0 else 0.0
 
 
-def relative_rate(rounds: tuple[RoundSeen, ...]) -> float:
+def relative_rate(rounds: tuple[IntervalRound, ...]) -> float:
     """Decrease of the loss's logarithm per elapsed second, over rounds with one interval.
 
     A loss that is not positive is no cross entropy or squared error; it counts as the least positive one.

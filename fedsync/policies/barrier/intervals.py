@@ -31,12 +31,12 @@ class Attempt:
     """
 
     interval_s: float
-    remember: bool = False
+    savepoint: bool = False
     rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSeen:
+class IntervalRound:
     """How a round went.
 
     Args:
@@ -66,7 +66,7 @@ class IntervalPolicy(Protocol[S]):
         """How to run the next round. Asked again if that round came to nothing."""
         ...
 
-    def observe(self, state: S, seen: RoundSeen) -> S:
+    def observe(self, state: S, seen: IntervalRound) -> S:
         """State after a committed round."""
         ...
 
@@ -91,7 +91,7 @@ class FixedInterval:
         """The configured length."""
         return Attempt(self.interval_s)
 
-    def observe(self, state: None, seen: RoundSeen) -> None:
+    def observe(self, state: None, seen: IntervalRound) -> None:
         """Nothing to learn."""
 
 
@@ -108,7 +108,7 @@ class HalvingState:
 
     interval_s: float
     rate: float | None = None
-    seen: tuple[RoundSeen, ...] = ()
+    seen: tuple[IntervalRound, ...] = ()
     settled: bool = False
 
 
@@ -145,7 +145,7 @@ class HalvingInterval:
         """The interval on trial, or the final one."""
         return Attempt(state.interval_s)
 
-    def observe(self, state: HalvingState, seen: RoundSeen) -> HalvingState:
+    def observe(self, state: HalvingState, seen: IntervalRound) -> HalvingState:
         """Compare, once there are rounds enough."""
         if state.settled:
             return state
@@ -163,7 +163,7 @@ class HalvingInterval:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class QualityFit:
     """A stage's quality function g(eta) = slope x eta + offset [loss / s of training]."""
 
     slope: float
@@ -207,9 +207,9 @@ class FittingState:
         rounds: how many rounds went into ``cost_s``.
     """
 
-    seen: tuple[RoundSeen, ...] = ()
+    seen: tuple[IntervalRound, ...] = ()
     single: tuple[float, float] | None = None
-    fit: Fit | None = None
+    fit: QualityFit | None = None
     eta: float = 0.0
     in_stage: bool = False
     cost_s: float = 0.0
@@ -222,7 +222,7 @@ class FittedInterval:
 
     In stages. A stage begins at some model X with two trials: rounds with eta, back to X, a round with
     2 eta on the same data. Each gives a point (eta, loss decrease per second of training), both together
-    a line ``g(eta) = a eta + b``, whose best interval (equation 7, `Fit.best`) is used for the rest of the
+    a line ``g(eta) = a eta + b``, whose best interval (equation 7, `QualityFit.best`) is used for the rest of the
     stage. The stage ends when the loss falls behind the prediction, or after ``stage_s``.
 
     The paper's trials are two rounds with eta and one with 2 eta. Here each has one more, since a gain is
@@ -254,10 +254,10 @@ class FittedInterval:
         if state.in_stage:
             return Attempt(self._clipped(state.eta + state.cost_s))
         if state.single is None:
-            return Attempt(self.interval_s, remember=not state.seen)
+            return Attempt(self.interval_s, savepoint=not state.seen)
         return Attempt(self._clipped(2 * state.single[0] + state.cost_s), rollback=not state.seen)
 
-    def observe(self, state: FittingState, seen: RoundSeen) -> FittingState:
+    def observe(self, state: FittingState, seen: IntervalRound) -> FittingState:
         """One more round of the present phase."""
         cost_s = (state.cost_s * state.rounds + seen.cost_s) / (state.rounds + 1)
         state = replace(state, seen=(*state.seen, seen), cost_s=cost_s, rounds=state.rounds + 1)
@@ -279,7 +279,7 @@ class FittedInterval:
         eta, rate = max(single, double, key=lambda point: point[1])
         if rate > 0 and abs(double[0] - single[0]) > 1e-3 * single[0]:
             slope = (double[1] - single[1]) / (double[0] - single[0])
-            fit = Fit(slope, single[1] - slope * single[0])
+            fit = QualityFit(slope, single[1] - slope * single[0])
             low, high = (max(bound - state.cost_s, 1e-3 * bound) for bound in (self.floor_s, self.ceiling_s))
             eta = fit.best(state.cost_s, low, high)
         return FittingState(fit=fit, eta=eta, in_stage=True, cost_s=state.cost_s, rounds=1)
@@ -297,7 +297,7 @@ class FittedInterval:
         return min(max(interval_s, self.floor_s), self.ceiling_s)
 
 
-def _point(rounds: tuple[RoundSeen, ...]) -> tuple[float, float]:
+def _point(rounds: tuple[IntervalRound, ...]) -> tuple[float, float]:
     """(eta, loss decrease per second of training) of rounds with one interval."""
     valid_s = sum(one.valid_s for one in rounds[:-1])
     return valid_s / (len(rounds) - 1), (rounds[0].loss - rounds[-1].loss) / valid_s

@@ -22,7 +22,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class BacktestErrors:
     """Errors over the steps that count [samples/s].
 
     Args:
@@ -38,7 +38,7 @@ class Score:
 
 def backtest(
     predictor: AnyPredictor, steps: Sequence[Step], warmup: int, watch: Callable[[], None] = lambda: None
-) -> Score:
+) -> BacktestErrors:
     """Forecast each step, with its cpu and memory as drivers, before its speed is shown.
 
     Whatever wants to be trained is trained to its end after each step, in no time: a series of the past waits.
@@ -63,7 +63,7 @@ def backtest(
             state = predictor.learn(state, _EPOCHS)
         watch()
     errors = [abs(speed - step.speed) for speed, step in zip(told[warmup - 1 :], steps[warmup:], strict=True)]
-    return Score(
+    return BacktestErrors(
         rmse=math.sqrt(sum(error * error for error in errors) / len(errors)),
         mae=sum(errors) / len(errors),
         forecasts=tuple(told),

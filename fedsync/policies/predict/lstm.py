@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Lstm(Recurrent):
+class LstmPredictor(Recurrent):
     """Gates i, f, o and candidate g: ``c <- f c + i g``, ``h <- o tanh(c)``; see `Recurrent` for all else.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1.

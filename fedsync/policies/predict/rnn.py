@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rnn(Recurrent):
+class RnnPredictor(Recurrent):
     """``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for all else.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (SimpleRNN).

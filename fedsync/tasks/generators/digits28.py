@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import not_installed
 from fedsync.core.rng import Stream, generator
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 
 SIDE = 28
 _TEST_SHARE = 0.2
@@ -40,9 +40,9 @@ class Digits28Source:
     samples: int = 6000
     test_samples: int = 1000
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`."""
-        return Shape((1, SIDE, SIDE), 10)
+        return DataShape((1, SIDE, SIDE), 10)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

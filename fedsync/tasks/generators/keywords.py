@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.rng import Stream, generator
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 
 _FORMANTS = 3
 _TURNS = 4
@@ -38,9 +38,9 @@ class KeywordsSource:
     bands: int = 20
     noise: float = 0.3
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`."""
-        return Shape((self.frames, self.bands), self.words)
+        return DataShape((self.frames, self.bands), self.words)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedsync.core.rng import Stream, generator
-from fedsync.tasks.samples import Pairs, Samples, Shape
+from fedsync.tasks.samples import DataShape, Pairs, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class BlobsSource:
     features: int = 4
     apart: float = 4.0
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`."""
-        return Shape((self.features,), self.blobs)
+        return DataShape((self.features,), self.blobs)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""
@@ -66,9 +66,9 @@ class SparseSource:
     noise: float = 0.1
     target: Literal["class", "number"] = "class"
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`."""
-        return Shape((self.features,), 2 if self.target == "class" else 0, sparse=True)
+        return DataShape((self.features,), 2 if self.target == "class" else 0, sparse=True)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""
@@ -109,9 +109,9 @@ class RatingsSource:
     noise: float = 0.1
     non_negative: bool = False
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`."""
-        return Shape((self.items,), 1)
+        return DataShape((self.items,), 1)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fedsync.core.errors import ConfigError
 
 
-class Lstm(nn.Module):
+class LstmClassifier(nn.Module):
     """Recurrent layers, and a dense one on what the last of them says at the end of the sequence.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_classes, find, optional, read_at_most
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 
 _PIXELS = 3 * 32 * 32
 _MAX_BYTES = 1 << 29
@@ -35,9 +35,9 @@ class CifarSource:
     folder: str
     classes: int = 10
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads nothing."""
-        return Shape((3, 32, 32), self.classes)
+        return DataShape((3, 32, 32), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

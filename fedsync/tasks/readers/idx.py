@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, check_classes, find, optional, read_at_most
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 
 _UNSIGNED_BYTE = 0x08
 
@@ -33,9 +33,9 @@ class IdxSource:
     classes: int = 10
     first_class: int = 0
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads a header."""
-        return Shape(_image_shape(find(self.folder, "*train-images*")), self.classes)
+        return DataShape(_image_shape(find(self.folder, "*train-images*")), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class LeafSource:
     classes: int = 62
     side: int = 28
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads nothing."""
-        return Shape((1, self.side, self.side), self.classes)
+        return DataShape((1, self.side, self.side), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, reading
-from fedsync.tasks.samples import Pairs, Samples, Shape
+from fedsync.tasks.samples import DataShape, Pairs, Samples
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -35,9 +35,9 @@ class LibsvmSource:
     classes: int = 2
     test_file: str | None = None
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads nothing."""
-        return Shape((self.features,), self.classes, sparse=True)
+        return DataShape((self.features,), self.classes, sparse=True)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import Inputs, Samples, Shape
+from fedsync.tasks.samples import DataShape, Inputs, Samples
 
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
@@ -37,10 +37,10 @@ class NpzSource:
     classes: int = 10
     missing: bool = False
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads a header."""
         with _Archive(self.file) as archive:
-            return Shape(self._sample_shape(archive, ""), self.classes)
+            return DataShape(self._sample_shape(archive, ""), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

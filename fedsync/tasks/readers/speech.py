@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, reading
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 
 RATE = 16_000
 FRAME = 400
@@ -41,9 +41,9 @@ class SpeechSource:
     seconds: float = 1.0
     bands: int = 40
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads nothing."""
-        return Shape((_frames(self._length), self.bands), len(self.words))
+        return DataShape((_frames(self._length), self.bands), len(self.words))
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError, not_installed
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite
-from fedsync.tasks.samples import Samples, Shape
+from fedsync.tasks.samples import DataShape, Samples
 from fedsync.tasks.table import check_column, number, read_header, read_table
 
 
@@ -32,10 +32,10 @@ class TableSource:
     classes: int = 2
     ignore: tuple[str, ...] = ()
 
-    def shape(self) -> Shape:
+    def shape(self) -> DataShape:
         """See `Source.shape`; reads the names of columns."""
         names = _parquet_names(self.file) if _is_parquet(self.file) else read_header(self.file)
-        return Shape((len(self._features(names)),), self.classes if self.target is not None else 1)
+        return DataShape((len(self._features(names)),), self.classes if self.target is not None else 1)
 
     def read(self) -> tuple[Samples, Samples | None]:
         """See `Source.read`."""

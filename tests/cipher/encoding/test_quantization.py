@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.cipher.encoding import tally
-from fedsync.cipher.encoding.packing import BITS, MAX_CAP, SLOTS, Lanes, Slots
-from fedsync.cipher.encoding.quantization import Grid, needed_exponents
+from fedsync.cipher.encoding.packing import BITS, MAX_CAP, SLOTS, Packing, Slots
+from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.core.layout import Layout, Vector
 
 # Tensors across the end of chunk 0 and of the first group of chunks, one empty, one of one value.
@@ -22,25 +22,25 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def head_of(grid: Grid) -> Slots:
+def head_of(grid: QuantizationGrid) -> Slots:
     return tally.build(tally.Contribution(1, grid.exponents), grid.cap)
 
 
-def slots_of(grid: Grid, values: Vector, factor: float = 1.0, seed: int = 0) -> list[Slots]:
+def slots_of(grid: QuantizationGrid, values: Vector, factor: float = 1.0, seed: int = 0) -> list[Slots]:
     return [slots for slots, _ in grid.encode(head_of(grid), values, factor, rng(seed))]
 
 
-def clipped_of(grid: Grid, values: Vector, factor: float = 1.0) -> int:
+def clipped_of(grid: QuantizationGrid, values: Vector, factor: float = 1.0) -> int:
     return sum(clipped for _, clipped in grid.encode(head_of(grid), values, factor, rng()))
 
 
-def decoded(grid: Grid, slots: list[Slots], factor: float = 1.0) -> Vector:
+def decoded(grid: QuantizationGrid, slots: list[Slots], factor: float = 1.0) -> Vector:
     out = np.full(grid.layout.size, np.nan, np.float32)
     grid.decode(slots, factor, out)
     return out
 
 
-def steps_of(grid: Grid) -> np.ndarray:
+def steps_of(grid: QuantizationGrid) -> np.ndarray:
     return np.repeat(np.array(grid.steps), grid.layout.sizes)
 
 
@@ -49,7 +49,7 @@ def steps_of(grid: Grid) -> np.ndarray:
 def test_every_value_comes_back_within_a_step(bits: int, slot_bits: int) -> None:
     values = rng(1).normal(size=LAYOUT.size).astype(np.float32) * 0.01
     values[:3500] *= 1000
-    grid = Grid(LAYOUT, Lanes(bits, slot_bits), needed_exponents(values, LAYOUT, 1.0, bits), 1)
+    grid = QuantizationGrid(LAYOUT, Packing(bits, slot_bits), needed_exponents(values, LAYOUT, 1.0, bits), 1)
     slots = slots_of(grid, values)
     assert sum(map(len, slots)) == grid.chunks
     assert clipped_of(grid, values) == 0
@@ -58,7 +58,7 @@ def test_every_value_comes_back_within_a_step(bits: int, slot_bits: int) -> None
 
 def test_the_header_stands_at_the_beginning_and_disturbs_no_value() -> None:
     values = rng(1).normal(size=LAYOUT.size).astype(np.float32)
-    grid = Grid(LAYOUT, Lanes(16), (3,) * 5, 1)
+    grid = QuantizationGrid(LAYOUT, Packing(16), (3,) * 5, 1)
     with_header = np.concatenate(slots_of(grid, values))
     np.testing.assert_array_equal(with_header[0, : grid.head], head_of(grid))
     changed = with_header.copy()
@@ -73,7 +73,7 @@ def test_the_header_stands_at_the_beginning_and_disturbs_no_value() -> None:
 def test_chunks_are_as_many_as_values_and_header_need(size: int) -> None:
     """Five tensors: a header of 32 + 5 * 64 / 4 = 112 slots. Two lanes."""
     layout = Layout(("w", "x", "y", "z", "e"), ((size,), (0,), (0,), (0,), (0,)))
-    grid = Grid(layout, Lanes(16), (0,) * 5, 1)
+    grid = QuantizationGrid(layout, Packing(16), (0,) * 5, 1)
     assert grid.head == 112
     assert grid.chunks == max(1, math.ceil((112 * 2 + size) / (2 * SLOTS)))
     values = np.ones(size, np.float32) / 2
@@ -85,7 +85,7 @@ def test_a_header_may_fill_its_chunk(tensors: int) -> None:
     """From 254 tensors on, votes take 32 + 254 * 16 = 4096 slots, and no value shares the chunk."""
     layout = Layout(tuple(map(str, range(tensors))), ((40,),) * tensors)
     values = rng(1).normal(size=layout.size).astype(np.float32)
-    grid = Grid(layout, Lanes(16), needed_exponents(values, layout, 1.0, 16), 1)
+    grid = QuantizationGrid(layout, Packing(16), needed_exponents(values, layout, 1.0, 16), 1)
     assert grid.head == min(32 + 16 * tensors, SLOTS)
     slots = slots_of(grid, values)
     assert sum(map(len, slots)) == grid.chunks
@@ -95,7 +95,7 @@ def test_a_header_may_fill_its_chunk(tensors: int) -> None:
 
 def test_portions_of_any_size_decode_alike() -> None:
     values = rng(1).normal(size=LAYOUT.size).astype(np.float32)
-    grid = Grid(LAYOUT, Lanes(16), (3,) * 5, 1)
+    grid = QuantizationGrid(LAYOUT, Packing(16), (3,) * 5, 1)
     whole = np.concatenate(slots_of(grid, values))
     expected = decoded(grid, [whole])
     np.testing.assert_array_equal(decoded(grid, [whole[i : i + 1] for i in range(len(whole))]), expected)
@@ -107,7 +107,7 @@ def test_rounding_is_unbiased(bits: int) -> None:
     """The mean of n rounded values lies within five deviations sqrt(f (1 - f) / n) <= 1 / (2 sqrt(n)) of a step."""
     count = 40_000
     layout = Layout(("w",), ((count,),))
-    grid = Grid(layout, Lanes(bits), (0,), 1)
+    grid = QuantizationGrid(layout, Packing(bits), (0,), 1)
     (step,) = grid.steps
     for place in (0.5, 0.25, -0.25, 0.1, -0.9, 2 ** (bits - 2) + 0.37, -(2 ** (bits - 2)) + 0.01):
         values = np.full(count, place * step, np.float32)
@@ -117,13 +117,13 @@ def test_rounding_is_unbiased(bits: int) -> None:
 
 
 def test_whole_steps_are_not_rounded() -> None:
-    grid = Grid(Layout(("w",), ((5,),)), Lanes(8), (0,), 1)
+    grid = QuantizationGrid(Layout(("w",), ((5,),)), Packing(8), (0,), 1)
     values = np.array([-127, -1, 0, 1, 127], np.float32) / 128
     np.testing.assert_array_equal(decoded(grid, slots_of(grid, values)), values)
 
 
 def test_what_does_not_fit_is_clipped_and_counted() -> None:
-    grid = Grid(Layout(("w",), ((4,),)), Lanes(8), (0,), 1)
+    grid = QuantizationGrid(Layout(("w",), ((4,),)), Packing(8), (0,), 1)
     values = np.array([2.0, -2.0, 0.5, 127 / 128], np.float32)
     assert clipped_of(grid, values) == 2
     np.testing.assert_array_equal(decoded(grid, slots_of(grid, values)), np.array([127, -127, 64, 127]) / 128)
@@ -137,9 +137,9 @@ def test_the_needed_exponent_is_the_smallest_that_clips_nothing(logarithm: float
     (exponent,) = needed_exponents(values, layout, 1.0, bits)
     assert -40 <= exponent <= 23
     if exponent < 23:
-        assert clipped_of(Grid(layout, Lanes(bits), (exponent,), 1), values) == 0
+        assert clipped_of(QuantizationGrid(layout, Packing(bits), (exponent,), 1), values) == 0
     if exponent > -40:
-        assert clipped_of(Grid(layout, Lanes(bits), (exponent - 1,), 1), values) == 1
+        assert clipped_of(QuantizationGrid(layout, Packing(bits), (exponent - 1,), 1), values) == 1
 
 
 def test_the_factor_counts_for_needed_exponents() -> None:
@@ -159,7 +159,9 @@ def test_the_weighted_mean_of_whoever_is_left_is_within_a_step(silos: int, seed:
     cap = 1000
     weights = draw.integers(1, cap + 1, silos)
     updates = draw.normal(size=(silos, 70)).astype(np.float32)
-    grid = Grid(layout, Lanes(bits), needed_exponents(np.abs(updates).max(axis=0), layout, 1.0, bits), cap)
+    grid = QuantizationGrid(
+        layout, Packing(bits), needed_exponents(np.abs(updates).max(axis=0), layout, 1.0, bits), cap
+    )
     left = draw.permutation(silos)[: draw.integers(1, silos + 1)]
     total = sum(
         np.concatenate([s for s, _ in grid.encode(_own(grid, int(weights[i])), updates[i], weights[i] / cap, draw)])
@@ -173,29 +175,29 @@ def test_the_weighted_mean_of_whoever_is_left_is_within_a_step(silos: int, seed:
     assert (np.abs(mean - exact) <= bound + 1e-5).all()
 
 
-def _own(grid: Grid, weight: int) -> Slots:
+def _own(grid: QuantizationGrid, weight: int) -> Slots:
     return tally.build(tally.Contribution(weight, grid.exponents), grid.cap)
 
 
 def test_grids_that_differ_in_anything_have_other_digests() -> None:
     layout = Layout(("a",), ((2, 3),))
     grids = [
-        Grid(layout, Lanes(16), (0,), 1),
-        Grid(layout, Lanes(16), (1,), 1),
-        Grid(layout, Lanes(16), (0,), 2),
-        Grid(layout, Lanes(8), (0,), 1),
-        Grid(layout, Lanes(16, 64), (0,), 1),
-        Grid(Layout(("a",), ((3, 2),)), Lanes(16), (0,), 1),
-        Grid(Layout(("b",), ((2, 3),)), Lanes(16), (0,), 1),
+        QuantizationGrid(layout, Packing(16), (0,), 1),
+        QuantizationGrid(layout, Packing(16), (1,), 1),
+        QuantizationGrid(layout, Packing(16), (0,), 2),
+        QuantizationGrid(layout, Packing(8), (0,), 1),
+        QuantizationGrid(layout, Packing(16, 64), (0,), 1),
+        QuantizationGrid(Layout(("a",), ((3, 2),)), Packing(16), (0,), 1),
+        QuantizationGrid(Layout(("b",), ((2, 3),)), Packing(16), (0,), 1),
     ]
     assert len({grid.digest for grid in grids}) == len(grids)
-    assert Grid(layout, Lanes(16), (0,), 1).digest == grids[0].digest
+    assert QuantizationGrid(layout, Packing(16), (0,), 1).digest == grids[0].digest
     assert {len(grid.digest) for grid in grids} == {32}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused(bad: float) -> None:
-    grid = Grid(Layout(("w",), ((3,),)), Lanes(16), (0,), 1)
+    grid = QuantizationGrid(Layout(("w",), ((3,),)), Packing(16), (0,), 1)
     values = np.array([0, bad, 0], np.float32)
     with pytest.raises(ValueError, match="finite"):
         clipped_of(grid, values)
@@ -205,7 +207,7 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
 
 def test_wrong_shapes_and_numbers_are_refused() -> None:
     layout = Layout(("w",), ((3,),))
-    grid = Grid(layout, Lanes(16), (0,), 1)
+    grid = QuantizationGrid(layout, Packing(16), (0,), 1)
     with pytest.raises(ValueError, match="layout is float32"):
         clipped_of(grid, np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="factor"):
@@ -216,4 +218,4 @@ def test_wrong_shapes_and_numbers_are_refused() -> None:
         decoded(grid, [np.zeros((2, SLOTS), np.int64)])
     for exponents, cap in (((0, 0), 1), ((24,), 1), ((-41,), 1), ((0,), 0), ((0,), MAX_CAP + 1)):
         with pytest.raises(ValueError, match=r"exponents|cap"):
-            Grid(layout, Lanes(16), exponents, cap)
+            QuantizationGrid(layout, Packing(16), exponents, cap)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding import wire
-from fedsync.cipher.encoding.packing import Lanes
+from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, Member
@@ -151,7 +151,7 @@ def test_an_update_has_one_member_itself() -> None:
 
 
 def test_an_aggregate_holds_no_update_twice_and_no_more_than_can_be_added() -> None:
-    limit = Lanes(16, 64).additions
+    limit = Packing(16, 64).additions
     for members, check in (
         ((member(0), Member("silo0/1", 1, bytes(range(16)))), "members"),
         ((member(0), Member("silo9/1", 0, bytes(16))), "members"),

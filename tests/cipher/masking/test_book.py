@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import Ring, open_ring
 from fedsync.cipher.masking.book import MAX_ATTEMPTS, MaskBook
-from fedsync.cipher.server.aggregator import SealedStore
-from fedsync.cipher.silo.replica import SealedCopy
+from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites.registry import open_suite
 from fedsync.cipher.suites.suite import BFV_PLAIN
 from fedsync.core.errors import ConfigError, ProtocolError
@@ -121,20 +121,20 @@ def test_whatever_is_asked_and_restarted_nothing_is_entered_twice(
 # The server asks a silo twice at one version of the model.
 
 
-def _seal(silo: SealedCopy, number: int, update: Vector, rate: float = 0.1) -> Payload:
+def _seal(silo: EncryptedReplica, number: int, update: Vector, rate: float = 0.1) -> Payload:
     return silo.send(update, replace(order(f"a/{number}", 0, number), learning_rate=rate), report(0))
 
 
 def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation: Federation) -> None:
-    assert not federation.silos["a"].owes
+    assert not federation.silos["a"].unrevealed
     ids = []
     for name in "abcd":
         federation.begin(name, 0)
         ids.append(federation.answer(name, change(ord(name))))
-    assert all(silo.owes for silo in federation.silos.values())
+    assert all(silo.unrevealed for silo in federation.silos.values())
     federation.commit(1, ids)
     opened(federation)
-    assert not any(silo.owes for silo in federation.silos.values())
+    assert not any(silo.unrevealed for silo in federation.silos.values())
 
 
 def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Federation) -> None:
@@ -149,7 +149,7 @@ def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Fed
 
 
 def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federation: Federation) -> None:
-    beginning = federation.store.outgoing("a")
+    beginning = federation.aggregator.outgoing("a")
     masked_round(federation, 0, "abcd")
     # Another process, or another trainer for the same run; then the one that was here, set back to the beginning.
     for silo in (federation.copy("a"), federation.silos["a"]):
@@ -160,7 +160,7 @@ def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federatio
 
 def _opened_by_a_spy(federation: Federation, update_id: str) -> Slots:
     """Slots of an update, masks still on, as server and a silo together see them."""
-    envelope = federation.store._intake._pending[update_id].envelope
+    envelope = federation.aggregator._intake._pending[update_id].envelope
     group = _ring(federation, "b").group
     return open_suite("masked", group).open(envelope.words, envelope.head.members)
 
@@ -225,13 +225,13 @@ def test_what_travels_in_the_clear_counts_for_those_in_the_sum_only(tmp_path: Pa
 def test_a_server_that_comes_back_again_and_again_gets_an_update_of_every_silo(federation: Federation) -> None:
     """All silos have sealed at the version from which it goes on, each time."""
     federation.begin("a", 0)
-    checkpoint = pickle.dumps(federation.store.state())
+    checkpoint = pickle.dumps(federation.aggregator.state())
     for name in "abcd":
         federation.begin(name, 0)
         federation.answer(name, change(ord(name)))
     for _ in range(3):
-        federation.store = SealedStore(federation.plan, federation.keys.server)
-        federation.store.restore(pickle.loads(checkpoint))
+        federation.aggregator = EncryptedAggregator(federation.plan, federation.keys.server)
+        federation.aggregator.restore(pickle.loads(checkpoint))
         ids = []
         for name in "abcd":
             federation.begin(name, 0)

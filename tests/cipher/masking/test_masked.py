@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.masking.unmask import Question
+from fedsync.cipher.masking.unmask import UnmaskQuestion
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from tests.cipher.make import INITIAL, Federation, change, close, plan
@@ -15,12 +15,12 @@ from tests.cipher.make import INITIAL, Federation, change, close, plan
 
 def opened(federation: Federation, silent: str = "") -> None:
     """Carry questions and answers until the last commit counts; ``silent`` silos are lost."""
-    while federation.store.blocked:
-        for name, question in federation.store.questions().items():
+    while federation.aggregator.blocked:
+        for name, question in federation.aggregator.questions().items():
             if name in silent:
-                federation.store.give_up(name)
+                federation.aggregator.give_up(name)
                 return
-            federation.store.answer(name, federation.silos[name].answer(question))
+            federation.aggregator.answer(name, federation.silos[name].answer(question))
 
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
@@ -51,7 +51,7 @@ def test_a_silo_lost_before_it_reveals_costs_the_round_and_not_the_run(tmp_path:
     one = masked_round(federation, 0, "abcd")
     masked_round(federation, 1, "abcd", silent="c")
     federation.silos["c"] = federation.copy("c")
-    federation.store.holds("c", -1)
+    federation.aggregator.holds("c", -1)
     after = federation.begin("a", 2)
     close(after, INITIAL + np.mean(one, axis=0))
     three = masked_round(federation, 2, "abcd")
@@ -61,13 +61,13 @@ def test_a_silo_lost_before_it_reveals_costs_the_round_and_not_the_run(tmp_path:
 def test_a_sum_of_two_stays_closed(tmp_path: Path) -> None:
     federation = Federation(plan("masked", quorum=2), tmp_path, FOUR)
     masked_round(federation, 0, "ab")
-    assert not federation.store.blocked
+    assert not federation.aggregator.blocked
     np.testing.assert_array_equal(federation.begin("a", 1), INITIAL)
 
 
 def _as_the_server_and_a_silo_see_it(federation: Federation, victim: str, spy: str) -> Vector:
     """The attack: take the victim's upload as it is and open it with the key that the spy has."""
-    envelope = federation.store._intake._pending[f"{victim}/1"].envelope
+    envelope = federation.aggregator._intake._pending[f"{victim}/1"].envelope
     silo = federation.silos[spy]
     grid = federation.plan.grid(silo._state.scales.exponents[-1])
     found = np.empty(federation.plan.sealed.size, dtype=np.float32)
@@ -101,13 +101,13 @@ def test_a_silo_signs_one_list_a_round_and_reveals_to_those_who_all_signed_it(tm
         federation.begin(name, 0)
         federation.answer(name, change(ord(name)))
     silo = federation.silos["a"]
-    signature = silo.answer(Question(0, 0, ("a", "b", "c", "d")).encode()).tobytes()
+    signature = silo.answer(UnmaskQuestion(0, 0, ("a", "b", "c", "d")).encode()).tobytes()
     with pytest.raises(ProtocolError, match="second list"):
-        silo.answer(Question(0, 0, ("a", "b", "c")).encode())
+        silo.answer(UnmaskQuestion(0, 0, ("a", "b", "c")).encode())
     with pytest.raises(ProtocolError, match="did not sign the same list"):
-        silo.answer(Question(0, 0, ("a", "b", "c", "d"), dict.fromkeys("abcd", signature)).encode())
+        silo.answer(UnmaskQuestion(0, 0, ("a", "b", "c", "d"), dict.fromkeys("abcd", signature)).encode())
     with pytest.raises(ProtocolError, match="no masks of version 7"):
-        silo.answer(Question(7, 0, ("a", "b", "c")).encode())
+        silo.answer(UnmaskQuestion(7, 0, ("a", "b", "c")).encode())
     for nonsense in (b"", b"[]", b'{"base": 0}', b'{"base": 0, "attempt": 0, "survivors": 3, "signatures": null}'):
         with pytest.raises(ProtocolError):
             silo.answer(np.frombuffer(nonsense, dtype=np.uint8))

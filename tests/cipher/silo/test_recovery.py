@@ -32,15 +32,15 @@ def _history(
     for version in range(commits + 1):
         kept[version] = file.read_bytes()
         if version == remember_at:
-            federation.store.remember()
+            federation.aggregator.savepoint()
         if version == snapshot_at:
-            federation.store.put_snapshot("c", version, federation.silos["c"].snapshot())
+            federation.aggregator.put_snapshot("c", version, federation.silos["c"].snapshot())
         if version < commits:
             name = "ab"[version % 2]
             federation.commit(version + 1, [federation.answer(name, change(version))])
             for one in (name, "c"):
                 federation.begin(one, version + 1)
-            federation.store.holds("c", version + 1)
+            federation.aggregator.holds("c", version + 1)
     return kept
 
 
@@ -57,15 +57,15 @@ def test_a_silo_with_any_earlier_copy_or_none_comes_to_the_model_of_all(
 ) -> None:
     federation, kept = history
     expected = federation.silos["c"].model
-    assert len(list(federation.store.links())) < COMMITS - 2, "not every version has a link of its own"
+    assert len(list(federation.aggregator.links())) < COMMITS - 2, "not every version has a link of its own"
     for version in (-1, *kept):
         file = tmp_path / f"{version}.bin"
         if version >= 0:
             file.write_bytes(kept[version])
         silo = federation.copy("c", file)
         assert silo.holds == version
-        federation.store.greet("c", version, None)
-        np.testing.assert_allclose(silo.receive(federation.store.outgoing("c"), COMMITS), expected, atol=1e-6)
+        federation.aggregator.greet("c", version, None)
+        np.testing.assert_allclose(silo.receive(federation.aggregator.outgoing("c"), COMMITS), expected, atol=1e-6)
         assert federation.copy("c", file).holds == COMMITS
 
 
@@ -73,23 +73,23 @@ def test_no_number_that_a_silo_says_ends_the_run(history: tuple[Federation, dict
     federation, _ = history
     for version in (-(10**9), -7, -2, COMMITS + 1, 999, 10**9, 10**30):
         with pytest.raises(ProtocolError, match=r"silo 'b' failed the check 'version'"):
-            federation.store.holds("b", version)
+            federation.aggregator.holds("b", version)
         with pytest.raises(ProtocolError, match=r"silo 'b' failed the check 'version'"):
-            federation.store.greet("b", version, None)
+            federation.aggregator.greet("b", version, None)
     for version in range(-1, COMMITS + 1):
-        federation.store.holds("b", version)
+        federation.aggregator.holds("b", version)
         for name in "abc":
-            federation.store.outgoing(name)
+            federation.aggregator.outgoing(name)
     with pytest.raises(ProtocolError, match="no key"):
-        federation.store.holds("stranger", 0)
+        federation.aggregator.holds("stranger", 0)
 
 
 def test_a_silo_that_does_not_say_how_large_its_updates_are_is_refused_while_it_matters(tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, THREE)
     with pytest.raises(ProtocolError, match="greeting"):
-        federation.store.greet("a", -1, None)
-    federation.store.outgoing("a")
-    federation.store.greet("a", -1, None)
+        federation.aggregator.greet("a", -1, None)
+    federation.aggregator.outgoing("a")
+    federation.aggregator.greet("a", -1, None)
 
 
 # The silo's disk.
@@ -118,7 +118,7 @@ def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
                 assert federation.silos["c"].holds == federation.copy("c", file).holds == 1
             federation.commit(version + 1, [federation.answer(name, change(version)) for name in names])
     federation.silos["c"] = federation.copy("c", file)  # its machine was restarted, too
-    federation.store.greet("c", federation.silos["c"].holds, None)
+    federation.aggregator.greet("c", federation.silos["c"].holds, None)
     np.testing.assert_allclose(federation.begin("c", 5), federation.begin("a", 5), atol=1e-6)
 
 
@@ -132,10 +132,12 @@ def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lac
     silo = federation.copy("c", file)
     assert silo.holds == -1 and "damaged" in caplog.text
     with pytest.raises(OtherVersion) as caught:
-        silo.receive(federation.store.outgoing("c"), 3)
+        silo.receive(federation.aggregator.outgoing("c"), 3)
     assert caught.value.holds == -1
-    federation.store.holds("c", -1)
-    np.testing.assert_allclose(silo.receive(federation.store.outgoing("c"), 3), federation.silos["c"].model, atol=1e-6)
+    federation.aggregator.holds("c", -1)
+    np.testing.assert_allclose(
+        silo.receive(federation.aggregator.outgoing("c"), 3), federation.silos["c"].model, atol=1e-6
+    )
     assert federation.copy("c", file).holds == 3
 
 
@@ -143,9 +145,9 @@ def test_a_silo_that_is_sent_the_beginning_says_so_in_its_log(tmp_path: Path, ca
     federation = Federation(plan("pad"), tmp_path, THREE)
     federation.begin("a", 0)
     federation.commit(1, [federation.answer("a", change(0))])
-    federation.store.holds("a", -1)
+    federation.aggregator.holds("a", -1)
     with caplog.at_level(logging.WARNING):
-        federation.silos["a"].receive(federation.store.outgoing("a"), 1)
+        federation.silos["a"].receive(federation.aggregator.outgoing("a"), 1)
     assert "nothing that continues version 0" in caplog.text
 
 

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.tally import BINS, Tally
-from fedsync.cipher.silo.replica_state import Scales, State
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.checksums import digested
 from fedsync.core.errors import ConfigError
 
 VOTES = Tally(2, 0, 0.0, np.arange(2 * BINS, dtype=np.int64).reshape(2, BINS), 2, 0, None)
-STATE = State(7, np.array([1.0, -2.0, 3.5], dtype=np.float32), Scales(((0, 1), (-1, 2)), 2, VOTES), {"a": (1, 4)})
+STATE = ReplicaState(
+    7, np.array([1.0, -2.0, 3.5], dtype=np.float32), Scales(((0, 1), (-1, 2)), 2, VOTES), {"a": (1, 4)}
+)
 
 
-def _load(file: Path) -> State | None:
-    return State.load(file, values=3, tensors=2)
+def _load(file: Path) -> ReplicaState | None:
+    return ReplicaState.load(file, values=3, tensors=2)
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
@@ -51,12 +53,12 @@ def test_a_file_that_is_damaged_anywhere_is_as_good_as_none_and_the_log_says_so(
 @pytest.mark.parametrize(
     "state",
     [
-        State(7, np.zeros(2, dtype=np.float32), STATE.scales, {}),
-        State(7, STATE.model, Scales(((0, 1, 2),)), {}),
-        State(7, STATE.model, Scales(()), {}),
+        ReplicaState(7, np.zeros(2, dtype=np.float32), STATE.scales, {}),
+        ReplicaState(7, STATE.model, Scales(((0, 1, 2),)), {}),
+        ReplicaState(7, STATE.model, Scales(()), {}),
     ],
 )
-def test_a_whole_file_of_another_model_is_not_loaded(state: State, tmp_path: Path) -> None:
+def test_a_whole_file_of_another_model_is_not_loaded(state: ReplicaState, tmp_path: Path) -> None:
     state.save(tmp_path / "copy.bin")
     assert _load(tmp_path / "copy.bin") is None
 

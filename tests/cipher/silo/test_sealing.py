@@ -10,8 +10,8 @@ import pytest
 
 from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.integrity import Tagger
-from fedsync.cipher.encoding.packing import Lanes, Slots
-from fedsync.cipher.encoding.quantization import Grid
+from fedsync.cipher.encoding.packing import Packing, Slots
+from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.wire import Kind, decode
 from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_message, seal_pieces
 from fedsync.cipher.suites.suite import Adder
@@ -79,7 +79,7 @@ def test_sealing_takes_the_message_and_little_more(kind: str) -> None:
     size = 2_000_000 if kind == "pad" else 500_000
     layout = Layout(("w",), ((size,),))
     of = head(kind)
-    grid = Grid(layout, Lanes(16, of.form.slot_bits), (0,), 1)
+    grid = QuantizationGrid(layout, Packing(16, of.form.slot_bits), (0,), 1)
     values = np.zeros(size, np.float32)
     own = tally.build(tally.Contribution(1, (0,)), 1)
     of = head(kind, grid.chunks)

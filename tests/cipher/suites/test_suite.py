@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.cipher.encoding.packing import BITS, SLOTS, Lanes
+from fedsync.cipher.encoding.packing import BITS, SLOTS, Packing
 from fedsync.cipher.suites import bfv, ckks, suite
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.pad import Pad
@@ -62,7 +62,7 @@ def test_sums_are_exact_whoever_drops_out(kind: str, data: st.DataObject) -> Non
 @every_kind
 @pytest.mark.parametrize("bits", BITS)
 def test_the_largest_sums_that_are_allowed_are_exact(kind: str, bits: int) -> None:
-    lanes = Lanes(bits, FORMS[kind].slot_bits)
+    lanes = Packing(bits, FORMS[kind].slot_bits)
     limit = suite.smallest_limit(FORMS[kind], lanes.additions)
     integers = np.full(lanes.per_chunk, lanes.peak, np.int32)
     integers[::2] *= -1
@@ -231,7 +231,7 @@ def test_a_context_of_another_suite_is_refused() -> None:
 
 def test_a_library_that_writes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """At start-up, before anything is sealed: here a ciphertext with one polynomial more is expected."""
-    monkeypatch.setattr(bfv, "_SHAPE", bfv.Shape(degree=SLOTS, primes=2, ntt=False, scale=1.0, slots=SLOTS))
+    monkeypatch.setattr(bfv, "_SHAPE", bfv.CiphertextShape(degree=SLOTS, primes=2, ntt=False, scale=1.0, slots=SLOTS))
     with pytest.raises(RunError, match="unknown way"):
         Bfv(group("bfv").context)
 

@@ -10,7 +10,15 @@ import pytest
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.proto.message_pb2 import ObjectTree
 
-from fedsync.flower.internals.access_middleware import MAX_REQUEST_BYTES, App, Gate, Receive, Scope, Send, allowed
+from fedsync.flower.internals.access_middleware import (
+    MAX_REQUEST_BYTES,
+    AccessMiddleware,
+    App,
+    Receive,
+    Scope,
+    Send,
+    allowed,
+)
 from fedsync.flower.messages import MAX_TENSORS
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/activate-node", "/v1/control/register-node", "/v1/runtime/acquire-task"
@@ -52,7 +60,7 @@ def ask(path: str, host: str, *headers: tuple[bytes, bytes]) -> list[MutableMapp
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nobody reads what a stranger sends")
 
-    behind: App = Gate(app)
+    behind: App = AccessMiddleware(app)
     scope = {"type": "http", "path": path, "client": (host, 5), "headers": list(headers)}
     asyncio.run(behind(scope, receive, send))
     return sent

@@ -26,7 +26,7 @@ from flwr.supernode.start_client_internal import _insert_message
 from fedsync.common.processes import free_ports
 from fedsync.flower.internals import executor, supernode_client
 from fedsync.flower.internals.executor import _GivenUp, _unless_given_up, run_task
-from fedsync.flower.internals.supernode_client import Door, Task, client_of
+from fedsync.flower.internals.supernode_client import PendingTask, SupernodeClient, client_of
 from tests.flower.grid import run_identity
 
 RUN, NODE = 1, 7
@@ -45,7 +45,7 @@ class SuperNode:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "secret").write_bytes(secrets.token_bytes(32))
-        self.door = Door(folder / "port", folder / "secret")
+        self.door = SupernodeClient(folder / "port", folder / "secret")
 
     def start(self) -> None:
         """On another port, and with nothing in memory."""
@@ -126,7 +126,7 @@ def test_messages_are_for_who_has_the_secret(node: SuperNode, caplog: pytest.Log
     node.hand_in("hello")
     other = node.folder / "other"
     other.write_bytes(secrets.token_bytes(32))
-    stranger = Door(node.folder / "port", other)
+    stranger = SupernodeClient(node.folder / "port", other)
     assert stranger.acquire() is None and stranger.acquire() is None
     (said,) = [record.message for record in caplog.records if record.name == supernode_client.__name__]
     assert "gives out no messages: Client error '401 Unauthorized'" in said
@@ -171,7 +171,7 @@ def test_a_supernode_that_is_started_again_in_the_middle_of_a_task_is_served_at_
 
 
 def test_a_token_from_before_costs_the_answer_and_not_the_process(node: SuperNode) -> None:
-    lost = Task(node.door.address, secrets.token_hex())
+    lost = PendingTask(node.door.address, secrets.token_hex())
     assert run_task(node.door, lost, apps(echo)) is None
     assert node.answers() == []
     node.hand_in("hello")
@@ -182,7 +182,7 @@ def test_a_token_from_before_costs_the_answer_and_not_the_process(node: SuperNod
 
 def test_while_no_supernode_is_there_nobody_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
-    nobody = Door(tmp_path / "port", tmp_path / "secret")
+    nobody = SupernodeClient(tmp_path / "port", tmp_path / "secret")
     assert nobody.address == "" and nobody.acquire() is None
     (port,) = free_ports(1)
     (tmp_path / "port").write_text(str(port))
@@ -199,7 +199,7 @@ def never() -> str:
 
 
 def test_a_message_that_comes_is_taken() -> None:
-    assert _unless_given_up(lambda: "message", lambda: True, lambda: Task("", "other")) == "message"
+    assert _unless_given_up(lambda: "message", lambda: True, lambda: PendingTask("", "other")) == "message"
 
 
 def test_a_message_that_takes_its_time_is_waited_for() -> None:
@@ -224,7 +224,7 @@ def test_what_prevents_it_is_said() -> None:
 
 
 def test_the_next_task_takes_the_place_of_one_whose_rest_never_comes() -> None:
-    other = Task("127.0.0.1:1", "other")
+    other = PendingTask("127.0.0.1:1", "other")
     tasks = iter([None, None, other])
     with pytest.raises(_GivenUp) as caught:
         _unless_given_up(never, lambda: True, lambda: next(tasks))

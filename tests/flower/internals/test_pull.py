@@ -23,7 +23,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedsync.core.orders import WorkOrder
 from fedsync.flower.internals import executor
 from fedsync.flower.internals.pull import BESIDE, FEW_PARTS, SMALLEST_PART, Arrival, Arrivals
-from fedsync.flower.outbox import Sent
+from fedsync.flower.outbox import PendingMessage
 from tests.flower.grid import run_identity
 
 pytestmark = pytest.mark.skipif(not executor.supported(), reason="this flwr is not a tested version")
@@ -305,12 +305,12 @@ ORDER = WorkOrder("a/1", 0, 1, batch_size=8, max_steps=4, learning_rate=0.1, see
 @pytest.mark.parametrize(
     ("sent", "payload"),
     [
-        (Sent(1, 0.0, order=ORDER), 1000),
-        (Sent(1, 0.0, snapshot=True), 50),
-        (Sent(1, 0.0, version=3), 0),
-        (Sent(1, 0.0, question=True), 0),
-        (Sent(1, 0.0), 0),
+        (PendingMessage(1, 0.0, order=ORDER), 1000),
+        (PendingMessage(1, 0.0, snapshot=True), 50),
+        (PendingMessage(1, 0.0, version=3), 0),
+        (PendingMessage(1, 0.0, question=True), 0),
+        (PendingMessage(1, 0.0), 0),
     ],
 )
-def test_an_answer_may_be_as_large_as_what_was_asked_for(sent: Sent, payload: int) -> None:
+def test_an_answer_may_be_as_large_as_what_was_asked_for(sent: PendingMessage, payload: int) -> None:
     assert sent.most(update_bytes=1000, model_bytes=50) == BESIDE + payload

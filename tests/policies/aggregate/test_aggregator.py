@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsync.core.actions import Commit
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.policies.aggregate.aggregator import MAX_MAGNITUDE, ModelStore
+from fedsync.policies.aggregate.aggregator import MAX_MAGNITUDE, PlainAggregator
 
 
 def vector(*values: float) -> Vector:
@@ -22,7 +22,7 @@ def vector(*values: float) -> Vector:
 
 def test_a_commit_adds_the_weighted_updates() -> None:
     """1 + 0.25 x 4 - 0.75 x 8 = -4; 2 + 0.25 x 8 + 0.75 x 4 = 7."""
-    store = ModelStore(vector(1, 2))
+    store = PlainAggregator(vector(1, 2))
     store.put("a", "a/1", vector(4, 8))
     store.put("b", "b/1", vector(-8, 4))
     store.commit(Commit(1, {"a/1": 0.25, "b/1": 0.75}))
@@ -32,7 +32,7 @@ def test_a_commit_adds_the_weighted_updates() -> None:
 
 
 def test_what_is_not_in_the_commit_waits_on() -> None:
-    store = ModelStore(vector(0))
+    store = PlainAggregator(vector(0))
     for number in (1, 2, 3):
         store.put("a", f"a/{number}", vector(number))
     store.commit(Commit(1, {"a/2": 1.0}))
@@ -46,7 +46,7 @@ def test_the_order_of_the_weights_decides_the_bits() -> None:
     updates = {"a": 3e8, "b": -3e8, "c": 3.0}
     results = []
     for order in ("abc", "cab"):
-        store = ModelStore(vector(0))
+        store = PlainAggregator(vector(0))
         for name, value in updates.items():
             store.put(name, name, vector(value))
         store.commit(Commit(1, dict.fromkeys(order, 1 / 3)))
@@ -55,7 +55,7 @@ def test_the_order_of_the_weights_decides_the_bits() -> None:
 
 
 def test_older_models_stay_as_they_were() -> None:
-    store = ModelStore(vector(1, 1))
+    store = PlainAggregator(vector(1, 1))
     before = store.model
     store.put("a", "a/1", vector(1, 1))
     store.commit(Commit(1, {"a/1": 1.0}))
@@ -64,7 +64,7 @@ def test_older_models_stay_as_they_were() -> None:
 
 
 def test_a_rollback_goes_back_to_what_was_remembered() -> None:
-    store = ModelStore(vector(1))
+    store = PlainAggregator(vector(1))
 
     def add(value: float) -> float:
         store.put("a", "a/1", vector(value))
@@ -75,7 +75,7 @@ def test_a_rollback_goes_back_to_what_was_remembered() -> None:
     store.rollback()
     assert store.model[0] == 1, "version 0 is remembered from the beginning"
     assert add(3) == 4
-    store.remember()
+    store.savepoint()
     assert add(5) == 9
     store.rollback()
     assert store.model[0] == 4
@@ -86,7 +86,7 @@ def test_a_rollback_goes_back_to_what_was_remembered() -> None:
 
 def test_a_commit_leaves_the_silo_s_own_array_alone() -> None:
     update = vector(4)
-    store = ModelStore(vector(0))
+    store = PlainAggregator(vector(0))
     store.put("a", "a/1", update)
     store.commit(Commit(1, {"a/1": 0.5}))
     assert update[0] == 4
@@ -113,7 +113,7 @@ def test_a_commit_leaves_the_silo_s_own_array_alone() -> None:
     ],
 )
 def test_a_harmful_update_is_refused_and_not_kept(update: Vector, check: str) -> None:
-    store = ModelStore(vector(1, 2, 3))
+    store = PlainAggregator(vector(1, 2, 3))
     with pytest.raises(ProtocolError, match=f"silo 'a' failed the check '{check}'"):
         store.put("a", "a/1", update)
     assert store.pending == ()
@@ -122,7 +122,7 @@ def test_a_harmful_update_is_refused_and_not_kept(update: Vector, check: str) ->
 
 
 def test_the_largest_value_accepted_just_passes() -> None:
-    store = ModelStore(vector(0, 0))
+    store = PlainAggregator(vector(0, 0))
     limit = np.float32(MAX_MAGNITUDE)
     largest = limit if limit <= MAX_MAGNITUDE else np.nextafter(limit, np.float32(0))
     store.put("a", "a/1", vector(largest, -largest))
@@ -131,7 +131,7 @@ def test_the_largest_value_accepted_just_passes() -> None:
 
 def test_a_second_update_of_the_same_name_does_not_replace_the_first() -> None:
     """A silo that sends twice, or under another's name, must not change what was checked and is pending."""
-    store = ModelStore(vector(0))
+    store = PlainAggregator(vector(0))
     store.put("a", "a/1", vector(1))
     with pytest.raises(ProtocolError):
         store.put("b", "a/1", vector(1000))
@@ -140,7 +140,7 @@ def test_a_second_update_of_the_same_name_does_not_replace_the_first() -> None:
 
 
 def test_discarding_forgets_by_name_and_tolerates_what_is_not_there() -> None:
-    store = ModelStore(vector(0))
+    store = PlainAggregator(vector(0))
     store.put("a", "a/1", vector(1))
     store.discard("a/1")
     store.discard("never/1")
@@ -149,7 +149,7 @@ def test_discarding_forgets_by_name_and_tolerates_what_is_not_there() -> None:
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(0.01, 1.0)), min_size=1, max_size=6))
 def test_a_commit_is_close_to_the_exact_sum(parts: list[tuple[float, float]]) -> None:
-    store = ModelStore(vector(0.5))
+    store = PlainAggregator(vector(0.5))
     for number, (value, _) in enumerate(parts):
         store.put("a", f"a/{number}", vector(value))
     total = sum(weight for _, weight in parts)
@@ -164,7 +164,7 @@ def test_a_commit_is_close_to_the_exact_sum(parts: list[tuple[float, float]]) ->
 
 def test_a_commit_toward_mixes_whole_models() -> None:
     """a began at 0 and is at 4; the model has moved to 10 since: 10 + 1/4 x (0 + 4 - 10) = 8.5 = 3/4 x 10 + 1/4 x 4."""
-    store = ModelStore(vector(0), keep_bases=True)
+    store = PlainAggregator(vector(0), keep_bases=True)
     store.begin("a/1")
     store.begin("b/1")
     store.put("b", "b/1", vector(10))
@@ -177,7 +177,7 @@ def test_a_commit_toward_mixes_whole_models() -> None:
 def test_several_updates_are_mixed_into_the_same_old_model() -> None:
     """Both silos are at 8 and 4, the model at 2: 2 + 0.5 x 6 + 0.25 x 2 = 5.5, in whatever order."""
     for names in ("ab", "ba"):
-        store = ModelStore(vector(2), keep_bases=True)
+        store = PlainAggregator(vector(2), keep_bases=True)
         for name, value in zip("ab", (6, 2), strict=True):
             store.begin(name)
             store.put(name, name, vector(value))
@@ -188,7 +188,7 @@ def test_several_updates_are_mixed_into_the_same_old_model() -> None:
 def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
     models = []
     for toward in (False, True):
-        store = ModelStore(vector(3, -2), keep_bases=True)
+        store = PlainAggregator(vector(3, -2), keep_bases=True)
         store.begin("a/1")
         store.put("a", "a/1", vector(1, 5))
         store.commit(Commit(1, {"a/1": 0.5}, toward))
@@ -197,7 +197,7 @@ def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
 
 
 def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
-    store = ModelStore(vector(0), keep_bases=True)
+    store = PlainAggregator(vector(0), keep_bases=True)
     bases = []
     for number in range(3):
         name = f"a/{number}"
@@ -213,7 +213,7 @@ def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
     store.begin("b/1")
     store.put("b", "b/1", vector(1))
     store.commit(Commit(4, {"b/1": 0.5}, toward=True))
-    store.remember()
+    store.savepoint()
     gc.collect()
     assert [base() is None for base in bases[1:]] == [True, True], "of version 0 the store remembered the model"
     assert slow() is not None
@@ -223,13 +223,13 @@ def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
 
 
 def test_without_need_no_base_is_kept() -> None:
-    store = ModelStore(vector(0))
+    store = PlainAggregator(vector(0))
     store.begin("a/1")
     base = weakref.ref(store.model)
     store.put("a", "a/1", vector(1))
     store.put("b", "b/1", vector(1))
     store.commit(Commit(1, {"b/1": 1.0}))
-    store.remember()
+    store.savepoint()
     gc.collect()
     assert base() is None
     with pytest.raises(PolicyError, match="whose base was not kept"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.weighting import Terms, progress
+from fedsync.core.weighting import Weighting, progress
 from fedsync.policies.aggregate.fednova import FedNova
 from fedsync.policies.aggregate.weighers import Toward, WeightedMean
 
@@ -100,8 +100,8 @@ def test_a_silo_with_more_steps_steers_no_more(silos: list[tuple[int, float]], m
 
 
 def test_it_is_as_linear_as_what_is_inside() -> None:
-    assert FedNova(WeightedMean(), 0.9, 0.1).terms == Terms(normalised=True, momentum=0.9, pull=0.1)
-    assert FedNova(Toward(WeightedMean())).terms is None
+    assert FedNova(WeightedMean(), 0.9, 0.1).weighting == Weighting(normalised=True, momentum=0.9, pull=0.1)
+    assert FedNova(Toward(WeightedMean())).weighting is None
     assert FedNova(Toward(WeightedMean())).toward
 
 

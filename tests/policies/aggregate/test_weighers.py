@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.weighting import Share, Terms
+from fedsync.core.weighting import Share, Weighting
 from fedsync.policies.aggregate.staleness import Constant, Discount, Hinge, Polynomial, staleness
 from fedsync.policies.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
 
@@ -26,7 +26,7 @@ def test_a_weighted_mean_shares_in_proportion(by: Share, expected: list[float]) 
     assert weigher.coefficients(METAS, 3) == expected
     assert weigher.coefficients(METAS, 9) == expected, "staleness plays no part"
     assert weigher.coefficients(METAS[:1], 3) == [1.0]
-    assert (weigher.terms, weigher.toward) == (Terms(by), False)
+    assert (weigher.weighting, weigher.toward) == (Weighting(by), False)
 
 
 def test_staleness_counts_versions_between_base_and_commit() -> None:
@@ -54,15 +54,15 @@ def test_discounts_by_hand(discount: Discount, at_0: float, at_2: float, at_6: f
 def test_a_stale_update_counts_less_and_nobody_more() -> None:
     weigher = Stale(WeightedMean("silo"), Polynomial(1.0))
     assert weigher.coefficients(METAS, 3) == [1 / 2, 1 / 2 / 3]
-    assert weigher.terms is None, "a silo does not know how stale it will be"
+    assert weigher.weighting is None, "a silo does not know how stale it will be"
 
 
 def test_fedbuff_is_eta_by_k_times_the_discount() -> None:
     """eta_g = 0.9, K = 2, s = 0 and 2: 0.9 / 2 and 0.9 / 2 / sqrt(3)."""
     weigher = Scaled(Stale(WeightedMean("silo"), Polynomial()), 0.9)
     assert weigher.coefficients(METAS, 3) == pytest.approx([0.45, 0.45 / math.sqrt(3)])
-    assert (weigher.terms, weigher.toward) == (None, False)
-    assert Scaled(Scaled(WeightedMean("samples"), 0.5), 0.5).terms == Terms("samples", rate=0.25)
+    assert (weigher.weighting, weigher.toward) == (None, False)
+    assert Scaled(Scaled(WeightedMean("samples"), 0.5), 0.5).weighting == Weighting("samples", rate=0.25)
 
 
 def test_fedasync_s_mixing_does_not_compound() -> None:
@@ -71,5 +71,5 @@ def test_fedasync_s_mixing_does_not_compound() -> None:
     for _ in range(100):
         assert weigher.coefficients(METAS[1:], 3) == pytest.approx([0.6 / 3])
     assert weigher.coefficients(METAS[:1], 3) == [0.6]
-    assert (weigher.terms, weigher.toward) == (None, True)
+    assert (weigher.weighting, weigher.toward) == (None, True)
     assert (Stale(weigher, Constant()).toward, Scaled(weigher, 0.5).toward) == (True, True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedsync.core.actions import Action, Commit, Dispatch
 from fedsync.core.curve import Curve
-from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
-from fedsync.core.sizing import LocalWork
+from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
 from fedsync.core.views import ClusterView, SiloView
 from tests.sim.fake import Result, Twist, machines, simulate, strategy
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.policies.barrier.climbing import ClimbingInterval, relative_rate, score
-from fedsync.policies.barrier.intervals import RoundSeen
+from fedsync.policies.barrier.intervals import IntervalRound
 
 CLIMB = ClimbingInterval(floor_s=2.0, ceiling_s=9.0, factor=1.5, trials=3, confidence=2.0, rest=2)
 
@@ -21,7 +21,7 @@ def follow(policy: ClimbingInterval, losses: list[float], cost_s: float = 0.0) -
     state, asked = policy.init(), []
     for loss in losses:
         asked.append(policy.attempt(state).interval_s)
-        state = policy.observe(state, RoundSeen(asked[-1], cost_s, loss))
+        state = policy.observe(state, IntervalRound(asked[-1], cost_s, loss))
     return [*asked, policy.attempt(state).interval_s]
 
 
@@ -30,14 +30,14 @@ def falling(policy: ClimbingInterval, rounds: int, fall: Callable[[int, float], 
     state, asked, loss = policy.init(), [], 1.0
     for index in range(rounds):
         asked.append(policy.attempt(state).interval_s)
-        state = policy.observe(state, RoundSeen(asked[-1], 0.0, loss))
+        state = policy.observe(state, IntervalRound(asked[-1], 0.0, loss))
         loss *= math.exp(-fall(index, asked[-1]))
     return asked
 
 
 def test_the_rate_is_relative_and_of_elapsed_time() -> None:
     """The loss is halved twice in 3 s and 5 s; what the last round took is not in it."""
-    rounds = (RoundSeen(3.0, 1.0, 8.0), RoundSeen(5.0, 1.0, 4.0), RoundSeen(9.0, 1.0, 2.0))
+    rounds = (IntervalRound(3.0, 1.0, 8.0), IntervalRound(5.0, 1.0, 4.0), IntervalRound(9.0, 1.0, 2.0))
     assert relative_rate(rounds) == pytest.approx(math.log(4) / 8)
 
 
@@ -117,4 +117,4 @@ def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float]
         interval_s = CLIMB.attempt(state).interval_s
         assert 2.0 <= interval_s <= 9.0
         assert pickle.loads(pickle.dumps(state)) == state
-        state = CLIMB.observe(state, RoundSeen(interval_s, cost_s, loss))
+        state = CLIMB.observe(state, IntervalRound(interval_s, cost_s, loss))

@@ -10,7 +10,7 @@ import pytest
 from fedsync.core.actions import Dispatch
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import SiloView, Verdict
-from fedsync.policies.barrier.kinds.compass import Compass, CompassState, Group
+from fedsync.policies.barrier.kinds.compass import ArrivalGroup, Compass, CompassState
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
 from tests.sim.fake import Result
 
@@ -79,12 +79,12 @@ def test_the_first_groups_by_hand() -> None:
 )
 def test_a_founder_lets_the_fastest_of_a_group_come_to_it(latest_s: float, expected: int) -> None:
     silos = {"e": known("e"), **in_work(CompassState(), "a")}
-    _, verdict = decide(CompassState(groups=(Group(("a",), 1.0, latest_s),)), silos)
+    _, verdict = decide(CompassState(groups=(ArrivalGroup(("a",), 1.0, latest_s),)), silos)
     assert dict(verdict.steps) == {"e": expected}
 
 
 def test_of_several_groups_a_silo_joins_the_one_in_which_it_can_do_most() -> None:
-    groups = tuple(Group((name,), at_s, 2 * at_s) for name, at_s in (("c", 1.5), ("d", 3.0), ("e", 4.5)))
+    groups = tuple(ArrivalGroup((name,), at_s, 2 * at_s) for name, at_s in (("c", 1.5), ("d", 3.0), ("e", 4.5)))
     silos = {"a": known("a"), **in_work(CompassState(), "c", "d", "e")}
     state, verdict = decide(CompassState(groups=groups), silos)
     assert dict(verdict.steps) == {"a": 30}, "15 until 1.5 s, 30 until 3 s, 45 are too many"
@@ -94,14 +94,14 @@ def test_of_several_groups_a_silo_joins_the_one_in_which_it_can_do_most() -> Non
 def test_overhead_counts_in_the_time_to_meet() -> None:
     """4 s less 1 s of overhead are 15 steps of 0.2 s; a founder's group is expected a second later."""
     silos = {"b": known("b", overhead_s=1.0), **in_work(CompassState(), "a")}
-    _, verdict = decide(CompassState(groups=(Group(("a",), 4.0, 5.0),)), silos)
+    _, verdict = decide(CompassState(groups=(ArrivalGroup(("a",), 4.0, 5.0),)), silos)
     assert dict(verdict.steps) == {"b": 15}
     state, _ = decide(CompassState(), {"a": known("a", overhead_s=1.0)})
     assert state.groups[0].expected_s == pytest.approx(5.0)
 
 
 def test_a_group_is_committed_when_all_of_it_is_in() -> None:
-    state = CompassState(groups=(Group(("a", "b"), 4.0, 5.0), Group(("d",), 8.0, 10.0)))
+    state = CompassState(groups=(ArrivalGroup(("a", "b"), 4.0, 5.0), ArrivalGroup(("d",), 8.0, 10.0)))
     silos = {"a": known("a", clock=2), **in_work(state, "b", "d")}
     state, verdict = decide(state, silos, meta("a"), now_s=3.9)
     assert (verdict.commit, verdict.release) == ((), ())
@@ -115,7 +115,7 @@ def test_a_group_is_committed_when_all_of_it_is_in() -> None:
 
 
 def test_a_group_is_committed_at_its_latest_time_with_who_is_in() -> None:
-    state = CompassState(groups=(Group(("a", "b"), 4.0, 5.0),))
+    state = CompassState(groups=(ArrivalGroup(("a", "b"), 4.0, 5.0),))
     silos = {"a": known("a", clock=2), **in_work(state, "b")}
     state, verdict = decide(state, silos, meta("a"), now_s=5.0)
     assert (verdict.commit, state.groups, state.late) == (("a/1",), (), {"b"})
@@ -124,7 +124,7 @@ def test_a_group_is_committed_at_its_latest_time_with_who_is_in() -> None:
 
 
 def test_who_is_late_goes_on_at_once_and_its_update_is_part_of_the_next_commit() -> None:
-    state = CompassState(groups=(Group(("a",), 9.0, 10.0),), late=frozenset({"b"}))
+    state = CompassState(groups=(ArrivalGroup(("a",), 9.0, 10.0),), late=frozenset({"b"}))
     silos = {"b": known("b", clock=2), **in_work(state, "a")}
     state, verdict = decide(state, silos, meta("b"), now_s=6.0)
     assert (verdict.commit, verdict.release, dict(verdict.steps)) == ((), ("b",), {"b": 15})
@@ -142,7 +142,7 @@ def test_a_late_update_that_no_group_is_left_for_is_committed_at_once() -> None:
 
 def test_a_late_arrival_does_not_strand_who_is_in() -> None:
     """The published hang: b comes after the latest time, before the timer was heard of. a waits in the group."""
-    state = CompassState(groups=(Group(("a", "b"), 4.0, 5.0),))
+    state = CompassState(groups=(ArrivalGroup(("a", "b"), 4.0, 5.0),))
     silos = {"a": known("a", clock=2), "b": known("b", clock=2)}
     state, verdict = decide(state, silos, meta("a"), meta("b"), now_s=6.0)
     assert set(verdict.commit) == {"a/1", "b/1"}
@@ -152,7 +152,7 @@ def test_a_late_arrival_does_not_strand_who_is_in() -> None:
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_silo_that_failed_or_was_lost_leaves_its_group(gone: bool) -> None:
-    state = CompassState(groups=(Group(("a", "b"), 4.0, 5.0),))
+    state = CompassState(groups=(ArrivalGroup(("a", "b"), 4.0, 5.0),))
     silos = {"a": known("a", clock=2), **in_work(state, "b")}
     state, verdict = decide(state, silos, meta("a"), now_s=3.0)
     assert verdict.commit == ()
@@ -164,7 +164,7 @@ def test_a_silo_that_failed_or_was_lost_leaves_its_group(gone: bool) -> None:
 
 
 def test_a_group_that_all_have_left_is_no_more() -> None:
-    state = CompassState(groups=(Group(("a", "b"), 4.0, 5.0),))
+    state = CompassState(groups=(ArrivalGroup(("a", "b"), 4.0, 5.0),))
     state, verdict = decide(state, {"c": known("c")}, now_s=1.0)
     assert [group.members for group in state.groups] == [("c",)]
     assert verdict.commit == ()

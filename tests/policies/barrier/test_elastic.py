@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.sizing import LocalWork
+from fedsync.core.orders import LocalWork
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.elastic import Elastic
 from tests.policies.barrier.make import begins, commits, deeds, meta, race, silo, view

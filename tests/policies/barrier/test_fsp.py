@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, WakeAt
-from fedsync.core.sizing import LocalWork
+from fedsync.core.orders import LocalWork
 from fedsync.core.views import SiloView, Verdict
-from fedsync.policies.barrier.intervals import Attempt, FixedInterval, RoundSeen
-from fedsync.policies.barrier.kinds.fsp import Fsp, FspState, Late, Overhead, Round, WaitFor
+from fedsync.policies.barrier.intervals import Attempt, FixedInterval, IntervalRound
+from fedsync.policies.barrier.kinds.fsp import Fsp, FspRound, FspState, Late, Overhead, WaitFor
 from fedsync.policies.barrier.kinds.sampled import Sampling
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
 
@@ -27,7 +27,7 @@ def fsp(**more: Any) -> Fsp:
 def in_work(members: str = "abc", awaited: str | None = None, **more: Any) -> FspState:
     """A round that began at 10 s; all overheads are 0.25 s."""
     names = frozenset(members)
-    round = Round(10.0, 12.0, 13.0, names, names if awaited is None else frozenset(awaited))
+    round = FspRound(10.0, 12.0, 13.0, names, names if awaited is None else frozenset(awaited))
     return FspState(None, replace(round, **more), KNOWN, rounds=1)
 
 
@@ -64,7 +64,7 @@ def test_a_round_gives_everybody_the_interval_less_its_own_overhead() -> None:
     assert verdict.overrun == 0.25
     assert verdict.wake_at_s == 8.0, "5 + 2, and a grace of half the interval"
     assert "2 s" in verdict.reason
-    assert state.round == Round(5.0, 7.0, 8.0, frozenset(silos), frozenset(silos))
+    assert state.round == FspRound(5.0, 7.0, 8.0, frozenset(silos), frozenset(silos))
 
 
 def test_overheads_are_smoothed_from_order_to_order_and_never_counted_twice() -> None:
@@ -235,13 +235,13 @@ class Recording(FixedInterval):
 
     __slots__ = ()
 
-    def init(self) -> tuple[RoundSeen, ...]:  # type: ignore[override]
+    def init(self) -> tuple[IntervalRound, ...]:  # type: ignore[override]
         return ()
 
-    def attempt(self, state: tuple[RoundSeen, ...]) -> Attempt:  # type: ignore[override]
-        return Attempt(2.0, remember=not state, rollback=bool(state))
+    def attempt(self, state: tuple[IntervalRound, ...]) -> Attempt:  # type: ignore[override]
+        return Attempt(2.0, savepoint=not state, rollback=bool(state))
 
-    def observe(self, state: tuple[RoundSeen, ...], seen: RoundSeen) -> tuple[RoundSeen, ...]:  # type: ignore[override]
+    def observe(self, state: tuple[IntervalRound, ...], seen: IntervalRound) -> tuple[IntervalRound, ...]:  # type: ignore[override]
         return (*state, seen)
 
 
@@ -261,11 +261,11 @@ def test_the_interval_policy_is_told_of_the_updates_that_began_with_the_round() 
 def test_a_rollback_comes_with_the_orders_and_drops_what_began_before() -> None:
     barrier = Fsp(Recording(2.0))
     state, verdict = barrier.decide(barrier.init(), view({"a": known(), "b": known(busy=True, base=0)}, version=1))
-    assert (verdict.remember, verdict.rollback) == (True, False)
-    seen = (RoundSeen(1.0, 0.0, 1.0),)
+    assert (verdict.savepoint, verdict.rollback) == (True, False)
+    seen = (IntervalRound(1.0, 0.0, 1.0),)
     state = replace(state, round=None, interval=seen)
     state, verdict = barrier.decide(state, view({"a": known(), "b": known(busy=True, base=0)}, version=2))
-    assert (verdict.remember, verdict.rollback, verdict.release) == (False, True, ("a",))
+    assert (verdict.savepoint, verdict.rollback, verdict.release) == (False, True, ("a",))
     # The rollback made version 3, from which a works.
     silos = {"a": known(busy=True, base=3), "b": known()}
     assert barrier.decide(state, view(silos, meta("b", base=0), version=3))[1].discard == ("b/1",)

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.core.actions import Commit, Dispatch, Remember, Rollback
+from fedsync.core.actions import Commit, Dispatch, Rollback, Savepoint
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.policies.barrier.intervals import (
     AnyIntervalPolicy,
     Attempt,
-    Fit,
     FittedInterval,
     FixedInterval,
     HalvingInterval,
-    RoundSeen,
+    IntervalRound,
+    QualityFit,
 )
 from tests.policies.barrier.make import race
 
@@ -34,7 +34,7 @@ def follow(policy: AnyIntervalPolicy, losses: list[float], cost_s: float = 0.0) 
     state, attempts = policy.init(), []
     for loss in losses:
         attempts.append(policy.attempt(state))
-        state = policy.observe(state, RoundSeen(attempts[-1].interval_s, cost_s, loss))
+        state = policy.observe(state, IntervalRound(attempts[-1].interval_s, cost_s, loss))
     return [*attempts, policy.attempt(state)]
 
 
@@ -81,14 +81,14 @@ def test_elapsed_time_counts_barrier_and_all() -> None:
     policy = HalvingInterval(2.0)
     state = policy.init()
     for seconds, loss in [(4.0, 10.0), (4.0, 8.0), (1.0, 8.0), (1.0, 7.5), (1.0, 6.8)]:
-        state = policy.observe(state, RoundSeen(seconds, 0.0, loss))
+        state = policy.observe(state, IntervalRound(seconds, 0.0, loss))
     assert policy.attempt(state).interval_s == 0.5
 
 
 # Equation 7.
 
 
-def gain(fit: Fit, eta: float, cost_s: float, stage_s: float = 60.0) -> float:
+def gain(fit: QualityFit, eta: float, cost_s: float, stage_s: float = 60.0) -> float:
     """As printed."""
     return (stage_s - cost_s * stage_s / (eta + cost_s)) * fit.at(eta)
 
@@ -109,12 +109,12 @@ def gain(fit: Fit, eta: float, cost_s: float, stage_s: float = 60.0) -> float:
     ],
 )
 def test_the_best_interval_by_hand(slope: float, offset: float, cost_s: float, best: float) -> None:
-    assert Fit(slope, offset).best(cost_s, 0.1, 9.0) == pytest.approx(best)
+    assert QualityFit(slope, offset).best(cost_s, 0.1, 9.0) == pytest.approx(best)
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0.01, 3))
 def test_no_interval_gains_more(slope: float, offset: float, cost_s: float) -> None:
-    fit = Fit(slope, offset)
+    fit = QualityFit(slope, offset)
     best = fit.best(cost_s, 0.1, 9.0)
     assert 0.1 <= best <= 9.0
     most = max(gain(fit, eta, cost_s) for eta in np.linspace(0.1, 9.0, 500))
@@ -134,7 +134,7 @@ def test_two_trials_and_then_the_best() -> None:
     """
     attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6], cost_s=0.5)
     assert lengths(attempts) == pytest.approx([1.5, 1.5, 1.5, 2.5, 2.5, math.sqrt(3)])
-    assert [attempt.remember for attempt in attempts] == [True, False, False, False, False, False]
+    assert [attempt.savepoint for attempt in attempts] == [True, False, False, False, False, False]
     assert [attempt.rollback for attempt in attempts] == [False, False, False, True, False, False]
 
 
@@ -153,7 +153,7 @@ def test_a_stage_that_falls_behind_ends_in_new_trials() -> None:
     """Below half of the prediction; looked at from the third gain, so the fourth round, on."""
     attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(4, share=0.49)], cost_s=0.5)
     assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 4 + [1.5])
-    assert [attempt.remember for attempt in attempts[5:]] == [False] * 4 + [True]
+    assert [attempt.savepoint for attempt in attempts[5:]] == [False] * 4 + [True]
 
 
 def test_a_stage_ends_after_its_time() -> None:
@@ -185,7 +185,7 @@ def test_trials_of_the_same_length_cannot_be_fitted() -> None:
     """The silos are through with their data after 1 s whatever they are asked for."""
     state = FITTED.init()
     for loss in [10.0, 9.0, 8.0, 10.0, 9.0]:
-        state = FITTED.observe(state, RoundSeen(1.5, 0.5, loss))
+        state = FITTED.observe(state, IntervalRound(1.5, 0.5, loss))
     assert FITTED.attempt(state).interval_s == pytest.approx(1.5)
 
 
@@ -201,7 +201,7 @@ def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float]
             attempt = policy.attempt(state)
             assert low <= attempt.interval_s <= high
             assert pickle.loads(pickle.dumps(state)) == state
-            state = policy.observe(state, RoundSeen(attempt.interval_s, cost_s, loss))
+            state = policy.observe(state, IntervalRound(attempt.interval_s, cost_s, loss))
 
 
 # Whole runs of FSP, in which the loss follows from the version that an order starts from.
@@ -255,7 +255,7 @@ def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -
         (type(a).__name__, getattr(a, "version", None))
         for entry in result.entries
         for a in entry.actions
-        if isinstance(a, Remember | Rollback | Commit)
+        if isinstance(a, Savepoint | Rollback | Commit)
     ]
     assert done == [
         ("Remember", 0), ("Commit", 1), ("Commit", 2), ("Commit", 3),

@@ -12,7 +12,7 @@ import pytest
 
 from fedsync.core.rng import Stream, draw
 from fedsync.core.views import ClusterView, SiloView
-from fedsync.policies.barrier.kinds.sampled import Sampled, SampledState, Sampling, Watch, two_groups
+from fedsync.policies.barrier.kinds.sampled import Sampled, SampledState, Sampling, WatchedSample, two_groups
 from fedsync.policies.barrier.kinds.ssp import Clocks, Tick
 from tests.policies.barrier.make import begins, deeds, meta, race, silo, view
 
@@ -250,7 +250,7 @@ def test_what_is_kept_is_not_drawn_anew_and_whoever_was_close_enough_is_not_aske
 
 
 def test_a_silo_of_the_sample_that_is_gone_does_not_block() -> None:
-    state = replace(ticked(a=2, b=1), waiting={"a": Watch(2, ("gone", "b"))})
+    state = replace(ticked(a=2, b=1), waiting={"a": WatchedSample(2, ("gone", "b"))})
     keeps = Sampled(2, redraw=False)
     assert keeps.decide(state, view({"a": silo(clock=2), **others(b=1)}))[1].release == ()
     assert keeps.decide(state, view({"a": silo(clock=2), **others(b=2)}))[1].release == ("a",)

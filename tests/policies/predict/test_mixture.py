@@ -9,11 +9,11 @@ import pytest
 
 from fedsync.core.protocols import Drivers, SpeedSample
 from fedsync.policies.predict.ema import Ema
-from fedsync.policies.predict.lstm import Lstm
+from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.plain import Plain
-from fedsync.policies.predict.rnn import Rnn
+from fedsync.policies.predict.rnn import RnnPredictor
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ def test_a_promise_counts_within_bounds(promise: float, counts: float) -> None:
 @pytest.mark.parametrize("speed", [1e8, 37.2])
 def test_networks_trained_on_a_constant_speed_still_count_when_it_varies(speed: float) -> None:
     """The average is exact there, so that a promise is no ratio; 1e8 gave infinite errors, and NaN one order later."""
-    mixture = Mixture((Ema(0.2), Rnn(samples=50, hidden=4), Lstm(samples=50, hidden=4), Narx(samples=50)))
+    mixture = Mixture(
+        (Ema(0.2), RnnPredictor(samples=50, hidden=4), LstmPredictor(samples=50, hidden=4), Narx(samples=50))
+    )
     state = mixture.init()
     for _ in range(60):
         state = mixture.observe(state, SpeedSample(speed, 0.5, 0.5))

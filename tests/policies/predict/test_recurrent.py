@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedsync.core.protocols import SpeedSample
-from fedsync.policies.predict.lstm import Lstm
+from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.recurrent import Recurrent, RecurrentState
-from fedsync.policies.predict.rnn import Rnn
+from fedsync.policies.predict.rnn import RnnPredictor
 
-KINDS = pytest.mark.parametrize("kind", [Rnn, Lstm])
+KINDS = pytest.mark.parametrize("kind", [RnnPredictor, LstmPredictor])
 
 
 def seen(predictor: Recurrent, speeds: list[float]) -> RecurrentState:

@@ -31,7 +31,7 @@ from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ArrivalGroup:
     """Silos that arrive together.
 
     Args:
@@ -56,12 +56,12 @@ class CompassState:
     """
 
     failures: Failures = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ArrivalGroup, ...] = ()
     late: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SiloPace:
     """What a silo can do: ``overhead_s + steps * step_s``."""
 
     step_s: float
@@ -114,18 +114,18 @@ class Compass:
         return self._release(CompassState(failures, tuple(groups), late), view, waiting)
 
     @staticmethod
-    def _close(state: CompassState, view: ClusterView) -> tuple[list[Group], frozenset[str], bool]:
+    def _close(state: CompassState, view: ClusterView) -> tuple[list[ArrivalGroup], frozenset[str], bool]:
         """Groups that go on, who is late, and whether a group is over that somebody has arrived in."""
         sent = {meta.silo for meta in view.pending.values()}
         working = {name for name, silo in view.silos.items() if silo.order is not None}
-        groups: list[Group] = []
+        groups: list[ArrivalGroup] = []
         late = state.late & working
         complete = False
         for group in state.groups:
             members = tuple(name for name in group.members if name in working or (name in view.silos and name in sent))
             at_work = working.intersection(members)
             if at_work and view.now_s < group.latest_s:
-                groups.append(Group(members, group.expected_s, group.latest_s))
+                groups.append(ArrivalGroup(members, group.expected_s, group.latest_s))
             else:
                 late |= at_work
                 complete |= len(at_work) < len(members)
@@ -156,11 +156,11 @@ class Compass:
             if index is None:
                 steps[name] = self._found(groups, paces, pace, view.now_s)
                 seconds = pace.seconds(steps[name])
-                groups.append(Group((name,), view.now_s + seconds, view.now_s + self.latest_factor * seconds))
+                groups.append(ArrivalGroup((name,), view.now_s + seconds, view.now_s + self.latest_factor * seconds))
                 told.append(f"{name} founds a group for {view.now_s + seconds:.1f} s with {steps[name]} steps")
             else:
                 group = groups[index]
-                groups[index] = Group((*group.members, name), group.expected_s, group.latest_s)
+                groups[index] = ArrivalGroup((*group.members, name), group.expected_s, group.latest_s)
                 told.append(f"{name} joins the group of {group.expected_s:.1f} s with {steps[name]} steps")
         verdict = Verdict(
             release=tuple(idle),
@@ -171,13 +171,13 @@ class Compass:
         return CompassState(state.failures, tuple(groups), state.late), verdict
 
     @staticmethod
-    def _pace(view: ClusterView, name: str) -> Pace | None:
+    def _pace(view: ClusterView, name: str) -> SiloPace | None:
         silo: SiloView = view.silos[name]
         if silo.forecast is None:
             return None
-        return Pace(silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
+        return SiloPace(silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
 
-    def _join(self, groups: list[Group], pace: Pace, now_s: float) -> tuple[int | None, int]:
+    def _join(self, groups: list[ArrivalGroup], pace: SiloPace, now_s: float) -> tuple[int | None, int]:
         """The group in whose time the silo can do most, and how much; None if it fits in none."""
         best, most = None, 0
         for index, group in enumerate(groups):
@@ -186,7 +186,9 @@ class Compass:
                 best, most = index, steps
         return best, most
 
-    def _found(self, groups: list[Group], paces: dict[str, Pace | None], pace: Pace, now_s: float) -> int:
+    def _found(
+        self, groups: list[ArrivalGroup], paces: dict[str, SiloPace | None], pace: SiloPace, now_s: float
+    ) -> int:
         """Steps of a founder, so that the fastest of another group can meet it."""
         most = 0
         for group in groups:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.intervals import AnyIntervalPolicy, RoundSeen
+from fedsync.policies.barrier.intervals import AnyIntervalPolicy, IntervalRound
 from fedsync.policies.barrier.kinds.sampled import Sampling
 
 
@@ -57,7 +57,7 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class FspRound:
     """A round in work.
 
     Args:
@@ -90,7 +90,7 @@ class FspState:
     """
 
     interval: Any
-    round: Round | None = None
+    round: FspRound | None = None
     overheads: Mapping[str, Overhead] = field(default_factory=dict)
     rounds: int = 0
     fresh: int = 0
@@ -172,7 +172,7 @@ class Fsp:
         attempt = self.interval.attempt(state.interval)
         interval_s = max(attempt.interval_s, 2 * _usual_overhead_s(idle, state.overheads))
         deadline_s = view.now_s + interval_s
-        round = Round(
+        round = FspRound(
             begin_s=view.now_s,
             deadline_s=deadline_s,
             patience_s=deadline_s + self.grace * interval_s,
@@ -183,7 +183,7 @@ class Fsp:
         verdict = Verdict(
             rollback=attempt.rollback,
             discard=refused,
-            remember=attempt.remember,
+            savepoint=attempt.savepoint,
             release=idle,
             steps=self._steps(idle, view),
             budget_s=self._budgets(idle, interval_s, state),
@@ -198,7 +198,7 @@ class Fsp:
     def _close(
         self,
         state: FspState,
-        round: Round,
+        round: FspRound,
         view: ClusterView,
         fit: list[UpdateMeta],
         refused: tuple[str, ...],
@@ -209,7 +209,7 @@ class Fsp:
         commit = tuple(update_id for update_id in view.pending if update_id not in left_out)
         samples = sum(meta.samples for meta in fit)
         costs = [state.overheads[meta.silo].seconds for meta in fit if meta.silo in state.overheads]
-        seen = RoundSeen(
+        seen = IntervalRound(
             seconds=max(view.now_s - round.begin_s, 1e-9),
             cost_s=sum(costs) / len(costs) if costs else 0.0,
             loss=sum(meta.loss * meta.samples for meta in fit) / samples,
@@ -222,7 +222,7 @@ class Fsp:
     def _go_on(
         self,
         state: FspState,
-        round: Round,
+        round: FspRound,
         view: ClusterView,
         fit: list[UpdateMeta],
         refused: tuple[str, ...],
@@ -248,7 +248,7 @@ class Fsp:
             reason=reason,
         )
 
-    def _over(self, round: Round, overheads: Mapping[str, Overhead], out: list[str], now_s: float) -> str | None:
+    def _over(self, round: FspRound, overheads: Mapping[str, Overhead], out: list[str], now_s: float) -> str | None:
         """Why the round is over, or None. It has an update at least."""
         if not out:
             return "all are in"
@@ -258,7 +258,7 @@ class Fsp:
             return f"{len(out)} are late"
         return None
 
-    def _next(self, now_s: float, round: Round) -> float | None:
+    def _next(self, now_s: float, round: FspRound) -> float | None:
         """The next instant at which time alone may end the round."""
         instants = (round.patience_s,) if self.wait_for is None else (round.deadline_s, round.patience_s)
         return next((at_s for at_s in instants if at_s > now_s), None)
@@ -303,7 +303,7 @@ class Fsp:
         return {name: max(seconds - state.overheads.get(name, nothing).seconds, 0.0) for name in names}
 
     @staticmethod
-    def _may_join(name: str, round: Round, state: FspState, view: ClusterView) -> bool:
+    def _may_join(name: str, round: FspRound, state: FspState, view: ClusterView) -> bool:
         """Whether there is time for a step of a silo that has no order in this round."""
         forecast, overhead = view.silos[name].forecast, state.overheads.get(name)
         if name in round.members or forecast is None or overhead is None:

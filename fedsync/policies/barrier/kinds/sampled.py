@@ -157,7 +157,7 @@ def two_groups(step_s: Mapping[str, float]) -> tuple[list[str], list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchedSample:
     """Whom a waiting silo still watches, drawn when it had done ``ticks`` orders."""
 
     ticks: int
@@ -177,7 +177,7 @@ class SampledState:
 
     clocks: Clocks = field(default_factory=Clocks)
     failures: Failures = field(default_factory=dict)
-    waiting: Mapping[str, Watch] = field(default_factory=dict)
+    waiting: Mapping[str, WatchedSample] = field(default_factory=dict)
     news: int | None = None
 
 
@@ -227,7 +227,7 @@ class Sampled:
         failures = failed(state.failures, idle, view)
         keeps = not self.redraw or self.sampling is Sampling.BASIC
         pools: Pools | None = None
-        waiting: dict[str, Watch] = {}
+        waiting: dict[str, WatchedSample] = {}
         release: list[str] = []
         held = 0
         for name in ready(failures, idle, view):
@@ -247,7 +247,7 @@ class Sampled:
                 continue
             held += 1
             if keeps:
-                waiting[name] = Watch(ticks, left)
+                waiting[name] = WatchedSample(ticks, left)
         return SampledState(clocks, failures, waiting, view.news), Verdict(
             release=tuple(release), reason=told(tuple(release), held, self.staleness)
         )
