@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench soak clean
+.PHONY: demo test full coverage lint docs bench soak clean
 .DELETE_ON_ERROR:
 
 # PyTorch first and pinned: the plain name would bring gigabytes of CUDA along.
@@ -20,8 +20,19 @@ demo: $(STAMP)
 	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
 
 # Two processes: much of the time goes by waiting for processes of Flower to start. A file's tests stay together.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# What each change runs: every promise once.
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "not full"
+
+# Everything: also repeats, long runs and the scripts of bench/.
+full: lint
+	$(PYTEST)
+
+# Everything, with the lines of fedsync/ that no test runs.
+coverage: $(STAMP)
+	$(PYTEST) --cov --cov-report=term
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
