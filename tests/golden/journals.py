@@ -1,4 +1,4 @@
-"""The runs behind the other journals in this folder: every shipped strategy, and every barrier kind with its variants.
+"""The runs behind the journals in this folder: every shipped strategy, and LB-BSP with numbers worked out by hand.
 
 Three silos, some virtual seconds, workers that compute nothing; speeds are powers of two, so that most times are exact.
 The journals are what these runs wrote when they were last looked at. If a change of the code is meant to change
@@ -6,73 +6,56 @@ decisions, regenerate them on purpose and read the difference before committing 
 
     python -m tests.golden.journals [NAME ...]
     git diff tests/golden
+
+Barriers have no journals of their own: the laws run every kind, and ``tests/policies/barrier`` has the papers' numbers.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
-from tests.laws.kinds import cases, configuration
-from tests.sim.fake import machines, simulate
+from tests.sim.fake import Result, machines, simulate, strategy
 
 FOLDER = Path(__file__).parent
+
+BY_HAND = "lb-bsp"
+"""Speeds 3 : 2 : 1, an overhead, and a memory for 20 samples; three rounds of 4 steps."""
 
 SECONDS = {"fsp": 8.0, "lb-fsp-psp": 8.0, "fedcompass": 10.0, "deadline": 8.0}
 """Length of a shipped strategy's run; others take 4 s. Rounds of some seconds need more."""
 
 
-def shipped() -> list[str]:
-    """Names of the strategy files."""
-    return sorted(path.stem for path in locate("fedavg").parent.glob("*.yaml"))
-
-
-def configurations() -> dict[str, StrategyConfig]:
-    """Every golden run by its journal's name. Orders take a, b and c about 0.5, 1.25 and 2 s, or a third of that."""
-    runs = {
-        f"strategy-{name}": StrategyConfig.load(name, ["local.steps=4", f"stop={{seconds: {SECONDS.get(name, 4.0)}}}"])
-        for name in shipped()
-    }
-    counts: dict[str, int] = {}
-    for case in cases():
-        section, kind, _ = case
-        if section == "barrier":
-            counts[kind] = counts.get(kind, 0) + 1
-            runs[f"barrier-{kind}-{counts[kind]}"] = configuration(case, {"seconds": 1.5})
-    return runs
+def names() -> list[str]:
+    return [BY_HAND, *sorted(f"strategy-{path.stem}" for path in locate("fedavg").parent.glob("*.yaml"))]
 
 
 def journal(name: str) -> Path:
-    """Where the journal of a run lies."""
     return FOLDER / f"{name}.jsonl"
 
 
-def write(config: StrategyConfig, out: Path) -> str:
-    """The run's journal."""
+def run(name: str, out: Path) -> Result:
+    """Orders of a shipped strategy take a, b and c about 0.5, 1.25 and 2 s, or a third of that."""
+    if name == BY_HAND:
+        silos = machines({"speed": 300.0}, {"speed": 200.0, "overhead_s": 0.5}, {"speed": 100.0, "memory_samples": 20})
+        return simulate(out, silos, strategy(local={"steps": 4, "batch_size": 24}))
+    kind = name.removeprefix("strategy-")
+    changes = ["local.steps=4", f"stop={{seconds: {SECONDS.get(kind, 4.0)}}}"]
     silos = machines({"speed": 256.0}, {"speed": 128.0, "overhead_s": 0.25}, {"speed": 64.0})
-    return simulate(out, silos, config).text
+    return simulate(out, silos, StrategyConfig.load(kind, changes))
 
 
-def kinds(barrier: Mapping[str, Any]) -> set[str]:
-    """The kind of a barrier section, and of those inside it."""
-    inner = barrier.get("inner")
-    return {barrier["kind"], *(kinds(inner) if inner is not None else ())}
-
-
-def main(names: list[str]) -> None:
-    """Write the journals anew: those named, or all, and then none that has no run is left."""
-    runs = configurations()
-    for name in names or runs:
+def main(chosen: list[str]) -> None:
+    """Write the journals anew: those chosen, or all, and then none that has no run is left."""
+    for name in chosen or names():
         with tempfile.TemporaryDirectory() as folder:
-            journal(name).write_text(write(runs[name], Path(folder)), encoding="utf-8")
-    if not names:
-        for path in (path for prefix in ("strategy", "barrier") for path in FOLDER.glob(f"{prefix}-*.jsonl")):
-            if path.stem not in runs:
+            journal(name).write_text(run(name, Path(folder)).text, encoding="utf-8")
+    if not chosen:
+        for path in FOLDER.glob("*.jsonl"):
+            if path.stem not in names():
                 path.unlink()
 
 
