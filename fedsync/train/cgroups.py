@@ -1,4 +1,4 @@
-"""The limits that Linux control groups, of both versions, set to this process. Elsewhere there are none."""
+"""The limits that Linux control groups (version 2) set to this process. Elsewhere there are none."""
 
 from __future__ import annotations
 
@@ -6,29 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNLIMITED_BYTES = 2**60
-"""Version 1 says "no limit" with a number near the largest there is."""
-
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """A group's processor quota.
-
-    Args:
-        folder: of the group in version 2, or in version 1's ``cpu`` hierarchy.
-        accounting: in version 1, the group in the ``cpuacct`` hierarchy; None in version 2.
-    """
+    """A group's processor quota; ``folder`` is the group's."""
 
     folder: Path
-    accounting: Path | None = None
 
     def processors(self) -> float | None:
         """How many processors the group may keep busy, or None without a quota."""
-        if self.accounting is None:
-            words: list[str | None] = [*(read_text(self.folder / "cpu.max") or "").split()]
-        else:
-            words = [read_text(self.folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        numbers = [_number(word) for word in words]
+        numbers = [_number(word) for word in (read_text(self.folder / "cpu.max") or "").split()]
         match numbers:
             case [float(quota), float(period)] if quota > 0 and period > 0:
                 return quota / period
@@ -37,19 +24,15 @@ class CpuLimit:
 
     def used_s(self) -> float | None:
         """Processor seconds that the group has used, or None where they are not counted."""
-        if self.accounting is None:
-            used = _entry(self.folder / "cpu.stat", "usage_usec")
-            return None if used is None else used / 1e6
-        used = _number(read_text(self.accounting / "cpuacct.usage"))
-        return None if used is None else used / 1e9
+        used = _entry(self.folder / "cpu.stat", "usage_usec")
+        return None if used is None else used / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A group's memory limit; ``legacy`` in version 1."""
+    """A group's memory limit; ``folder`` is the group's."""
 
     folder: Path
-    legacy: bool = False
 
     def share(self, at_least: float = 0.0) -> float | None:
         """Share of the limit in use, or None without a limit.
@@ -57,16 +40,13 @@ class MemoryLimit:
         File cache that the kernel would drop first does not count. That takes a look into a longer file, so
         a share that is no larger than ``at_least`` with the cache is returned with it.
         """
-        limit_name, used_name, cache = "memory.max", "memory.current", "inactive_file"
-        if self.legacy:
-            limit_name, used_name, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        limit = _number(read_text(self.folder / limit_name))
-        used = _number(read_text(self.folder / used_name))
-        if limit is None or used is None or not 0 < limit < _UNLIMITED_BYTES:
+        limit = _number(read_text(self.folder / "memory.max"))
+        used = _number(read_text(self.folder / "memory.current"))
+        if limit is None or used is None or limit <= 0:
             return None
         if used <= at_least * limit:
             return used / limit
-        return max(0.0, used - (_entry(self.folder / "memory.stat", cache) or 0.0)) / limit
+        return max(0.0, used - (_entry(self.folder / "memory.stat", "inactive_file") or 0.0)) / limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +56,7 @@ class Limits:
     Args:
         cpu: quotas, the innermost group's first.
         memory: memory limits, likewise.
-        home: folder of the process's own group in version 2, if there is one.
+        home: folder of the process's own group, if there is one.
     """
 
     cpu: tuple[CpuLimit, ...] = ()
@@ -90,44 +70,25 @@ def find_limits(root: Path = Path("/")) -> Limits:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    mounts = root / "sys/fs/cgroup"
-    places: dict[str, str] = {}
-    fields: dict[str, str] = {}
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        for controller in controllers.split(","):
-            places[controller], fields[controller] = path, controllers
-
-    def groups(controller: str) -> dict[Path, Path]:
-        """Folders by their place in the hierarchy, the innermost first."""
-        if controller not in places:
-            return {}
-        # Version 2 is mounted alone, or beside version 1.
-        names = ("", "unified") if not controller else (controller, fields[controller])
-        for mount in (mounts / name for name in names):
-            if mount.is_dir() and (controller or (mount / "cgroup.controllers").is_file()):
-                return dict(_upwards(mount, places[controller]))
-        return {}
-
-    unified, accounts = list(groups("").values()), groups("cpuacct")
-    cpu = [CpuLimit(group) for group in unified]
-    cpu += [CpuLimit(group, accounts[place]) for place, group in groups("cpu").items() if place in accounts]
-    memory = [MemoryLimit(group) for group in unified]
-    memory += [MemoryLimit(group, legacy=True) for group in groups("memory").values()]
-    return Limits(
-        tuple(limit for limit in cpu if limit.processors() is not None),
-        tuple(limit for limit in memory if limit.share() is not None),
-        unified[0] if unified else None,
-    )
+    groups = list(_groups(root))
+    cpu = (limit for limit in map(CpuLimit, groups) if limit.processors() is not None)
+    memory = (limit for limit in map(MemoryLimit, groups) if limit.share() is not None)
+    return Limits(tuple(cpu), tuple(memory), groups[0] if groups else None)
 
 
-def _upwards(mount: Path, path: str) -> Iterator[tuple[Path, Path]]:
-    """Place and folder of a group and of those around it, as far as they can be seen: a container sees the mount."""
+def _groups(root: Path) -> Iterator[Path]:
+    """Folders of this process's group and of those around it. A container sees its own group as the mount."""
+    lines = (read_text(root / "proc/self/cgroup") or "").splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
+    # Mounted alone, or beside version 1.
+    mounts = (root / "sys/fs/cgroup" / name for name in ("", "unified"))
+    mount = next((mount for mount in mounts if (mount / "cgroup.controllers").is_file()), None)
+    if path is None or mount is None:
+        return
     inside = Path(path.strip("/"))
     for place in (inside, *inside.parents):
         if ".." not in place.parts and (mount / place).is_dir():
-            yield place, mount / place
+            yield mount / place
 
 
 def read_text(path: Path) -> str | None:

@@ -36,23 +36,6 @@ def unified(root: Path, group: str = "/job", mount: str = "sys/fs/cgroup") -> Pa
     return root / mount / "job"
 
 
-def legacy(root: Path, group: str = "/docker/abc", at: str = "") -> None:
-    """A machine with control groups of version 1 in one hierarchy of two controllers and one of one."""
-    both, memory = f"sys/fs/cgroup/cpu,cpuacct{at}", f"sys/fs/cgroup/memory{at}"
-    write(
-        root,
-        {
-            "proc/self/cgroup": f"5:cpu,cpuacct:{group}\n4:memory:{group}\n3:pids:/\n0::/\n",
-            f"{both}/cpu.cfs_quota_us": "50000\n",
-            f"{both}/cpu.cfs_period_us": "100000\n",
-            f"{both}/cpuacct.usage": "2500000000\n",
-            f"{memory}/memory.limit_in_bytes": f"{2 * GIB}\n",
-            f"{memory}/memory.usage_in_bytes": f"{GIB}\n",
-            f"{memory}/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB // 2}\n",
-        },
-    )
-
-
 def test_version_2(tmp_path: Path) -> None:
     folder = unified(tmp_path)
 
@@ -70,23 +53,6 @@ def test_groups_around_the_own_one_limit_it_too(tmp_path: Path) -> None:
     write(folder / "inner", {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "9\n"})
 
     assert find_limits(tmp_path) == Limits((CpuLimit(folder),), (MemoryLimit(folder),), folder / "inner")
-
-
-def test_version_1(tmp_path: Path) -> None:
-    legacy(tmp_path, at="/docker/abc")
-
-    limits = find_limits(tmp_path)
-
-    assert [limit.processors() for limit in limits.cpu] == [0.5]
-    assert [limit.used_s() for limit in limits.cpu] == [2.5]
-    assert [limit.share() for limit in limits.memory] == [0.25]
-    assert limits.home is None
-
-
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
-    legacy(tmp_path, group="/docker/abc", at="")
-
-    assert [limit.processors() for limit in find_limits(tmp_path).cpu] == [0.5]
 
 
 def test_version_2_beside_version_1(tmp_path: Path) -> None:
@@ -109,16 +75,8 @@ def test_cache_is_looked_at_only_where_it_could_matter(tmp_path: Path, at_least:
         {"proc/self/cgroup": "0::/../../etc\n", "sys/fs/cgroup/cgroup.controllers": ""},
         {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cgroup.controllers": "", "sys/fs/cgroup/cpu.max": "a b\n"},
         {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cgroup.controllers": "", "sys/fs/cgroup/cpu.max": "0 0\n"},
-        {
-            "proc/self/cgroup": "4:memory:/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": "9\n",
-        },
-        {
-            "proc/self/cgroup": "4:cpu,cpuacct:/\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        },
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cgroup.controllers": "", "sys/fs/cgroup/memory.max": "max\n"},
+        {"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9\n"},
     ],
 )
 def test_without_limits_there_are_none(tmp_path: Path, files: dict[str, str]) -> None:
