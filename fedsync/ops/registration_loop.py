@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fedsync.common.backoff import Backoff
 from fedsync.core.errors import RunError
 from fedsync.flower.internals.registration import Registered
 
 logger = logging.getLogger(__name__)
 
-FIRST_S, LONGEST_S = 0.5, 60.0
-"""Pause before the second attempt, and the longest [s]; each attempt doubles it."""
+ATTEMPTS = Backoff(0.5, 60.0)
+"""Pause before the next attempt."""
 
 PATIENCE_S = 120.0
 """Time that a SuperLink is given before there is a warning [s]. The attempts go on."""
@@ -41,10 +42,10 @@ class RegistrationLoop:
         """Try, with pauses that grow, until all is done or ``stop`` is set."""
         if not self.silos:
             return
-        pause_s, waited_s, warned = FIRST_S, 0.0, False
-        while not self.attempt() and not stop.wait(pause_s):
-            waited_s += pause_s
-            pause_s = min(LONGEST_S, 2.0 * pause_s)
+        attempts, waited_s, warned = 0, 0.0, False
+        while not self.attempt() and not stop.wait(ATTEMPTS.pause_s(attempts)):
+            waited_s += ATTEMPTS.pause_s(attempts)
+            attempts += 1
             if waited_s >= PATIENCE_S and not warned:
                 warned = True
                 missing = {name: text for name, text in self._told.items() if text != DONE}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from fedsync.common.backoff import Backoff
 from fedsync.common.locks import held
 from fedsync.core.errors import FedSyncError
 from fedsync.flower.checkpoints import newest_version
@@ -24,17 +25,16 @@ from fedsync.ops.runs import RUN_FILE, RUNS, BusyError, Phase, end_process, phas
 
 logger = logging.getLogger(__name__)
 
-FIRST_S, LONGEST_S = 2.0, 600.0
-"""Pause after the first resumption of a run before the next, and the longest [s]; each death doubles it."""
+DIED = Backoff(2.0, 600.0)
+"""Pause after a resumption of a run before the next; each death at the same version doubles it."""
 
-REFUSED_S, LONGEST_REFUSED_S = 5.0, 60.0
-"""Pause after a run could not be submitted, and the longest [s]; each refusal in a row doubles it."""
+REFUSED = Backoff(5.0, 60.0)
+"""Pause after a run could not be submitted; each refusal in a row doubles it."""
 
 LINGERS_S = 30.0
 """A server process that lives on for this long [s] after its run was stopped is ended."""
 
 _LOOK_S = 2.0
-_DOUBLINGS = 30
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class RunWatchdog:
         log = logger.info if care.tries == 0 else logger.warning
         log("resumed at version %s: %s, try %d: %s", version, folder, care.tries + 1, why)
         care.phase = Phase.WAITING
-        care.due_s = now_s + min(LONGEST_S, FIRST_S * 2.0 ** min(care.tries, _DOUBLINGS))
+        care.due_s = now_s + DIED.pause_s(care.tries)
         care.tries += 1
         care.resumed += 1
         care.refused = 0
@@ -169,5 +169,5 @@ class RunWatchdog:
 def _put_off(care: _Care, error: Exception, now_s: float) -> None:
     text = str(error) if isinstance(error, FedSyncError) else f"{type(error).__name__}: {error}"
     care.reason = f"not resumed: {text}"
-    care.skip_s = now_s + min(LONGEST_REFUSED_S, REFUSED_S * 2.0 ** min(care.refused, _DOUBLINGS))
+    care.skip_s = now_s + REFUSED.pause_s(care.refused)
     care.refused += 1

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
-FIRST_S = 1.0
-LONGEST_S = 60.0
-"""Pause before the first restart, and the longest [s]; each failure in a row doubles it."""
+from fedsync.common.backoff import Backoff
+
+RESTARTS = Backoff(1.0, 60.0)
+"""Pause before a restart; each failure in a row doubles it."""
 
 HEALTHY_S = 60.0
 """A process that ran as long as this [s] begins anew with the shortest pause."""
@@ -80,7 +81,7 @@ def pause_s(failures: int, *, lost_s: float, rejoins: bool, jitter: float) -> fl
     """
     if rejoins and lost_s < REJOIN_S:
         return REJOIN_PAUSE_S * (0.75 + 0.5 * jitter)
-    return min(LONGEST_S, FIRST_S * 2.0 ** min(failures, 30)) * (0.5 + 0.5 * jitter)
+    return RESTARTS.pause_s(failures) * (0.5 + 0.5 * jitter)
 
 
 @dataclass(slots=True)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.backoff import Backoff
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
 from fedsync.ops import run_watchdog as module
-from fedsync.ops.run_watchdog import LINGERS_S, LONGEST_S, RunWatchdog
+from fedsync.ops.run_watchdog import DIED, LINGERS_S, RunWatchdog
 from fedsync.ops.runs import BusyError
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -79,7 +80,7 @@ def test_pauses_double_up_to_the_longest_and_never_end(server: Server) -> None:
         server.look(float(now_s))
     at = [now_s for now_s, _ in server.resumed]
     pauses = [after - before for before, after in pairwise(at)]
-    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, *[LONGEST_S] * 4]
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, *[600] * 4]
     assert server.resumed[-1][1] == "a"
 
 
@@ -88,8 +89,8 @@ def test_pauses_stay_the_longest_after_a_year(server: Server) -> None:
     server.look(0.0)
     server.keeper._cares[folder.resolve()].tries = 52_560
     server.look(1000.0)
-    server.look(1000.0 + LONGEST_S - 1)
-    server.look(1000.0 + LONGEST_S)
+    server.look(1000.0 + DIED.longest_s - 1)
+    server.look(1000.0 + DIED.longest_s)
     assert [now_s for now_s, _ in server.resumed] == [0.0, 1000.0, 1600.0]
 
 
@@ -177,7 +178,7 @@ def test_nothing_ends_the_watch(broken: str, server: Server, monkeypatch: pytest
     """The first look goes wrong, the second one resumes."""
     server.run("a")
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
-    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+    monkeypatch.setattr(module, "REFUSED", Backoff(0.0, 0.0))
     stop, looks = threading.Event(), []
     phase = module.phase
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedsync.common.backoff import Backoff
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.late import wake_by
@@ -78,9 +79,7 @@ class Resting:
                 if before is not None:
                     rests = {other: rest for other, rest in rests.items() if other != name}
             elif not silo.busy and (before is None or before.failures != silo.failures):
-                # Capped before it is a power: the count of failures has no bound.
-                doublings = min(silo.failures - self.failures, 64)
-                pause_s = min(self.pause_s * 2.0**doublings, self.longest_s)
+                pause_s = Backoff(self.pause_s, self.longest_s).pause_s(silo.failures - self.failures)
                 rests = {**rests, name: Rest(silo.failures, silo.since_s + pause_s)}
                 begun.append(name)
         if changed is None:
