@@ -33,7 +33,6 @@ def taken(path: Path, wait_s: float = PATIENCE_S) -> Iterator[bool]:
 
 
 def held(path: Path) -> bool:
-    """Whether some process has the lock."""
     if not path.exists():
         return False
     with taken(path, 0.0) as free:

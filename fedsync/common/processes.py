@@ -115,7 +115,6 @@ def alive(pid: int) -> bool:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 

@@ -41,17 +41,14 @@ class DigitsConfig(TaskSection):
 
     @property
     def scores(self) -> Scores:
-        """The share of right answers."""
         return "share"
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.digits import DigitsTask
 
         return DigitsTask(self.partition.build(), self.test_share)
 
     def relocated(self, locate: Callable[[str], str]) -> DigitsConfig:
-        """Itself: it has no paths."""
         return self
 
 
@@ -91,11 +88,9 @@ class CsvConfig(TaskSection):
 
     @property
     def scores(self) -> Scores:
-        """The share of right answers."""
         return "share"
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.csv_ import CsvTask
 
         return CsvTask(
@@ -111,7 +106,6 @@ class CsvConfig(TaskSection):
         )
 
     def relocated(self, locate: Callable[[str], str]) -> CsvConfig:
-        """The same with every path put through ``locate``."""
         return self.model_copy(update={"files": [locate(file) for file in self.files]})
 
 
@@ -127,17 +121,14 @@ class CustomConfig(TaskSection):
 
     @property
     def scores(self) -> Scores:
-        """Whatever the file says."""
         return "any"
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.custom import load_task
 
         return load_task(Path(self.file), self.options)
 
     def relocated(self, locate: Callable[[str], str]) -> CustomConfig:
-        """The same with every path put through ``locate``."""
         return self.model_copy(update={"file": locate(self.file)})
 
 

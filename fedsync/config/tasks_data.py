@@ -24,7 +24,6 @@ class DataSection(Section):
     paths: ClassVar[tuple[str, ...]] = ()
 
     def build(self) -> Source:
-        """The source."""
         raise NotImplementedError
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
@@ -44,7 +43,6 @@ class Digits28Config(DataSection):
     """Images to test on."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.generators.digits28 import Digits28Source
 
         return Digits28Source(self.samples, self.test_samples)
@@ -70,7 +68,6 @@ class KeywordsConfig(DataSection):
     """Standard deviation of the noise; a formant's peak is 1."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.generators.keywords import KeywordsSource
 
         return KeywordsSource(self.samples, self.words, self.frames, self.bands, self.noise)
@@ -93,7 +90,6 @@ class BlobsConfig(DataSection):
     """Standard deviation of the centres, that of the points being 1."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.generators.numbers import BlobsSource
 
         return BlobsSource(self.samples, self.blobs, self.features, self.apart)
@@ -122,7 +118,6 @@ class SparseConfig(DataSection):
     """Whether targets are two classes, or numbers."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.generators.numbers import SparseSource
 
         return SparseSource(self.samples, self.features, self.nonzeros, self.informative, self.noise, self.target)
@@ -151,7 +146,6 @@ class RatingsConfig(DataSection):
     """Whether the truth is of vectors without negative values, so that no rating is below 0."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.generators.numbers import RatingsSource
 
         return RatingsSource(self.users, self.items, self.rank, self.known, self.noise, self.non_negative)
@@ -173,7 +167,6 @@ class IdxConfig(DataSection):
     """Number of the first class in the files; 1 for EMNIST's letters."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.readers.idx import IdxSource
 
         return IdxSource(self.folder, self.classes, self.first_class)
@@ -192,7 +185,6 @@ class CifarConfig(DataSection):
     """10 for CIFAR-10, 100 for CIFAR-100."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.readers.cifar import CifarSource
 
         return CifarSource(self.folder, self.classes)
@@ -214,7 +206,6 @@ class FemnistConfig(DataSection):
     """Pixels of a side."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.readers.leaf import LeafSource
 
         return LeafSource(self.folder, self.classes, self.side)
@@ -239,7 +230,6 @@ class SpeechConfig(DataSection):
     """Mel bands."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.readers.speech import SpeechSource
 
         return SpeechSource(self.folder, tuple(self.words), self.seconds, self.bands)
@@ -264,7 +254,6 @@ class LibsvmConfig(DataSection):
     """A file with test samples."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.readers.libsvm import LibsvmSource
 
         return LibsvmSource(self.file, self.features, self.classes, self.test_file)
@@ -289,7 +278,6 @@ class TableConfig(DataSection):
     """Columns to leave out."""
 
     def build(self) -> Source:
-        """The source."""
         from fedsync.tasks.readers.tabular import TableSource
 
         return TableSource(self.file, self.target, self.classes, tuple(self.ignore))

@@ -71,7 +71,6 @@ class JournalWriter:
             self._write(dict(header))
 
     def append(self, entry: JournalEntry) -> None:
-        """Write one entry."""
         self._write(encode(entry))
 
     def position(self) -> int:
@@ -80,7 +79,6 @@ class JournalWriter:
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, value: object) -> None:

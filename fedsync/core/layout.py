@@ -39,17 +39,14 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of values of each tensor."""
         return tuple(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes)
 
     @property
     def size(self) -> int:
-        """Number of values in the whole model."""
         return sum(self.sizes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flat vector."""
         return 4 * self.size
 
     def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:

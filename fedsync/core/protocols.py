@@ -63,9 +63,7 @@ class Predictor(Protocol[S]):
         """Whether `learn` can ever change a state."""
         ...
 
-    def init(self) -> S:
-        """State before any observation."""
-        ...
+    def init(self) -> S: ...
 
     def observe(self, state: S, sample: SpeedSample) -> S:
         """State after one more observation. Never changes ``state``."""
@@ -139,9 +137,7 @@ class RoundSeen:
 class AdaptiveBalancer(Protocol[S]):
     """Shares a total of samples among silos by what the rounds so far took. State ``S`` is a value that pickles."""
 
-    def init(self) -> S:
-        """State before the first round."""
-        ...
+    def init(self) -> S: ...
 
     def advance(self, state: S, seen: RoundSeen) -> tuple[S, tuple[str, ...]]:
         """State for the next round, and what the user ought to know. Asked once a round; never changes ``state``."""
@@ -158,9 +154,7 @@ class Barrier(Protocol[S]):
     Level-triggered: it is shown the whole cluster each time, so a late or duplicate call is harmless.
     """
 
-    def init(self) -> S:
-        """State before the first call."""
-        ...
+    def init(self) -> S: ...
 
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
         """New state and answer. Called again after a commit until it commits nothing more."""

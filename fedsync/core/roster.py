@@ -65,7 +65,6 @@ class Roster(dict[str, SiloView]):
 
     @property
     def names(self) -> Sequence[str]:
-        """All names, in order of joining."""
         if self._names is None:
             self._names = tuple(self)
         return self._names

@@ -125,35 +125,27 @@ class Aggregator(Protocol):
 class InTheClear:
     """What a `Aggregator` need not do where updates travel in the clear, and nothing is kept at the silos."""
 
-    def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """Nothing needs to be known of a silo."""
+    def greet(self, silo: str, version: int, greeting: Payload | None) -> None: ...
 
-    def holds(self, silo: str, version: int) -> None:
-        """What a silo has makes no difference."""
+    def holds(self, silo: str, version: int) -> None: ...
 
     @property
     def blocked(self) -> bool:
-        """Never: a commit is made at once."""
         return False
 
     def questions(self) -> Mapping[str, Payload]:
-        """None."""
         return {}
 
     def answer(self, silo: str, answer: Payload) -> None:
-        """Never asked for."""
         raise ProtocolError(silo, "answer", "nobody asked")
 
-    def give_up(self, silo: str) -> None:
-        """Nothing waits for a silo."""
+    def give_up(self, silo: str) -> None: ...
 
     @property
     def wants_snapshot(self) -> bool:
-        """No: silos keep no model."""
         return False
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        """Never asked for."""
         raise ProtocolError(silo, "snapshot", "nobody asked for one")
 
 
@@ -226,38 +218,29 @@ class PlainReplica:
 
     @property
     def holds(self) -> int:
-        """Nothing is kept from one order to the next."""
         return 0
 
     @property
     def model(self) -> Vector:
-        """Never asked for: the server has the model."""
         raise PolicyError("a silo that keeps no model is asked for it")
 
     @property
     def unrevealed(self) -> bool:
-        """Nothing."""
         return False
 
-    def greeting(self) -> None:
-        """Nothing."""
+    def greeting(self) -> None: ...
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """What came is the model."""
         return payload
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """The update."""
         return update
 
     def reported(self, evaluation: Evaluation) -> Evaluation:
-        """All of it."""
         return evaluation
 
     def answer(self, question: Payload) -> Payload:
-        """There is nothing to ask."""
         raise ProtocolError("server", "question", "asked about masks where nothing is encrypted")
 
     def snapshot(self) -> Payload:
-        """Never asked for: the server has the model."""
         raise PolicyError("a silo that keeps no model is asked for it")

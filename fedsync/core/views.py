@@ -40,7 +40,6 @@ class SiloView:
 
     @property
     def busy(self) -> bool:
-        """Whether an order is in work."""
         return self.order is not None
 
     def begun(self, order: WorkOrder, at_s: float) -> SiloView:
@@ -64,9 +63,7 @@ class Index(Protocol):
         ...
 
     @property
-    def names(self) -> Sequence[str]:
-        """All names, in order of joining."""
-        ...
+    def names(self) -> Sequence[str]: ...
 
     @property
     def news(self) -> int:
@@ -120,7 +117,6 @@ class ClusterView:
 
     @property
     def names(self) -> Sequence[str]:
-        """All names, in order of joining."""
         return tuple(self.silos) if self.index is None else self.index.names
 
     @property
@@ -134,12 +130,10 @@ class ClusterView:
 
     @property
     def idle_count(self) -> int:
-        """Number of silos without an order."""
         return len(self.idle if self.index is None else self.index.idle)
 
     @property
     def anyone_busy(self) -> bool:
-        """Whether any silo has an order in work."""
         if self.index is not None:
             return len(self.index.idle) < len(self.silos)
         return any(silo.order is not None for silo in self.silos.values())

@@ -26,13 +26,11 @@ class _Clusters(StatisticsTask):
         at_least("task.clusters", self.clusters, 1)
 
     def model(self) -> nn.Module:
-        """Equal counts, and centres at random."""
         centres = random_centres(self.clusters, self.source.shape().features, self.spread)
         counts = torch.full((self.clusters,), 1 / self.clusters)
         return Statistics(counts=counts, sums=counts[:, None] * centres)
 
     def expect(self, statistics: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `StatisticsTask.expect`."""
         centres = centres_of(statistics)
         # Not through |x|^2 - 2 x c + |c|^2, which cancels.
         distances = torch.cdist(inputs, centres, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -143,7 +143,6 @@ class CsvTask(Task):
             )
 
     def _label(self, table: Table, row: int) -> int:
-        """The class of one row."""
         cell = table.rows[row][table.columns.index(self._target)]
         value = number(cell)
         place = f"{table.file}, line {table.lines[row]}, column {self._target!r}"

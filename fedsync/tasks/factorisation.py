@@ -74,7 +74,6 @@ class FactorisationTask(StatisticsTask):
         return TensorDataset(ratings)
 
     def expect(self, statistics: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `StatisticsTask.expect`."""
         items = self.items(statistics)
         ratings, known = _known(inputs)
         users = self._users(items, ratings, known)

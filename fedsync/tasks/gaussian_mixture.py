@@ -46,7 +46,6 @@ class MixtureTask(StatisticsTask):
         return Statistics(counts=counts, sums=share * means, squares=share * (1 - self.floor + means.square()))
 
     def expect(self, statistics: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `StatisticsTask.expect`."""
         weights, means, variances = self.parameters(statistics)
         apart = (inputs[:, None] - means).square() / variances
         logs = torch.log(weights) - (apart + torch.log(2 * math.pi * variances)).sum(dim=2) / 2

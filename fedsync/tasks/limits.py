@@ -6,12 +6,10 @@ from fedsync.core.errors import ConfigError
 
 
 def at_least(place: str, value: float, limit: float) -> None:
-    """Raise `ConfigError` unless ``value >= limit``."""
     if not value >= limit:
         raise ConfigError(place, f"{value} is below {limit}", f"Write {limit} or more")
 
 
 def above(place: str, value: float, limit: float) -> None:
-    """Raise `ConfigError` unless ``value > limit``."""
     if not value > limit:
         raise ConfigError(place, f"{value} is not above {limit}", f"Write more than {limit}")

@@ -108,7 +108,6 @@ class LinearTask(SourceTask):
         return loss, (said == targets).sum()
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each row, [n]."""
         if self.loss_name == "squared":
             return (outputs[:, 0] - targets).square() / 2
         if outputs.shape[1] == 1:

@@ -81,7 +81,6 @@ class ImagesTask(_Classifier):
     norm: Norm = "group"
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """See `image_network`."""
         return image_network(self.network_name, self.norm, shape, classes)
 
 
@@ -103,7 +102,6 @@ class SequencesTask(_Classifier):
         at_least("task.layers", self.layers, 1)
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """See `LstmClassifier`."""
         return LstmClassifier(shape, self.hidden, self.layers, classes)
 
 
@@ -122,7 +120,6 @@ class MlpTask(_Classifier):
         at_least("task.hidden", min(self.hidden, default=1), 1)
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Dense layers on the flattened inputs."""
         return nn.Sequential(nn.Flatten(), *_dense([prod(shape), *self.hidden, classes]))
 
 

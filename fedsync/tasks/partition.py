@@ -49,7 +49,6 @@ class Iid:
     """Every silo gets an equal random share (sizes differ by at most one)."""
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`."""
         _check_count(len(labels), count)
         try:
             from flwr_datasets.partitioner import IidPartitioner
@@ -79,7 +78,6 @@ class Dirichlet:
             )
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`."""
         _check_count(len(labels), count)
         try:
             from flwr_datasets.partitioner import DirichletPartitioner
@@ -131,7 +129,6 @@ class Pathological:
             )
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`."""
         _check_count(len(labels), count)
         try:
             from flwr_datasets.partitioner import PathologicalPartitioner
@@ -188,7 +185,6 @@ class Shards:
             raise ConfigError("task.partition.shards_per_silo", f"{self.shards_per_silo} is below 1", "Write 1 or more")
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`."""
         _check_count(len(labels), count)
         if count * self.shards_per_silo > len(labels):
             raise ConfigError(
@@ -240,7 +236,6 @@ class DualDirichlet:
                 )
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`."""
         _check_count(len(labels), count)
         rng = generator(seed, Stream.PARTITION)
         classes = np.unique(labels)

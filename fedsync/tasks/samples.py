@@ -40,11 +40,9 @@ class Pairs:
 
     @property
     def size(self) -> int:
-        """Number of rows."""
         return len(self.columns)
 
     def take(self, rows: Rows) -> Pairs:
-        """Some of the rows."""
         return Pairs(self.columns[rows], self.values[rows], self.features)
 
     def dense(self) -> NDArray[np.float32]:
@@ -76,7 +74,6 @@ class Samples:
     owners: NDArray[np.int64] | None = None
 
     def take(self, rows: Rows) -> Samples:
-        """Some of the samples."""
         inputs = self.inputs.take(rows) if isinstance(self.inputs, Pairs) else self.inputs[rows]
         return Samples(inputs, self.targets[rows], None if self.owners is None else self.owners[rows])
 
@@ -108,7 +105,6 @@ class DataShape:
 
     @property
     def features(self) -> int:
-        """Values a sample."""
         return int(np.prod(self.inputs, dtype=np.int64))
 
 

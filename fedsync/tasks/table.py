@@ -31,7 +31,6 @@ class Table:
     lines: tuple[int, ...]
 
     def column(self, name: str) -> list[str]:
-        """The cells of one column, which must exist."""
         index = self.columns.index(name)
         return [row[index] for row in self.rows]
 

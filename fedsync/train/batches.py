@@ -17,9 +17,7 @@ from fedsync.tasks.protocol import Batch
 class Batches(Protocol):
     """One data set, cut to batches on a device."""
 
-    def __len__(self) -> int:
-        """Number of samples."""
-        ...
+    def __len__(self) -> int: ...
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """Sample numbers, int64 [n], as `take` wants them."""
@@ -49,7 +47,6 @@ class TensorBatches:
         return torch.from_numpy(rows).to(self._device)
 
     def take(self, rows: Tensor) -> Batch:
-        """See `Batches.take`."""
         return [tensor.index_select(0, rows) for tensor in self._tensors]
 
     def ahead(self, rows: Tensor) -> None:
@@ -67,11 +64,9 @@ class CollatedBatches:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
-        """See `Batches.place`: on the CPU."""
         return torch.from_numpy(rows)
 
     def take(self, rows: Tensor) -> Batch:
-        """See `Batches.take`."""
         return map_tensors(self.collate(rows), lambda tensor: tensor.to(self._device))
 
     def ahead(self, rows: Tensor) -> None:
@@ -108,7 +103,6 @@ class CudaLane:
             return map_tensors(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def receive(self, batch: Batch) -> None:
-        """See `Lane.receive`."""
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
 
@@ -133,7 +127,6 @@ class PrefetchedBatches(CollatedBatches):
         self._batch: Batch = None
 
     def ahead(self, rows: Tensor) -> None:
-        """See `Batches.ahead`."""
         self._rows, self._batch = rows, self._lane.send(self.collate(rows))
 
     def take(self, rows: Tensor) -> Batch:

@@ -111,12 +111,10 @@ class Trainer:
 
     @property
     def layout(self) -> Layout:
-        """Names and shapes of the model's tensors."""
         return self._weights.layout
 
     @property
     def examples(self) -> int:
-        """Training samples that the silo holds."""
         return len(self._train)
 
     @property
@@ -359,7 +357,6 @@ class Trainer:
         return torch.stack([loss.double(), correct.double()])
 
     def _reset(self) -> None:
-        """Let go of all that a failed step made."""
         self._model.zero_grad()
         devices.free_cache(self._device)
 

@@ -59,9 +59,7 @@ class MachineProbe:
 class Reader(Protocol):
     """What a `Series` asks: a `MachineProbe`, or a stand-in."""
 
-    def read(self, now_s: float) -> Shares:
-        """Shares since the last reading."""
-        ...
+    def read(self, now_s: float) -> Shares: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,6 @@ class _Span:
         )
 
     def window(self) -> Window:
-        """Means over the span."""
         cpu, memory = (None if total is None else total / self.seconds for total in (self.cpu_s, self.memory_s))
         return Window(self.samples / self.seconds, cpu, memory)
 

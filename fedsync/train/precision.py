@@ -46,7 +46,6 @@ class Precision:
             raise ConfigError("local.precision", f"bf16 is beyond {device}, {gpu}", "Write fp16 or fp32")
 
     def renew(self) -> None:
-        """Begin an order."""
         if self._dtype is torch.float16:
             self._scaler = GradScaler(self._device.type, init_scale=_FIRST_SCALE)
 

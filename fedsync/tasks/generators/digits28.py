@@ -41,11 +41,9 @@ class Digits28Source:
     test_samples: int = 1000
 
     def shape(self) -> DataShape:
-        """See `Source.shape`."""
         return DataShape((1, SIDE, SIDE), 10)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         images, labels = _originals()
         rng = generator(0, Stream.DATA, "digits28")
         order = rng.permutation(len(labels))

@@ -39,11 +39,9 @@ class KeywordsSource:
     noise: float = 0.3
 
     def shape(self) -> DataShape:
-        """See `Source.shape`."""
         return DataShape((self.frames, self.bands), self.words)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         rng = generator(0, Stream.DATA, "keywords")
         corners = rng.uniform(0.1, 0.9, (self.words, _FORMANTS, _TURNS))
         speakers = np.stack([rng.normal(0, 0.04, _SPEAKERS), rng.uniform(0.8, 1.3, _SPEAKERS)])

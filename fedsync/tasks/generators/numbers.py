@@ -30,11 +30,9 @@ class BlobsSource:
     apart: float = 4.0
 
     def shape(self) -> DataShape:
-        """See `Source.shape`."""
         return DataShape((self.features,), self.blobs)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         rng = generator(0, Stream.DATA, "blobs")
         centres = rng.normal(0, self.apart, (self.blobs, self.features))
         labels = np.arange(self.samples, dtype=np.int64) % self.blobs
@@ -67,11 +65,9 @@ class SparseSource:
     target: Literal["class", "number"] = "class"
 
     def shape(self) -> DataShape:
-        """See `Source.shape`."""
         return DataShape((self.features,), 2 if self.target == "class" else 0, sparse=True)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         rng = generator(0, Stream.DATA, "sparse")
         frequency = 1 / np.arange(1, self.features + 1)
         shape = (self.samples, self.nonzeros)
@@ -110,11 +106,9 @@ class RatingsSource:
     non_negative: bool = False
 
     def shape(self) -> DataShape:
-        """See `Source.shape`."""
         return DataShape((self.items,), 1)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         rng = generator(0, Stream.DATA, "ratings")
         users, items = rng.normal(0, 1, (self.users, self.rank)), rng.normal(0, 1, (self.items, self.rank))
         if self.non_negative:

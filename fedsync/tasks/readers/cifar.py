@@ -36,11 +36,9 @@ class CifarSource:
     classes: int = 10
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads nothing."""
         return DataShape((3, 32, 32), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         if self.classes == 100:
             batches, test = [find(self.folder, "train")], optional(self.folder, "test")
         else:

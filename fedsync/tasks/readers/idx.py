@@ -34,11 +34,9 @@ class IdxSource:
     first_class: int = 0
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads a header."""
         return DataShape(_image_shape(find(self.folder, "*train-images*")), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         known = find(self.folder, "*train-images*")
         train = self._pair(known, find(self.folder, "*train-labels*"))
         images = optional(self.folder, "*t10k-images*", "*test-images*")

@@ -34,11 +34,9 @@ class LeafSource:
     side: int = 28
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads nothing."""
         return DataShape((1, self.side, self.side), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         root = Path(self.folder)
         apart = (root / "train").is_dir()
         train = self._folder(root / "train" if apart else root)

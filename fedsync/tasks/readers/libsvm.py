@@ -36,11 +36,9 @@ class LibsvmSource:
     test_file: str | None = None
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads nothing."""
         return DataShape((self.features,), self.classes, sparse=True)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         return self._samples(self.file), None if self.test_file is None else self._samples(self.test_file)
 
     def _samples(self, file: str) -> Samples:

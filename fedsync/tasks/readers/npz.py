@@ -38,12 +38,10 @@ class NpzSource:
     missing: bool = False
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads a header."""
         with _Archive(self.file) as archive:
             return DataShape(self._sample_shape(archive, ""), self.classes)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         with _Archive(self.file) as archive:
             shape = self._sample_shape(archive, "")
             if "test_inputs" not in archive.names:

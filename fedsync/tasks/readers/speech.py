@@ -42,11 +42,9 @@ class SpeechSource:
     bands: int = 40
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads nothing."""
         return DataShape((_frames(self._length), self.bands), len(self.words))
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         paths, labels = self._recordings()
         check_cells(self.folder, len(paths) * _frames(self._length) * self.bands)
         features = np.stack([log_mel(read_wav(path, self._length), self.bands) for path in paths])

@@ -33,12 +33,10 @@ class TableSource:
     ignore: tuple[str, ...] = ()
 
     def shape(self) -> DataShape:
-        """See `Source.shape`; reads the names of columns."""
         names = _parquet_names(self.file) if _is_parquet(self.file) else read_header(self.file)
         return DataShape((len(self._features(names)),), self.classes if self.target is not None else 1)
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """See `Source.read`."""
         names = _parquet_names(self.file) if _is_parquet(self.file) else read_header(self.file)
         wanted = self._features(names)
         columns = [*wanted] if self.target is None else [*wanted, self.target]
