@@ -54,7 +54,6 @@ class Handler(Protocol):
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
         """Absorb a batch of events and decide."""
-        ...
 
 
 class JournalWriter:

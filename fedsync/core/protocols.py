@@ -61,13 +61,11 @@ class Predictor(Protocol[S]):
     @property
     def learns(self) -> bool:
         """Whether `learn` can ever change a state."""
-        ...
 
     def init(self) -> S: ...
 
     def observe(self, state: S, sample: SpeedSample) -> S:
         """State after one more observation. Never changes ``state``."""
-        ...
 
     def forecast(self, state: S, drivers: Drivers | None = None) -> float | None:
         """Predicted mean speed of the next order [samples/s], or None before the first observation.
@@ -76,23 +74,18 @@ class Predictor(Protocol[S]):
             state: of the silo.
             drivers: the newest that is known of the machine; None if nothing is.
         """
-        ...
 
     def unlearned(self, state: S) -> bool:
         """Whether `learn` has something to do."""
-        ...
 
     def learn(self, state: S, epochs: int) -> S:
         """State after training for at most so many epochs (passes over what is remembered). Deterministic."""
-        ...
 
     def reuse(self, state: S, donor: S) -> S:
         """``state`` with what ``donor``, another silo's, has learned as the beginning of its own training."""
-        ...
 
     def export(self, state: S) -> dict[str, Any] | None:
         """What was learned as plain JSON values, for another run to begin with; None if nothing was."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +105,6 @@ class Balancer(Protocol):
         Raises:
             ConfigError: ``total`` lies outside what the bounds allow.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +133,9 @@ class AdaptiveBalancer(Protocol[S]):
 
     def advance(self, state: S, seen: RoundSeen) -> tuple[S, tuple[str, ...]]:
         """State for the next round, and what the user ought to know. Asked once a round; never changes ``state``."""
-        ...
 
     def plan(self, state: S, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
         """Sizes, as of a `Balancer`, in the round that ``state`` is for. Asked at any time."""
-        ...
 
 
 class Barrier(Protocol[S]):
@@ -158,7 +148,6 @@ class Barrier(Protocol[S]):
 
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
         """New state and answer. Called again after a commit until it commits nothing more."""
-        ...
 
 
 class Weigher(Protocol):
@@ -170,19 +159,16 @@ class Weigher(Protocol):
 
         None if they are not of that form: then only a server that sees the updates can weigh them.
         """
-        ...
 
     @property
     def toward(self) -> bool:
         """Whether the model moves towards the silos' models instead of along their updates; see `Commit`."""
-        ...
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
         """Positive finite coefficients c of the commit that makes ``version``, in the order of ``metas``.
 
         The model becomes ``model + sum_i c_i update_i``; the coefficients need not sum to 1.
         """
-        ...
 
 
 AnyAdaptiveBalancer = AdaptiveBalancer[Any]

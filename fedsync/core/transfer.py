@@ -41,7 +41,6 @@ class Aggregator(Protocol):
     @property
     def upload_bytes(self) -> int:
         """Size of an update as it travels."""
-        ...
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """A silo has come; it holds ``version``, and sent what its `Replica.greeting` is.
@@ -49,19 +48,15 @@ class Aggregator(Protocol):
         Raises:
             ProtocolError: the silo sent something else.
         """
-        ...
 
     def outgoing(self, silo: str) -> Payload:
         """What ``silo`` needs in order to have the current model."""
-        ...
 
     def holds(self, silo: str, version: int) -> None:
         """The silo is known to have this version of the model; what it does not need to be sent again."""
-        ...
 
     def begin(self, update_id: str) -> None:
         """An order starts from the current model."""
-        ...
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         """Keep an update, after a check that it can do no harm.
@@ -69,32 +64,25 @@ class Aggregator(Protocol):
         Raises:
             ProtocolError: the silo sent something else.
         """
-        ...
 
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model."""
-        ...
 
     def savepoint(self) -> None:
         """Keep the current model for `rollback`."""
-        ...
 
     def rollback(self) -> None:
         """Go back to the model last remembered."""
-        ...
 
     def discard(self, update_id: str) -> None:
         """Forget an update, if it is there."""
-        ...
 
     @property
     def blocked(self) -> bool:
         """Whether the last commit waits for silos to answer `questions`; until then nothing goes out."""
-        ...
 
     def questions(self) -> Mapping[str, Payload]:
         """What silos have to be asked before the last commit counts, by name; each question comes up once."""
-        ...
 
     def answer(self, silo: str, answer: Payload) -> None:
         """A silo's answer to its question.
@@ -102,16 +90,13 @@ class Aggregator(Protocol):
         Raises:
             ProtocolError: it is not one.
         """
-        ...
 
     def give_up(self, silo: str) -> None:
         """The silo does not answer: the last commit brings nothing."""
-        ...
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether a silo should send its model, sealed, so that older updates can be forgotten."""
-        ...
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
         """Keep a silo's sealed model ``version`` for silos that have none.
@@ -119,7 +104,6 @@ class Aggregator(Protocol):
         Raises:
             ProtocolError: the silo sent something else.
         """
-        ...
 
 
 class InTheClear:
@@ -154,11 +138,9 @@ class DurableAggregator(Aggregator, Protocol):
 
     def state(self) -> Mapping[str, Any]:
         """All that must survive a restart, as values that pickle."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` of another store, made with the same arguments, has returned."""
-        ...
 
 
 class Replica(Protocol):
@@ -167,21 +149,17 @@ class Replica(Protocol):
     @property
     def holds(self) -> int:
         """Version of the model that it has; 0 is the one before any training, -1 none at all."""
-        ...
 
     @property
     def model(self) -> Vector:
         """The model that it has, float32 [values]."""
-        ...
 
     @property
     def unrevealed(self) -> bool:
         """Whether the server has yet to ask for something that only this process can tell; see `answer`."""
-        ...
 
     def greeting(self) -> Payload | None:
         """What the server is to have from this silo before its first order, or None."""
-        ...
 
     def receive(self, payload: Payload, version: int) -> Vector:
         """The model ``version``, float32 [values].
@@ -190,15 +168,12 @@ class Replica(Protocol):
             OtherVersion: what came continues another version than the one here.
             ProtocolError: the server sent something else.
         """
-        ...
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         """An update, float32 [values], as it travels."""
-        ...
 
     def reported(self, evaluation: Evaluation) -> Evaluation:
         """What the server is told of an evaluation that this silo made."""
-        ...
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server asks on behalf of all silos; see `Aggregator.questions`.
@@ -206,11 +181,9 @@ class Replica(Protocol):
         Raises:
             ProtocolError: no silo should be asked that.
         """
-        ...
 
     def snapshot(self) -> Payload:
         """The model that it holds, sealed for other silos."""
-        ...
 
 
 class PlainReplica:

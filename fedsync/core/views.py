@@ -60,7 +60,6 @@ class Index(Protocol):
     @property
     def idle(self) -> Mapping[str, int]:
         """Name -> place in the order of joining, of the silos without an order."""
-        ...
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -68,11 +67,9 @@ class Index(Protocol):
     @property
     def news(self) -> int:
         """How often a silo has come, gone or ended an order."""
-        ...
 
     def changed_since(self, news: int) -> Collection[str] | None:
         """Names of the silos that did so since ``news`` was this, perhaps twice; None if that is not known any more."""
-        ...
 
 
 @fast_dataclass

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.rng import Stream, generator
 from fedsync.tasks.features import encode, is_text, width
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
-from fedsync.tasks.table import Table, check_column, number, read_header, read_table
+from fedsync.tasks.readers.tabular import Table, check_column, number, read_header, read_table
+from fedsync.tasks.samples import stratified
 
 
 class CsvTask(Task):
@@ -104,7 +104,7 @@ class CsvTask(Task):
         text = self._text_columns(table, columns)
         self._check_like_first(table, columns, text)
         labels = np.array([self._label(table, row) for row in range(len(table.rows))], dtype=np.int64)
-        train, test = self._split(labels, slot)
+        train, test = stratified(labels, self._test_share, slot.seed, slot.name)
         features = encode(table, columns, text, train)
         return SiloData(_select(features, labels, train), _select(features, labels, test))
 
@@ -157,15 +157,6 @@ class CsvTask(Task):
                 "Mend the row, raise task.classes, or set task.positive_above",
             )
         return int(value)
-
-    def _split(self, labels: NDArray[np.int64], slot: SiloSlot) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sorted row numbers (train, test), each class shared alike."""
-        rng = generator(slot.seed, Stream.SPLIT, slot.name)
-        chosen = np.zeros(len(labels), dtype=bool)
-        for label in range(self._classes):
-            rows = rng.permutation(np.flatnonzero(labels == label))
-            chosen[rows[: round(self._test_share * len(rows))]] = True
-        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def _check_header(file: str, columns: Sequence[str], first: str, expected: Sequence[str]) -> None:

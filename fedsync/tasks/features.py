@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.tasks.table import MISSING, Table, number
+from fedsync.tasks.readers.tabular import MISSING, Table, number
 
 BUCKETS = 8
 

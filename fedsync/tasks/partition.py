@@ -41,7 +41,6 @@ class Partition(Protocol):
         Raises:
             ConfigError: the rows cannot be dealt so, or flwr-datasets is not installed.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,6 @@ class Source(Protocol):
         Raises:
             ConfigError: as `read`.
         """
-        ...
 
     def read(self) -> tuple[Samples, Samples | None]:
         """All samples: to train on, and to test on if the source has those apart.
@@ -127,7 +126,6 @@ class Source(Protocol):
         Raises:
             ConfigError: something is wrong with a file; names it, the place and the remedy.
         """
-        ...
 
 
 def deal(source: Source, partition: Partition | None, test_share: float, slot: SiloSlot) -> tuple[Samples, Samples]:
@@ -149,7 +147,7 @@ def deal(source: Source, partition: Partition | None, test_share: float, slot: S
     if partition is None:
         train, test = source.read()
         if test is None:
-            mine, kept = _stratified(_strata(train.targets), test_share, slot.seed, slot.name)
+            mine, kept = stratified(_strata(train.targets), test_share, slot.seed, slot.name)
             train, test = train.take(mine), train.take(kept)
         return train, test
     parts, kept, apart = _dealt(source, partition, test_share, slot.count, slot.seed)
@@ -172,7 +170,7 @@ def _dealt(
     strata = _strata(train.targets)
     rows, kept = np.arange(len(strata)), np.empty(0, dtype=np.int64)
     if test is None:
-        rows, kept = _stratified(strata, test_share, seed, "")
+        rows, kept = stratified(strata, test_share, seed, "")
     parts = [rows[part] for part in partition.split(_keys(train, partition, strata)[rows], count, seed)]
     pool = train if test is None else test
     if test is not None:
@@ -202,7 +200,7 @@ def _strata(targets: Targets) -> NDArray[np.int64]:
     return np.searchsorted(edges, targets).astype(np.int64)
 
 
-def _stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:
+def stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:
     """Sorted row numbers (train, test), each class shared alike."""
     rng = generator(seed, Stream.SPLIT, name)
     chosen = np.zeros(len(strata), dtype=bool)

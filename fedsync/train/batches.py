@@ -21,15 +21,12 @@ class Batches(Protocol):
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """Sample numbers, int64 [n], as `take` wants them."""
-        ...
 
     def take(self, rows: Tensor) -> Batch:
         """The batch of the samples ``rows``, int64 [n] from `place`, in that order, on the device."""
-        ...
 
     def ahead(self, rows: Tensor) -> None:
         """Begin to fetch the batch that `take` is asked for next, where that saves time."""
-        ...
 
 
 class TensorBatches:
@@ -82,11 +79,9 @@ class Lane(Protocol):
 
     def send(self, batch: Batch) -> Batch:
         """Start a batch; returns it as it will be on the device."""
-        ...
 
     def receive(self, batch: Batch) -> None:
         """Have the device wait for a batch that was started."""
-        ...
 
 
 class CudaLane:

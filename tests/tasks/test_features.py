@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsync.tasks.features import encode
-from fedsync.tasks.table import Table
+from fedsync.tasks.readers.tabular import Table
 
 
 def encoded(cells: list[str], train: int) -> NDArray[np.float32]:

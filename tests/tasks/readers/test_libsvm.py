@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,29 +45,35 @@ def test_targets_may_be_numbers_and_test_samples_a_file_of_their_own(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 1:1\nx 1:1\n", r"a\.txt, line 2: 'x' is not a finite number"),
-        ("nan 1:1\n", r"line 1: 'nan' is not a finite number"),
-        ("2 1:1\n", r"line 1: the target '2' is not one of the classes 0 to 1"),
-        ("0.5 1:1\n", r"line 1: the target '0.5' is not one of the classes"),
-        ("1 1\n", r"line 1: '1' is not of the form column:value"),
-        ("1 0:1\n", r"line 1: column 0 is not one of 1 to 4"),
-        ("1 5:1\n", r"line 1: column 5 is not one of 1 to 4\. .*task\.data\.features"),
-        (f"1 {'9' * 6000}:1\n", r"line 1: column 9+ is not one of"),
-        ("1 ٣:1\n", r"not of the form column:value"),
-        ("1 1:inf\n", r"line 1: 'inf' is not a finite number"),
-        ("1 1:1e39\n", r"line 1: '1e39' is not a finite number"),
-        ("1 qid:3 1:1\n", r"line 1: 'qid:3' is not of the form"),
+        ("1 1:1\nx 1:1\n", r"a\.txt: not in the format of libsvm with 4 columns: could not convert .* b'x'"),
+        ("nan 1:1\n", "sample 1: a value is missing or not finite"),
+        ("1 1:1\n2 1:1\n", r"sample 2: the label 2 is not one of the classes 0 to 1\. .*task\.data\.classes"),
+        ("0.5 1:1\n", "sample 1: the label -1 is not one of the classes"),
+        ("1e300 1:1\n", "sample 1: a value is missing or not finite"),
+        ("1 1\n", "not in the format"),
+        ("1 0:1\n", "Invalid index 0"),
+        ("1 5:1\n", r"input file contains 5 features\. .*task\.data\.features"),
+        ("1 2:1 1:1\n", "should be sorted and unique"),
+        (f"1 {'9' * 6000}:1\n", "not in the format"),
+        ("1 5000000000:1\n", "too large"),
+        ("1 ٣:1\n", "not in the format"),
+        (f"1 1:{'secret' * 20}\n", r"^[^:]*: [^:]*: could not convert string to float: b'(secret){6}secr\. "),
+        ("1 1:1\n1 1:inf\n", "sample 2: a value is missing or not finite"),
+        ("1 1:1e39\n", "sample 1: a value is missing or not finite"),
         ("# nothing\n", r"a\.txt: the file has no samples"),
+        (None, r"no\.txt: cannot read the file: No such file"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    file = str(tmp_path / "no.txt") if text is None else write(tmp_path, text)
     with pytest.raises(ConfigError, match=message):
-        LibsvmSource(write(tmp_path, text), features=4).read()
+        LibsvmSource(file, features=4).read()
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no\.txt: cannot read the file: No such file"):
-        LibsvmSource(str(tmp_path / "no.txt"), features=4).read()
+def test_a_missing_library_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
+        LibsvmSource(write(tmp_path, GOOD), features=4).read()
 
 
 def test_rows_that_are_too_many_to_be_written_out_are_not(tmp_path: Path) -> None:
