@@ -45,12 +45,12 @@ docs: $(STAMP)
 
 # The measurements of docs/benchmarks.md, one script each.
 bench: $(STAMP)
-	for script in $$(grep -l '__name__ == "__main__"' bench/*.py | grep -v soak.py); do $(BIN)/python $$script || exit 1; done
+	for script in $$(grep -l '__name__ == "__main__"' bench/*/*.py | grep -v soak.py); do $(BIN)/python $$script || exit 1; done
 
 # The fault campaign of docs/reliability.md, for a night: every fault ten times, then a thousand orders.
 soak: $(STAMP)
-	$(BIN)/python bench/soak.py
-	$(BIN)/python bench/soak.py --orders 1000
+	$(BIN)/python bench/faults/soak.py
+	$(BIN)/python bench/faults/soak.py --orders 1000
 
 clean:
 	rm -rf $(VENV) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

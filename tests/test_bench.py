@@ -1,6 +1,5 @@
 """Every bench of the synchronisation models runs to its end and leaves its files. What they measure is not tested."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.papers import objective
+from bench.papers.lb_bsp_flwr import flwr_fedavg
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.sim.run import run_virtual
@@ -20,17 +21,21 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.mark.parametrize(
     ("script", "arguments", "figures"),
     [
-        ("progress", ["--parts", "speed", "inconsistency"], ["-speed", "-inconsistency"]),
-        ("progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
-        ("time_to_target", ["--target", "0.3", "--clusters", "one-to-three", "--strategies", "fedavg", "pssp"], [""]),
-        ("lb_bsp", ["--tasks", "digits"], [""]),
-        ("zipline", [], ["-search", "-training"]),
-        ("fsp", [], [""]),
-        ("fsp_workloads", ["--workloads", "k-means", "--parts", "workloads"], [""]),
-        ("absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
-        ("balancers", [], ["-drop", "-oscillation"]),
-        ("heterogeneity", [], [""]),
-        ("scheduling", [], [""]),
+        ("papers/progress", ["--parts", "speed", "inconsistency"], ["-speed", "-inconsistency"]),
+        ("papers/progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
+        (
+            "papers/time_to_target",
+            ["--target", "0.3", "--clusters", "one-to-three", "--strategies", "fedavg", "pssp"],
+            [""],
+        ),
+        ("papers/lb_bsp", ["--tasks", "digits"], [""]),
+        ("papers/zipline", [], ["-search", "-training"]),
+        ("papers/fsp", [], [""]),
+        ("papers/fsp_workloads", ["--workloads", "k-means", "--parts", "workloads"], [""]),
+        ("papers/absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
+        ("papers/balancers", [], ["-drop", "-oscillation"]),
+        ("papers/heterogeneity", [], [""]),
+        ("cost/scheduling", [], [""]),
     ],
 )
 def test_bench_ends_and_writes_json_and_figures(
@@ -50,7 +55,7 @@ def test_bench_ends_and_writes_json_and_figures(
 def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
     """A target beyond reach in the time there is, and a setting that one strategy does not know."""
     out = tmp_path / "some.json"
-    command = [sys.executable, "bench/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "2"]
+    command = [sys.executable, "bench/papers/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "2"]
     command += ["--clusters", "homogeneous", "--strategies", "fedavg", "lb-bsp", "--set", "balancer.floor=2"]
     done = subprocess.run([*command, "--processes", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1  # the reference itself failed: there is nothing to compare with
@@ -62,10 +67,8 @@ def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
     assert [row["seconds_to_target"] for row in json.loads(out.read_text())["runs"]] == [None, None]
 
 
-def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path) -> None:
     """Its versions are as good, and come at the same instants, as those of the strategy file of that name."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    flwr_fedavg = importlib.import_module("lb_bsp_flwr").flwr_fedavg
     config = StrategyConfig.load("fedavg", ["stop.rounds=3", "local.steps=3"])
     cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 96}, {"name": "b", "speed": 32}]})
     ours, theirs = run_virtual(config, cluster, tmp_path), flwr_fedavg(config, cluster)
@@ -80,7 +83,7 @@ def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path, monkeypa
 
 def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    command = [sys.executable, "bench/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]
+    command = [sys.executable, "bench/cost/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
@@ -93,7 +96,7 @@ def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
 def test_the_gpu_bench_without_a_gpu_says_so_and_ends(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "bench/gpu.py", "--out", str(out)]
+    command = [sys.executable, "bench/cost/gpu.py", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "no GPU" in done.stdout
@@ -104,7 +107,7 @@ def test_peers_that_are_not_installed_are_skipped_with_a_word_on_how_to_get_them
     out = tmp_path / "some.json"
     (tmp_path / "nvflare.py").write_text("raise ImportError('none here')\n")
     (tmp_path / "appfl.py").write_text("raise ImportError('none here')\n")
-    command = [sys.executable, "bench/peers.py", "--quick", "--out", str(out)]
+    command = [sys.executable, "bench/papers/peers.py", "--quick", "--out", str(out)]
     hidden = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -112,12 +115,8 @@ def test_peers_that_are_not_installed_are_skipped_with_a_word_on_how_to_get_them
     assert json.loads(out.read_text()) == {"nvflare": None, "appfl": None}
 
 
-def test_rounds_timed_anew_are_those_that_training_on_the_other_machines_would_have_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rounds_timed_anew_are_those_that_training_on_the_other_machines_would_have_had() -> None:
     """And a target leaves a twentieth of the decrease: from 3.0 to 1.0 that is 1.1."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    objective = importlib.import_module("objective")
     assert objective.target_of([(1.0, 3.0), (2.0, 1.5), (3.0, 1.0)]) == pytest.approx(1.1)
     assert objective.reached_s([(1.0, 3.0), (2.0, 1.1), (3.0, 1.0)], 1.1) == 2.0
     sets = (

@@ -22,7 +22,7 @@ alone: no later step fits, and an earlier one cannot lessen a spread that is alr
 - `full_grid_scan`: a heuristic, though the paper calls it exhaustive and credits it with 100 %. The end nearest to the
   designated one may lie on its wrong side: ``[[0, 0], [3, 3], [-2, 3], [0, 5]]`` has {0, 3, 3, 0}, spread 3, but every
   designated end leads to a spread of 5. Up to three silos it finds the least spread: designate the middle end of the
-  best set. On tables as in section 6.1 it finds 9 of 10 at n = 100, R = 15 (``bench/zipline.py``).
+  best set. On tables as in section 6.1 it finds 9 of 10 at n = 100, R = 15 (``bench/papers/zipline.py``).
 - `grid_scan`: a heuristic, as the paper says.
 - `naive`: exact, for tests.
 - `sweep`: not in the paper; exact; the default.

@@ -1,4 +1,4 @@
-"""Mutated messages against server and silo; `bench/fuzz.py` sends a hundred times as many."""
+"""Mutated messages against server and silo; `bench/faults/fuzz.py` sends a hundred times as many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench import fuzz
-from bench.fuzz_whole import Whole
+from bench.faults import fuzz
+from bench.faults.fuzz_whole import Whole
 from fedsync.core.errors import ProtocolError
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plots import beside, figure, in_parallel, line, print_table, save
-from progress_shared import BARRIERS, SIGMA, SPEED, silos, watch
+
+from bench.common import beside, figure, in_parallel, line, print_table, save
+from bench.papers.progress_shared import BARRIERS, SIGMA, SPEED, silos, watch
 
 
 def inconsistency_run(job: tuple[str, dict[str, Any], int, float]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What ElasticBSP's search costs, and what it brings: Tables 3 and 4 and Figures 10 and 14 of "ZipLine", in kind.
 
-    python bench/zipline.py [--parts search training] [--quick] [--out FILE.json]
+    python bench/papers/zipline.py [--parts search training] [--quick] [--out FILE.json]
 
 - ``search``: every method of `fedsync.policies.barrier.zipline` on tables like the paper's: processor time (Table 4,
   Figure 10) and success (Table 3). Stops within two minutes: a cell that would take longer than the others together is
@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from plots import beside, figure, line, print_table, save, write_json
-from zipline_training import show_training, training
 
+from bench.common import beside, figure, line, print_table, save, write_json
+from bench.papers.zipline_training import show_training, training
 from fedsync.policies.barrier.zipline import METHODS, NAIVE_LIMIT, find_sync_point
 
 PARTS = ("search", "training")

@@ -27,10 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from plots import markdown_table, print_table, write_json
 from rich.console import Console
-from soak_federation import Federation, bundled, load_from_here
 
+from bench.common import markdown_table, print_table, write_json
+from bench.faults.soak_federation import Federation, bundled
 from fedsync import replay
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
@@ -167,7 +167,7 @@ NONE = "none"
 @contextmanager
 def lying(lie: str | None) -> Iterator[None]:
     """What is submitted meanwhile has silos that lie so, instead of FedSync's."""
-    with bundled(OWN, OWN if lie is None else f"soak_lies:{lie}"):
+    with bundled(OWN, OWN if lie is None else f"bench.faults.soak_lies:{lie}"):
         yield
 
 
@@ -332,7 +332,6 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the campaign in --out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/soak.json"))
     options = parser.parse_args()
-    load_from_here()
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     options.set = ["cipher={kind: bfv}", *options.set]

@@ -1,6 +1,6 @@
 """FSP: how little its silos wait, and how good the intervals are that it chooses for itself.
 
-    python bench/fsp.py [--seeds 3] [--quick] [--out FILE.json]
+    python bench/papers/fsp.py [--seeds 3] [--quick] [--out FILE.json]
 
 Waiting. On ``contention.yaml`` FedAvg waits for whoever others slow down. FSP's silos all stop at the deadline, to
 within a part of a local step. A step of 32 samples takes 0.11 s at full speed and 0.36 s in contention, so an end is up
@@ -23,8 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from plots import beside, figure, in_parallel, line, print_table, save, write_json
-
+from bench.common import beside, figure, in_parallel, line, print_table, save, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.report.style import COLOURS, HATCHES

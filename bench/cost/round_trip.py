@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
-from plots import print_table, write_json
-
+from bench.common import print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch

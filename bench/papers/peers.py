@@ -1,6 +1,6 @@
 """Peers' own code beside FedSync's, where it is installed: NVFLARE's encryption and APPFL's FedCompass.
 
-    python bench/peers.py [--parts nvflare appfl] [--params 1000000] [--quick] [--out FILE.json]
+    python bench/papers/peers.py [--parts nvflare appfl] [--params 1000000] [--quick] [--out FILE.json]
 
 - ``nvflare``: the same updates through NVFLARE's own filters and aggregator (CKKS with the parameters that its
   provisioning chooses), and through FedSync's ``bfv``: processor time and bytes of a round. What `fedsync bench cipher
@@ -32,8 +32,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from plots import print_table, write_json
 
+from bench.common import print_table, write_json
 from fedsync.cipher.cost import CipherCost, measure_peers, measure_suite
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig

@@ -1,6 +1,6 @@
 """Balancers on GPUs: batch sizes and iteration time over rounds, as in LB-BSP's figures 8 and 9, in virtual time.
 
-    python bench/balancers.py [--jitter 0.03] [--quick] [--out FILE.json]
+    python bench/papers/balancers.py [--jitter 0.03] [--quick] [--out FILE.json]
 
 An order is one local step, so that a round is an iteration of the paper. Two scenes:
 
@@ -27,8 +27,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from plots import beside, figure, line, print_table, save, write_json
 
+from bench.common import beside, figure, line, print_table, save, write_json
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator

@@ -11,7 +11,7 @@
 Without a GPU it says so and ends; ``--device cpu`` runs it on the processor, which tests the script and measures
 little.
 
-    python bench/gpu.py [--device auto] [--pairs 30] [--steps 100] [--seconds 20] [--out bench/results/gpu.json]
+    python bench/cost/gpu.py [--device auto] [--pairs 30] [--steps 100] [--seconds 20] [--out bench/results/gpu.json]
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import get_args
 
 import numpy as np
 import torch
-from plots import alternated, beside, figure, line, print_table, save, write_json
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from bench.common import alternated, beside, figure, line, print_table, save, write_json
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task

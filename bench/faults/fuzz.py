@@ -1,6 +1,6 @@
 """Mutated messages against the server and a silo: each is refused, or does no harm; nothing crashes, hangs or grows.
 
-    python bench/fuzz.py                     100,000 messages, in a process of their own
+    python bench/faults/fuzz.py                     100,000 messages, in a process of their own
 
 The messages are those of the wire: an update for the server, which checks and adds it, and a sum for a silo, which
 checks it, decrypts it in native code, reads the header and checks the tag. Signatures are not checked, as if the
@@ -27,7 +27,7 @@ import psutil
 try:
     from bench.fuzz_whole import Whole
 except ImportError:  # run as a script, whose own folder is the path
-    from fuzz_whole import Whole
+    from bench.faults.fuzz_whole import Whole
 
 from fedsync.cipher.encoding import tally, wire
 from fedsync.cipher.encoding.integrity import Tagger, added
@@ -232,7 +232,7 @@ def _child(count: int, seed: int, limit_s: float, pipe: Connection) -> None:
 
 
 def main() -> int:
-    from plots import print_table, write_json
+    from bench.common import print_table, write_json
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--messages", type=int, default=100_000)

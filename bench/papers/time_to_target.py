@@ -1,6 +1,6 @@
 """Virtual seconds to a target accuracy: every shipped strategy on three clusters, with real training.
 
-    python bench/time_to_target.py [--seeds 3] [--target 0.9] [--details] [--quick] [--markdown] [--out FILE.json]
+    python bench/papers/time_to_target.py [--seeds 3] [--target 0.9] [--details] [--quick] [--markdown]
 
 Those that encrypt are left out: ``lb-bsp-he``, ``fsp-he`` and ``pssp-he`` differ from their namesakes in the cipher
 alone, whose time is not simulated, and rounding to 16 bits does not show (``encrypted.py``). ``--strategies`` names
@@ -29,8 +29,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from plots import bar, beside, figure, in_parallel, markdown_table, print_table, save, write_json
-
+from bench.common import bar, beside, figure, in_parallel, markdown_table, print_table, save, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig

@@ -6,7 +6,7 @@ whole call, with setting the weights, a fresh optimizer, reading the update and 
 part of it that the report calls compute time. "processor" is run/bare in processor seconds instead of elapsed ones:
 with one thread the better number where other programs run.
 
-    python bench/train_overhead.py [--pairs 100] [--threads 1] [--out bench/results/train_overhead.json]
+    python bench/cost/train_overhead.py [--pairs 100] [--threads 1] [--out bench/results/train_overhead.json]
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from time import perf_counter, process_time
 
 import numpy as np
 import torch
-from plots import alternated
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from bench.common import alternated
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid

@@ -15,9 +15,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plots import markdown_table, print_table, write_json
-from soak_federation import Federation, bundled, load_from_here
-
+from bench.common import markdown_table, print_table, write_json
+from bench.faults.soak_federation import Federation, bundled
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import RunError
 from fedsync.core.events import UpdateArrived
@@ -25,7 +24,7 @@ from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
 from fedsync.ops.runs import submit_run
 
-WAYS = {"one after the other": "one_by_one:app", "each apart": "fedsync.flower.server_app:app"}
+WAYS = {"one after the other": "bench.cost.one_by_one:app", "each apart": "fedsync.flower.server_app:app"}
 COLUMNS = ("answers are fetched", "updates of the slow line", "updates of each other silo", "ratio")
 
 
@@ -74,7 +73,6 @@ def main() -> None:
     parser.add_argument("--line", type=float, default=400_000.0, help="of the first silo [bytes/s]")
     parser.add_argument("--out", type=Path, default=Path("bench/results/slow_line.json"))
     options = parser.parse_args()
-    load_from_here()
     with tempfile.TemporaryDirectory(prefix="slow-line-") as folder:
         federation = Federation(Path(folder), options.silos, options.line)
         federation.start()

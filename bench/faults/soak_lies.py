@@ -1,4 +1,4 @@
-"""ClientApps whose first silo lies, for `bench/soak.py`; all others are honest."""
+"""ClientApps whose first silo lies, for `bench/faults/soak.py`; all others are honest."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plots import in_parallel, print_table, write_json
 
+from bench.common import in_parallel, print_table, write_json
 from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds

@@ -1,6 +1,6 @@
 """FSP against BSP on the paper's workloads, with and without stragglers (cf. FSP, figures 7 to 10).
 
-    python bench/fsp_workloads.py [--seeds 1] [--parts workloads scaling] [--quick] [--out FILE.json]
+    python bench/papers/fsp_workloads.py [--seeds 1] [--parts workloads scaling] [--quick] [--out FILE.json]
 
 K-means, a Gaussian mixture, logistic regression, matrix factorisation and a CNN, trained for real on 16 silos with
 equal shares of i.i.d. data. One pass of a silo over its data takes one virtual second, an order 0.05 s besides. With
@@ -34,8 +34,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from objective import Job, retimed, run, target_of
-from plots import beside, figure, in_parallel, line, print_table, save, write_json
+from bench.common import beside, figure, in_parallel, line, print_table, save, write_json
+from bench.papers.objective import Job, retimed, run, target_of
 
 SILOS = 16
 STRAGGLERS = 4

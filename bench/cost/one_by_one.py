@@ -1,4 +1,4 @@
-"""FedSync's ServerApp, but that answers are pulled in Flower's own way, for `bench/slow_line.py`."""
+"""FedSync's ServerApp, but that answers are pulled in Flower's own way, for `bench/cost/slow_line.py`."""
 
 from __future__ import annotations
 

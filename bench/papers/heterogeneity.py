@@ -1,6 +1,6 @@
 """LB-BSP at three levels of heterogeneity, as in LB-BSP's figure 12, in virtual time with real training.
 
-    python bench/heterogeneity.py [--seeds 3] [--cycles 0.05 ...] [--timing-only] [--quick] [--out FILE.json]
+    python bench/papers/heterogeneity.py [--seeds 3] [--cycles 0.05 ...] [--timing-only] [--quick] [--out FILE.json]
 
 Eight equal machines, 32 samples a step in the mean, one step an order (an iteration of the paper), 2 s each when
 nobody else uses the machine; i.i.d. digits, updates weighed by samples (section 3.4). On each runs a competing process
@@ -30,8 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from plots import bar, beside, figure, in_parallel, markdown_table, print_table, save, write_json
-
+from bench.common import bar, beside, figure, in_parallel, markdown_table, print_table, save, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 

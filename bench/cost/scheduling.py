@@ -1,6 +1,6 @@
 """What scheduling costs: predicting speeds, planning batch sizes and deciding, for one round of so many silos.
 
-    python bench/scheduling.py [--sizes 12 96 ...] [--predictors ema ...] [--quick] [--out FILE.json]
+    python bench/cost/scheduling.py [--sizes 12 96 ...] [--predictors ema ...] [--quick] [--out FILE.json]
 
 A round of BSP: every silo's update arrives by itself and is one call of the coordinator; the last one commits and
 releases all. Silos have affine curves, speeds from 1 to 3, and steps that vary by 3 %, so that batch sizes and fits
@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
-from plots import beside, figure, line, print_table, save, write_json
 
+from bench.common import beside, figure, line, print_table, save, write_json
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
 from fedsync.core.coordinator import Coordinator

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plots import beside, figure, in_parallel, line, print_table, save
-from progress_shared import BARRIERS, SIGMA, SPEED, clocks, silos, watch
 
+from bench.common import beside, figure, in_parallel, line, print_table, save
+from bench.papers.progress_shared import BARRIERS, SIGMA, SPEED, clocks, silos, watch
 from fedsync.config.cluster import ClusterConfig
 
 SILOS, SECONDS = 32, 400.0

@@ -1,6 +1,6 @@
 """LB-BSP against FedAvg on five silos of unequal speed and two classes each: LB-BSP, section 5.5, in kind.
 
-    python bench/lb_bsp.py [--tasks digits lenet5 lstm] [--seeds 3] [--runtime local] [--quick] [--out FILE.json]
+    python bench/papers/lb_bsp.py [--tasks digits lenet5 lstm] [--seeds 3] [--runtime local] [--quick] [--out FILE.json]
 
 FedAvg with all that is equal, LB-BSP, and the two variants that the paper advises against: fast silos take more local
 steps (tau scaled), or the learning rate follows the batch (eta scaled). The first row is flwr's own `FedAvg`, which
@@ -28,8 +28,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from plots import beside, figure, in_parallel, line, print_table, save, write_json
 
+from bench.common import beside, figure, in_parallel, line, print_table, save, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 
@@ -79,8 +79,7 @@ class Job:
 
 def one_run(job: Job) -> dict[str, Any]:
     # Imported where used: torch and flwr take seconds, and the process that hands out the runs needs neither.
-    from lb_bsp_flwr import flwr_fedavg
-
+    from bench.papers.lb_bsp_flwr import flwr_fedavg
     from fedsync.ops.local import run_local
     from fedsync.sim.run import run_virtual
 

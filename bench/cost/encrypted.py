@@ -1,6 +1,6 @@
 """What encryption costs a run: accuracy, and seconds end to end.
 
-    python bench/encrypted.py [--parts accuracy seconds] [--quick] [--processes N] [--out FILE.json]
+    python bench/cost/encrypted.py [--parts accuracy seconds] [--quick] [--processes N] [--out FILE.json]
 
 - ``accuracy``: 30 rounds of LB-BSP on non-i.i.d. digits in virtual time, real ciphertexts, five seeds. The silos' test
   samples are 360, so one more correct is 0.28 points, and training is chaotic: a different last bit ends elsewhere. So
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plots import in_parallel, print_table, write_json
 
+from bench.common import in_parallel, print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.events import UpdateArrived

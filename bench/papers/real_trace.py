@@ -2,9 +2,9 @@
 
 Orders of the digits task, a few steps each, are trained one after the other; the row of an order is its speed and what
 the probe has read meanwhile. Beside them a process keeps ``--load`` processors busy and some memory in use, for
-exponentially distributed times, then rests as long. Prints the table of `bench/predictors.py` for this one trace.
+exponentially distributed times, then rests as long. Prints the table of `predictors.py` for this one trace.
 
-    python bench/real_trace.py [--seconds 120] [--trace bench/results/real_trace.csv]
+    python bench/papers/real_trace.py [--seconds 120] [--trace bench/results/real_trace.csv]
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from plots import print_table, write_json
 from rich.console import Console
 from rich.progress import Progress
 
+from bench.common import print_table, write_json
 from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.orders import WorkOrder
 from fedsync.policies.predict.backtest import Step, backtest

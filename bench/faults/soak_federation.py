@@ -1,4 +1,4 @@
-"""A real federation for `bench/soak.py`: `fedsync server start`, a `fedsync silo start` each, and their keys.
+"""A real federation for `bench/faults/soak.py`: `fedsync server start`, a `fedsync silo start` each, and their keys.
 
 The first silo reaches the server through a proxy, which can be told to swallow everything.
 """
@@ -6,7 +6,6 @@ The first silo reaches the server through a proxy, which can be told to swallow 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -32,11 +31,6 @@ from fedsync.ops import bundle
 from fedsync.trainer.model_export import export_kept
 
 START_S = 120.0
-
-
-def load_from_here() -> None:
-    """Have Flower's processes, and its command line, find apps in this folder."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 
 @contextmanager

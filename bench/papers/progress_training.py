@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plots import bar, beside, figure, in_parallel, line, print_table, save
-from progress_shared import BARRIERS, silos, strategy
 
+from bench.common import bar, beside, figure, in_parallel, line, print_table, save
+from bench.papers.progress_shared import BARRIERS, silos, strategy
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 

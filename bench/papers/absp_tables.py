@@ -1,6 +1,6 @@
 """A-BSP against BSP, SSP and ASP on the paper's jobs: iterations, seconds an iteration, seconds (cf. tables 3 to 6).
 
-    python bench/absp_tables.py [--seeds 1] [--clusters tenants static] [--jobs ...] [--quick] [--out FILE.json]
+    python bench/papers/absp_tables.py [--seeds 1] [--clusters tenants static] [--jobs ...] [--quick] [--out FILE.json]
 
 Logistic regression, dense and sparse, a linear SVM, lasso, ridge regression, k-means, matrix factorisation and a small
 network, on eight silos with equal shares of i.i.d. data. ``tenants``: machines that others use too, at a quarter of
@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from objective import Job, retimed, run, target_of
-from plots import bar, beside, figure, in_parallel, print_table, save, write_json
+from bench.common import bar, beside, figure, in_parallel, print_table, save, write_json
+from bench.papers.objective import Job, retimed, run, target_of
 
 SILOS = 8
 EXAMPLES = 128

@@ -1,6 +1,6 @@
 """Every shipped strategy on real Flower processes, one after the other: does it end well?
 
-    python bench/real_models.py [--rounds 6] [--strategies NAME ...] [--out FILE.json]
+    python bench/faults/real_models.py [--rounds 6] [--strategies NAME ...] [--out FILE.json]
 
 A SuperLink and a SuperNode a silo for each run (``--runtime local``); three silos whose emulated speeds are as 4 to 2
 to 1, and digits as the strategy deals them. A strategy ends well if it commits its rounds, all silos are of use but for
@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plots import print_table, write_json
-
+from bench.common import print_table, write_json
 from fedsync import replay
 from fedsync.cli import Runtime, runner
 from fedsync.config.cluster import ClusterConfig

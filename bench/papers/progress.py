@@ -1,6 +1,6 @@
 """How far silos come, and how far apart, under ASP, BSP, SSP, pBSP and pSSP: the figures of PSP, section 10.6, in kind.
 
-    python bench/progress.py [--parts speed stragglers sampling inconsistency] [--quick] [--out FILE.json]
+    python bench/papers/progress.py [--parts speed stragglers sampling inconsistency] [--quick] [--out FILE.json]
 
 Progress is the number of orders (the paper: iterations) that a silo has finished. Each part is a module beside this
 one, and makes a table and a PNG:
@@ -18,10 +18,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from plots import write_json
-from progress_inconsistency import inconsistency, show_inconsistency
-from progress_speed import show_speed, speed
-from progress_training import sampling, show_sampling, show_stragglers, stragglers
+from bench.common import write_json
+from bench.papers.progress_inconsistency import inconsistency, show_inconsistency
+from bench.papers.progress_speed import show_speed, speed
+from bench.papers.progress_training import sampling, show_sampling, show_stragglers, stragglers
 
 PARTS = ("speed", "stragglers", "sampling", "inconsistency")
 

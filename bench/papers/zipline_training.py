@@ -20,8 +20,8 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from plots import beside, figure, in_parallel, line, print_table, save
 
+from bench.common import beside, figure, in_parallel, line, print_table, save
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 
