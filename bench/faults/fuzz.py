@@ -35,8 +35,7 @@ from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
-from fedsync.cipher.suites import bfv
-from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites import bfv, open_suite
 from fedsync.cipher.suites.suite import Adder, Member, form_of
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout

@@ -8,7 +8,7 @@ from fedsync.cipher.keys.emulated import emulated_rings
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites import open_suite
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout

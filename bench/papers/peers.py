@@ -3,9 +3,9 @@
     python bench/papers/peers.py [--parts nvflare appfl] [--params 1000000] [--quick] [--out FILE.json]
 
 - ``nvflare``: the same updates through NVFLARE's own filters and aggregator (CKKS with the parameters that its
-  provisioning chooses), and through FedSync's ``bfv``: processor time and bytes of a round. What `fedsync bench cipher
-  --against ckks` compares with is the same arrangement written down again; here it is the package itself, with the
-  messages that it sends.
+  provisioning chooses), and through FedSync's ``bfv``: processor time and bytes of a round. What
+  `bench/cost/cipher.py --against ckks` compares with is the same arrangement written down again; here it is the
+  package itself, with the messages that it sends.
 - ``appfl``: APPFL's scheduler of FedCompass and FedSync's, both in virtual time on ``one-to-three.yaml``, without
   training: local steps that a silo is given, how many updates a commit takes in, how far apart they arrive, how long
   silos wait. APPFL's reads the clock and sets timers of its own: it is given a clock that is virtual.
@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 
 from bench.common import print_table, write_json
-from fedsync.cipher.cost import CipherCost, measure_peers, measure_suite
+from bench.cost.cipher_peers import measure_peers
+from bench.cost.cipher_round import CipherCost, measure_suite
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.layout import Layout, Vector

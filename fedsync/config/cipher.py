@@ -59,12 +59,6 @@ class BfvConfig(_SealedConfig):
     kind: Literal["bfv"]
 
 
-class CkksConfig(_SealedConfig):
-    """Homomorphic encryption on approximate numbers, larger and slower than ``bfv``: for comparison."""
-
-    kind: Literal["ckks"]
-
-
 class PadConfig(_SealedConfig):
     """One-time pads from a key that the silos share: the smallest and fastest, under the same trust as ``bfv``."""
 
@@ -86,8 +80,8 @@ class MaskedConfig(Section):
         return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
 
 
-SealedConfig = BfvConfig | CkksConfig | PadConfig | MaskedConfig
-CipherConfig = Annotated[PlainConfig | BfvConfig | CkksConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
+SealedConfig = BfvConfig | PadConfig | MaskedConfig
+CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
 
 
 def encryption_plan(

@@ -27,7 +27,7 @@ def encrypted_aggregator(
     from fedsync.cipher.keys.emulated import emulated_rings
     from fedsync.cipher.server.aggregator import EncryptedAggregator
     from fedsync.cipher.silo.replica import EncryptedReplica
-    from fedsync.cipher.suites.registry import open_suite
+    from fedsync.cipher.suites import open_suite
 
     local = config.local
     server, rings = emulated_rings(list(trainers), config.seed)

@@ -118,7 +118,7 @@ class TrainerService:
         if plan is None:
             return PlainReplica()
         from fedsync.cipher.silo.replica import EncryptedReplica
-        from fedsync.cipher.suites.registry import open_suite
+        from fedsync.cipher.suites import open_suite
 
         trainer, local, ring = self._trainer, spec.local, own_ring(self.name)
         return EncryptedReplica(

@@ -13,7 +13,7 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites import open_suite
 from fedsync.core.actions import Commit
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport

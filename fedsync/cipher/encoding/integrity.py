@@ -25,7 +25,7 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.encoding.wire import TAG_MODULUS, TAG_PARTS, Tag
-from fedsync.cipher.suites.keystream import Keystream
+from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import Member
 from fedsync.core.errors import ProtocolError
 

@@ -33,7 +33,6 @@ Integers = NDArray[np.int32]
 
 # Slot bits -> bits -> lanes, lane bits, additions: additions * (2^(bits - 1) - 1) < 2^(lane bits - 1).
 _TABLE: dict[int, dict[int, tuple[int, int, int]]] = {
-    24: {8: (1, 24, 200), 12: (1, 24, 200), 16: (1, 24, 200)},
     48: {8: (4, 12, 16), 12: (3, 16, 15), 16: (2, 24, 200)},
     64: {8: (5, 12, 16), 12: (4, 16, 15), 16: (3, 21, 32)},
 }
@@ -47,7 +46,7 @@ class Packing:
 
     Args:
         bits: of a quantised value, sign included: 8, 12 or 16.
-        slot_bits: of a slot that the suite offers: 24 (ckks), 48 (bfv) or 64 (pad).
+        slot_bits: of a slot that the suite offers: 48 (bfv, masked) or 64 (pad).
 
     Raises:
         ConfigError: there is no such arrangement.

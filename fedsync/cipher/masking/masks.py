@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.encoding.wire import TAG_MODULUS, TAG_PARTS, Tag
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys, is_signed
-from fedsync.cipher.suites.keystream import Keystream
+from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import BFV_PLAIN, Form, Member, Sealer, Words
 from fedsync.core.errors import PolicyError, ProtocolError
 

@@ -13,7 +13,7 @@ from fedsync.cipher.encoding.integrity import Tagger
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.wire import Head, Tag, Writer
 from fedsync.cipher.keys.material import GroupKey
-from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Member, Sealer, Words
 
 PORTION = 8

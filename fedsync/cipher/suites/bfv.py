@@ -20,10 +20,8 @@ import numpy as np
 import tenseal
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.contexts import opened, secret_of
 from fedsync.cipher.suites.seal_format import (
     PREFIX_BYTES,
-    CiphertextShape,
     CompressedError,
     FormatError,
     checked_prefix,
@@ -33,9 +31,8 @@ from fedsync.cipher.suites.seal_format import (
     vector_head,
 )
 from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Adder, Form, Member, Words, check_additions
-from fedsync.core.errors import RunError
+from fedsync.core.errors import ConfigError, RunError
 
-_SHAPE = CiphertextShape(degree=SLOTS, primes=1, ntt=False, scale=1.0, slots=SLOTS)
 _VECTOR = tenseal._ts_cpp.BFVVector
 _ATTEMPTS = 8
 
@@ -50,7 +47,10 @@ def new_context() -> bytes:
         encryption_type=tenseal.ENCRYPTION_TYPE.SYMMETRIC,
         n_threads=1,
     )
-    return secret_of(context)
+    secret: bytes = context.serialize(
+        save_public_key=False, save_secret_key=True, save_galois_keys=False, save_relin_keys=False
+    )
+    return secret
 
 
 class Bfv:
@@ -66,7 +66,7 @@ class Bfv:
     """
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:
-        self._context, self._head = opened(context, _probe)
+        self._context, self._head = _opened(context)
         self._form = form
         self._adder = Adder(form)
 
@@ -106,21 +106,37 @@ class Bfv:
         """Write the words of one ciphertext, little-endian."""
         for _ in range(_ATTEMPTS):
             try:
-                pieces = unpacked(seal_bytes(_VECTOR(self._context, values).serialize(), SLOTS))
+                pieces = unpacked(seal_bytes(_VECTOR(self._context, values).serialize()))
             except CompressedError:
                 continue
             return copy_words(pieces, into.data.cast("B"))
         raise RunError("TenSEAL compressed a ciphertext again and again: its words are not random")
 
 
+def _opened(secret: bytes) -> tuple[Any, bytes]:
+    """The library's context and the constant head of its vectors; errors as of `Bfv`."""
+    try:
+        # One thread: a pool of the library's own would not survive a fork.
+        loaded = tenseal.context_from(secret, n_threads=1)
+        if not loaded.is_private() or loaded.has_galois_keys():
+            raise ValueError("a context with the secret key and no others is needed")
+        return loaded.data, _probe(loaded.data)
+    except FormatError as error:
+        raise RunError(f"TenSEAL {tenseal.__version__} writes ciphertexts in an unknown way: {error}") from None
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ConfigError(
+            "group secret", f"no context of this suite: {error}", "Ask the administrator for a new one"
+        ) from None
+
+
 def _probe(context: Any) -> bytes:
     """The constant head of a vector, after a test that words survive taking out and putting back."""
     values = [(-1) ** slot * (slot << 34) for slot in range(SLOTS)]
     sample = _VECTOR(context, values).serialize()
-    body = b"".join(unpacked(seal_bytes(sample, SLOTS)))
-    head = vector_head(sample, checked_prefix(body, _SHAPE), _SHAPE)
+    body = b"".join(unpacked(seal_bytes(sample)))
+    head = vector_head(sample, checked_prefix(body))
     words = np.frombuffer(body, dtype="<u8", offset=PREFIX_BYTES).reshape(1, -1)
-    if int(words.max()) >= BFV.moduli[0]:
+    if int(words.max()) >= BFV.modulus:
         raise FormatError("words are not below the modulus")
     if list(_VECTOR(context, head + words.tobytes()).decrypt()) != values:
         raise FormatError("words do not survive taking out and putting back")

@@ -12,13 +12,41 @@ Source: Castelluccia, Mykletun and Tsudik 2005, "Efficient aggregation of encryp
 from __future__ import annotations
 
 import hmac
+import sys
 from collections.abc import Sequence
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.keystream import Keystream
 from fedsync.cipher.suites.suite import PAD, Adder, Form, Member, Words, check_additions
+
+_BLOCK = 16
+_ZEROS = bytes(1 << 16)
+
+
+class Keystream:
+    """Words that look uniform to whoever does not have the key, and are the same for all who have it.
+
+    AES-256 in counter mode: as fast as memory with AES instructions.
+
+    Args:
+        key: 32 bytes. One key, one use: the counter starts at a fixed value.
+        start: words to pass over, an even number.
+    """
+
+    def __init__(self, key: bytes, start: int = 0) -> None:
+        counter = (start * 8 // _BLOCK).to_bytes(_BLOCK, "big")
+        self._cipher = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor()
+
+    def words(self, count: int) -> Words:
+        """The next ``count`` words, uint64 [count]."""
+        words = np.empty(count, dtype=np.uint64)
+        data = words.data.cast("B")
+        for first in range(0, len(data), len(_ZEROS)):
+            part = data[first : first + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[: len(part)], part)
+        return words if sys.byteorder == "little" else words.byteswap()
 
 
 class Pad:

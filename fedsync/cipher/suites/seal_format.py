@@ -4,7 +4,7 @@ All that surrounds the words is constant for given parameters. It is taken once 
 encrypted itself, checked field by field, and from then on it is written here and never read: a peer sends words
 only. So no length, size or flag that a peer chose ever reaches the library.
 
-    TenSEAL     protobuf: sizes of the vector (field 1), SEAL's bytes (field 2), for CKKS the scale (field 3)
+    TenSEAL     protobuf: sizes of the vector (field 1), SEAL's bytes (field 2)
     SEAL        header [16]: magic 5ea1, header size, version, compression, reserved, total bytes
     zstd        frame of raw blocks, for words look random; left out in what is written here
     ciphertext  parameters' hash [32], NTT flag [1], polynomials [8], degree [8], primes [8], scale [8], correction [8],
@@ -14,7 +14,9 @@ only. So no length, size or flag that a peer chose ever reaches the library.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from fedsync.cipher.encoding.packing import SLOTS
+from fedsync.cipher.suites.suite import BFV
 
 _SEAL_HEADER = struct.Struct("<HBBBBHQ")
 _FIELDS = struct.Struct("<32sBQQQdQ")
@@ -22,6 +24,20 @@ _MAGIC, _ZSTD_MAGIC = 0xA15E, b"\x28\xb5\x2f\xfd"
 _PLAIN, _ZSTD = 0, 2
 PREFIX_BYTES = _FIELDS.size + _SEAL_HEADER.size + 8
 """Bytes of a ciphertext in front of its words."""
+
+
+def varint(number: int) -> bytes:
+    """Protobuf's variable-length integer."""
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+# Of a vector of one ciphertext: its number of values, and the tag of SEAL's bytes.
+_VECTOR_HEAD = b"\x0a" + varint(len(varint(SLOTS))) + varint(SLOTS) + b"\x12"
 
 
 class FormatError(ValueError):
@@ -32,41 +48,16 @@ class CompressedError(FormatError):
     """The library found something to compress, which happens to random words almost never: encrypt again."""
 
 
-@dataclass(frozen=True, slots=True)
-class CiphertextShape:
-    """What a ciphertext of a suite must look like.
-
-    Args:
-        degree: of the polynomials, N.
-        primes: of the coefficient modulus at this level.
-        ntt: whether the polynomials are in NTT form.
-        scale: of CKKS; 1 for BFV.
-        slots: values of a vector.
-    """
-
-    degree: int
-    primes: int
-    ntt: bool
-    scale: float
-    slots: int
-
-    @property
-    def words(self) -> int:
-        """Words of a ciphertext of two polynomials."""
-        return 2 * self.degree * self.primes
-
-
-def seal_bytes(vector: bytes, slots: int) -> memoryview:
+def seal_bytes(vector: bytes) -> memoryview:
     """SEAL's bytes inside what TenSEAL wrote for a vector of one ciphertext.
 
     Raises:
         FormatError: it wrote something else.
     """
-    sizes = varint(slots)
-    head = b"\x0a" + varint(len(sizes)) + sizes + b"\x12"
-    if not vector.startswith(head):
-        raise FormatError(f"a vector begins with {vector[: len(head)].hex()}, expected {head.hex()}")
-    length, start = read_varint(vector, len(head))
+    if not vector.startswith(_VECTOR_HEAD):
+        found, expected = vector[: len(_VECTOR_HEAD)].hex(), _VECTOR_HEAD.hex()
+        raise FormatError(f"a vector begins with {found}, expected {expected}")
+    length, start = read_varint(vector, len(_VECTOR_HEAD))
     if start + length > len(vector):
         raise FormatError("a vector ends early")
     return memoryview(vector)[start : start + length]
@@ -112,27 +103,6 @@ def _raw_blocks(frame: memoryview) -> list[memoryview]:
     return blocks
 
 
-def made_prefix(parameters: bytes, versions: bytes, shape: CiphertextShape) -> bytes:
-    """What stands in front of a ciphertext's words, where the library's own is compressed.
-
-    Args:
-        parameters: their hash, 32 bytes.
-        versions: of SEAL, major and minor.
-        shape: of the ciphertext.
-    """
-    fields = _FIELDS.pack(parameters, shape.ntt, 2, shape.degree, shape.primes, shape.scale, 1)
-    total = _SEAL_HEADER.size + 8 + 8 * shape.words
-    header = _SEAL_HEADER.pack(_MAGIC, _SEAL_HEADER.size, versions[0], versions[1], _PLAIN, 0, total)
-    return fields + header + shape.words.to_bytes(8, "little")
-
-
-def vector_tail(sample: bytes, slots: int) -> bytes:
-    """What TenSEAL wrote after SEAL's bytes: nothing for BFV, the scale for CKKS."""
-    sizes = varint(slots)
-    length, start = read_varint(sample, len(b"\x0a" + varint(len(sizes)) + sizes + b"\x12"))
-    return sample[start + length :]
-
-
 def copy_words(pieces: list[memoryview], into: memoryview) -> None:
     """Copy what follows a ciphertext's prefix, without joining the pieces first.
 
@@ -155,49 +125,36 @@ def copy_words(pieces: list[memoryview], into: memoryview) -> None:
         raise FormatError(f"a ciphertext has words of {at} bytes, expected {len(into)}")
 
 
-def checked_prefix(body: bytes, shape: CiphertextShape) -> bytes:
+def checked_prefix(body: bytes) -> bytes:
     """What stands in front of a ciphertext's words, after a check of every field.
 
     Raises:
-        FormatError: a field is not what the shape demands.
+        FormatError: a field is not as it is for two polynomials of 4,096 coefficients modulo one prime.
     """
-    if len(body) != PREFIX_BYTES + 8 * shape.words:
-        raise FormatError(f"a ciphertext has {len(body)} bytes, expected {PREFIX_BYTES + 8 * shape.words}")
-    _, ntt, polynomials, degree, primes, scale, correction = _FIELDS.unpack_from(body)
-    found = (bool(ntt), polynomials, degree, primes, scale, correction)
-    if found != (shape.ntt, 2, shape.degree, shape.primes, shape.scale, 1):
+    if len(body) != PREFIX_BYTES + 8 * BFV.words:
+        raise FormatError(f"a ciphertext has {len(body)} bytes, expected {PREFIX_BYTES + 8 * BFV.words}")
+    _, *found = _FIELDS.unpack_from(body)
+    if found != [0, 2, SLOTS, 1, 1.0, 1]:
         raise FormatError(f"a ciphertext's fields are {found}")
     magic, header, _, _, compression, reserved, total = _SEAL_HEADER.unpack_from(body, _FIELDS.size)
     (words,) = struct.unpack_from("<Q", body, PREFIX_BYTES - 8)
     array = (magic, header, compression, reserved, total, words)
-    if array != (_MAGIC, _SEAL_HEADER.size, _PLAIN, 0, _SEAL_HEADER.size + 8 + 8 * shape.words, shape.words):
+    if array != (_MAGIC, _SEAL_HEADER.size, _PLAIN, 0, _SEAL_HEADER.size + 8 + 8 * BFV.words, BFV.words):
         raise FormatError(f"an array's header is {array}")
     return body[:PREFIX_BYTES]
 
 
-def vector_head(sample: bytes, prefix: bytes, shape: CiphertextShape) -> bytes:
+def vector_head(sample: bytes, prefix: bytes) -> bytes:
     """What must stand in front of words so that TenSEAL reads a vector, uncompressed.
 
     Args:
         sample: a vector that TenSEAL wrote; its versions are taken over.
         prefix: from `checked_prefix`.
-        shape: of the ciphertext.
     """
-    sizes = varint(shape.slots)
-    versions = seal_bytes(sample, shape.slots)[3:5]
-    total = _SEAL_HEADER.size + len(prefix) + 8 * shape.words
-    header = _SEAL_HEADER.pack(_MAGIC, _SEAL_HEADER.size, versions[0], versions[1], _PLAIN, 0, total)
-    return b"\x0a" + varint(len(sizes)) + sizes + b"\x12" + varint(total) + header + prefix
-
-
-def varint(number: int) -> bytes:
-    """Protobuf's variable-length integer."""
-    written = bytearray()
-    while number > 127:
-        written.append(number & 127 | 128)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
+    major, minor = seal_bytes(sample)[3:5]
+    total = _SEAL_HEADER.size + len(prefix) + 8 * BFV.words
+    header = _SEAL_HEADER.pack(_MAGIC, _SEAL_HEADER.size, major, minor, _PLAIN, 0, total)
+    return _VECTOR_HEAD + varint(total) + header + prefix
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """What a suite is: sealing at the silos, adding at the server.
 
-A suite turns slots into *words* that hide them, so that the sum of words, taken modulo the suite's moduli, opens to
+A suite turns slots into *words* that hide them, so that the sum of words, taken modulo the suite's modulus, opens to
 the sum of slots. The server has the `Form` only: numbers that everybody may know. It checks that every word is below
 its modulus and adds with NumPy; it has no secret, and no peer's bytes reach native code there. At a silo they reach
 it only as words that passed the same check, behind headers that the silo itself wrote.
@@ -34,10 +34,9 @@ class Form:
 
     Args:
         kind: name in configuration files.
-        code: number on the wire; never reuse.
+        code: number on the wire; never reuse one, nor 2, which a suite had that is gone.
         slot_bits: bits of a slot, sign included, that `Packing` may fill.
-        moduli: of consecutive stretches of a chunk's words; 0 stands for 2^64.
-        stretch: words of a stretch; the moduli repeat until the chunk is full.
+        modulus: of a chunk's words; 0 stands for 2^64.
         words: of a chunk.
         additions: updates that may be summed before decryption could fail.
     """
@@ -45,8 +44,7 @@ class Form:
     kind: str
     code: int
     slot_bits: int
-    moduli: tuple[int, ...]
-    stretch: int
+    modulus: int
     words: int
     additions: int
 
@@ -62,16 +60,11 @@ BFV_MODULUS = 1152921504606830593
 BFV_PLAIN = 281474976694273
 """t: the largest prime of 48 bits that is 1 modulo 8192."""
 
-CKKS_MODULI = (1152921504606830593, 1099510890497)
-"""The primes of 60 and 40 bits, 1 modulo 16384, that SEAL picks for 8192 with [60, 40, 40]; of the two largest of
-40 bits it keeps the larger for itself."""
+BFV = Form("bfv", 1, 48, BFV_MODULUS, 2 * SLOTS, 200)
+PAD = Form("pad", 3, 64, 0, SLOTS, 255)
+MASKED = Form("masked", 4, 48, BFV_MODULUS, 2 * SLOTS, 200)
 
-BFV = Form("bfv", 1, 48, (BFV_MODULUS,), 2 * SLOTS, 2 * SLOTS, 200)
-CKKS = Form("ckks", 2, 24, CKKS_MODULI, 8192, 4 * 8192, 200)
-PAD = Form("pad", 3, 64, (0,), SLOTS, SLOTS, 255)
-MASKED = Form("masked", 4, 48, (BFV_MODULUS,), 2 * SLOTS, 2 * SLOTS, 200)
-
-FORMS = {form.kind: form for form in (BFV, CKKS, PAD, MASKED)}
+FORMS = {form.kind: form for form in (BFV, PAD, MASKED)}
 """Every suite by its name."""
 
 
@@ -147,10 +140,7 @@ class Adder:
 
     def __init__(self, form: Form) -> None:
         self.form = form
-        repeats = form.words // (form.stretch * len(form.moduli))
-        per_word = np.repeat(np.array(form.moduli, dtype=np.uint64), form.stretch)
-        self._wraps = form.moduli == (0,)
-        self._moduli = per_word[:1] if len(form.moduli) == 1 else np.tile(per_word, repeats)
+        self._modulus = np.uint64(form.modulus)
         self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
 
     def check(self, words: Words, sender: str) -> None:
@@ -163,12 +153,10 @@ class Adder:
             raise ProtocolError(
                 sender, "chunks", f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
             )
-        if self._wraps:
+        if not self._modulus:
             return
         for first in range(0, len(words), _GROUP):
-            group = words[first : first + _GROUP]
-            fits = group.max() < self._moduli[0] if self._moduli.size == 1 else (group < self._moduli).all()
-            if not fits:
+            if words[first : first + _GROUP].max() >= self._modulus:
                 raise ProtocolError(sender, "words", f"chunks {first}.. have words that are not below the modulus")
 
     def add(self, total: Words, words: Words) -> None:
@@ -181,15 +169,15 @@ class Adder:
         for first in range(0, len(total), _GROUP):
             into = total[first : first + _GROUP]
             np.add(into, words[first : first + _GROUP], out=into)
-            if not self._wraps:
+            if self._modulus:
                 # Below 2 q < 2^64. Where the sum is below q already, subtracting wraps round and the minimum keeps it.
                 spare = self._spare[: len(into)]
-                np.subtract(into, self._moduli, out=spare)
+                np.subtract(into, self._modulus, out=spare)
                 np.minimum(into, spare, out=into)
 
 
 def smallest_limit(form: Form, additions: int) -> int:
-    """Updates that one sum may hold: bounded by the suite's noise and by `Lanes.additions`."""
+    """Updates that one sum may hold: bounded by the suite's noise and by `Packing.additions`."""
     return min(form.additions, additions)
 
 
@@ -210,25 +198,3 @@ def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
         raise ProtocolError(sender, "members", "an update is in the sum twice")
     if len({member.nonce for member in members}) != len(members):
         raise ProtocolError(sender, "members", "two updates have one nonce")
-
-
-def largest_prime(bits: int, step: int) -> int:
-    """The largest prime of ``bits`` bits that is 1 modulo ``step``: how SEAL picks its moduli."""
-    number = (1 << bits) - ((1 << bits) - 1) % step
-    while not _is_prime(number):
-        number -= step
-    return number
-
-
-def _is_prime(number: int) -> bool:
-    """Miller and Rabin, with bases that decide every number below 2^64."""
-    odd = number - 1
-    twos = (odd & -odd).bit_length() - 1
-    odd >>= twos
-    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
-        power = pow(base, odd, number)
-        if power in (1, number - 1):
-            continue
-        if all(pow(base, odd << shift, number) != number - 1 for shift in range(1, twos)):
-            return False
-    return True

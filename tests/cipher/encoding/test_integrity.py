@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedsync.cipher.encoding.integrity import Tagger, added
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.encoding.wire import NO_TAG, TAG_MODULUS, Tag
-from fedsync.cipher.suites.keystream import Keystream
+from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import Member
 from fedsync.core.errors import ProtocolError
 from tests.cipher.sealers import member, slots_of

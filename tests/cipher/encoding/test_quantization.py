@@ -45,7 +45,7 @@ def steps_of(grid: QuantizationGrid) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("slot_bits", [24, 48, 64])
+@pytest.mark.parametrize("slot_bits", [48, 64])
 def test_every_value_comes_back_within_a_step(bits: int, slot_bits: int) -> None:
     values = rng(1).normal(size=LAYOUT.size).astype(np.float32) * 0.01
     values[:3500] *= 1000

@@ -51,7 +51,7 @@ def test_large_weights_add_exactly(silos: list[tuple[int, float]]) -> None:
 
 
 def test_slots_stay_small_for_every_suite() -> None:
-    """200 times the largest slot is below 2^33: CKKS rounds that correctly."""
+    """200 times the largest slot is below 2^33, of 47 bits that a sum may have."""
     slots = build(Contribution(MAX_CAP, (23,) * 300, 1e6, Evaluation(-1e12, 1e9, 10**12)), MAX_CAP)
     assert len(slots) == header_slots(300) == SLOTS
     assert 200 * np.abs(slots).max() < 2**33

@@ -17,7 +17,7 @@ from fedsync.cipher.keys.keyring import Ring, open_ring
 from fedsync.cipher.masking.book import MAX_ATTEMPTS, MaskBook
 from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import BFV_PLAIN
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Vector

@@ -1,4 +1,4 @@
-"""What a round of encrypted aggregation costs on this machine: all roles in one process, by processor time."""
+"""One round of encrypted aggregation with FedSync's suites, all roles in one process, by processor time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,17 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_expone
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmasker
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
-from fedsync.cipher.suites.registry import open_suite
+from fedsync.cipher.suites import open_suite
+from fedsync.cipher.suites.bfv import new_context
 from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Member, Words, form_of, smallest_limit
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 
 T = TypeVar("T")
 
+KINDS = ("bfv", "pad", "masked")
 _MILLION, _MIB = 1e6, 2**20
-_OPENINGS = 3
+OPENINGS = 3
 _CAP = 4096
 # Widths of the four stages of ResNet-18 for small images; at a scale of 1 it has 11.2 million values.
 _WIDTHS, _BLOCKS, _CLASSES, _IMAGE = (64, 128, 256, 512), 2, 10, 3
@@ -71,7 +73,7 @@ class CipherCost:
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Processor seconds of repeated work. The least of them counts: the rest is others' doing."""
 
     least_s: dict[str, float] = field(default_factory=dict)
@@ -88,37 +90,10 @@ class _Clock:
 
 
 @dataclass(slots=True)
-class _Peak:
+class Peak:
     """Most resident memory since the start, above that at the start [bytes]."""
 
     used: int = 0
-
-
-class SiloSide(Protocol):
-    """What a peer's silo does with an update; what travels are messages of one or several parts."""
-
-    def seal(self, values: Vector, layout: Layout, weight: int) -> list[bytes]:
-        """The update times the silo's weight, encrypted and serialised."""
-        ...
-
-    def open(self, sealed: list[bytes], layout: Layout) -> Vector:
-        """The mean as one vector, float32 [layout.size]."""
-        ...
-
-
-class ServerSide(Protocol):
-    """What a peer's server does."""
-
-    def add(self, sealed: list[bytes]) -> None:
-        """Load one silo's message and add it to the sum."""
-        ...
-
-    def mean(self, weights: Sequence[int]) -> list[bytes]:
-        """The sum over all weights, serialised."""
-        ...
-
-
-Sides = tuple[SiloSide, ServerSide]
 
 
 def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
@@ -134,18 +109,18 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
         raise ConfigError("--silos", f"{silos}, but sums of {bits} bits hold {limit} updates", "Take fewer, or 16 bits")
     if kind == "masked" and silos < MIN_SURVIVORS:
         raise ConfigError("--silos", f"{silos}, masks need {MIN_SURVIVORS}", f"Take {MIN_SURVIVORS} at least")
-    layout = _layout(params)
+    layout = resnet_layout(params)
     # What silos agree on by their votes: enough for all.
-    needed = [needed_exponents(_update(silo, params), layout, 1.0, bits) for silo in range(silos)]
+    needed = [needed_exponents(update_of(silo, params), layout, 1.0, bits) for silo in range(silos)]
     round_ = _Round(kind, QuantizationGrid(layout, lanes, tuple(map(max, zip(*needed, strict=True))), _CAP), silos)
-    clock = _Clock()
+    clock = Clock()
     mean = np.zeros(params)
     total: Words | None = None
     tag, members, up = wire.NO_TAG, tuple[Member, ...](), 0
-    with _memory() as peak:
+    with watched_memory() as peak:
         for silo in range(silos):
-            update = _update(silo, params)
-            mean += update.astype(np.float64) * _weight(silo)
+            update = update_of(silo, params)
+            mean += update.astype(np.float64) * weight_of(silo)
             message = clock.time("seal", partial(round_.seal, silo, update))
             up = len(message)
             envelope = round_.receive(silo, message)
@@ -158,60 +133,17 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
         if total is None:
             raise ConfigError("--silos", "there are none", "Take two at least")
         down = round_.aggregate(total, tag, members)
-        for _ in range(_OPENINGS):
+        for _ in range(OPENINGS):
             got = clock.time("open", partial(round_.open, down))
-    mean /= sum(_weight(silo) for silo in range(silos))
-    return _cost(kind, bits, params, silos, clock, (up, len(down)), _error(got, mean), peak)
-
-
-def measure_peers(params: int, silos: int, sides: Sides | None = None, kind: str = "ckks") -> CipherCost:
-    """One round as peers do it.
-
-    Args:
-        params: values of the update.
-        silos: how many send one.
-        sides: whose work it is; by default that of `fedsync.cipher.peers`.
-        kind: what the result calls it.
-    """
-    layout, clock, mean = _layout(params), _Clock(), np.zeros(params)
-    silo_side, server = _arrangement() if sides is None else sides
-    up = 0
-    with _memory() as peak:
-        for silo in range(silos):
-            update = _update(silo, params)
-            mean += update.astype(np.float64) * _weight(silo)
-            sealed = clock.time("seal", partial(silo_side.seal, update, layout, _weight(silo)))
-            up = sum(map(len, sealed))
-            # The first silo's vectors are only loaded.
-            clock.time("add" if silo else "load", partial(server.add, sealed))
-            del sealed
-        down = server.mean([_weight(silo) for silo in range(silos)])
-        for _ in range(_OPENINGS):
-            got = clock.time("open", partial(silo_side.open, down, layout))
-    mean /= sum(_weight(silo) for silo in range(silos))
-    return _cost(kind, 64, params, silos, clock, (up, sum(map(len, down))), _error(got, mean), peak)
-
-
-def _arrangement() -> Sides:
-    from fedsync.cipher.peers import PeerServer, PeerSilo
-
-    silo_side = PeerSilo()
-    return silo_side, PeerServer(silo_side.public())
+    mean /= sum(weight_of(silo) for silo in range(silos))
+    return cost_of(kind, bits, params, silos, clock, (up, len(down)), error_of(got, mean), peak)
 
 
 class _Round:
     """Silos and server of one round, with keys made for it."""
 
     def __init__(self, kind: str, grid: QuantizationGrid, silos: int) -> None:
-        context = b"no context"
-        if kind == "ckks":
-            from fedsync.cipher.suites import ckks
-
-            context = ckks.new_context()
-        elif kind != "pad":
-            from fedsync.cipher.suites import bfv
-
-            context = bfv.new_context()
+        context = b"no context" if kind == "pad" else new_context()
         self._keys = [SiloKeys.generate(f"silo{silo}") for silo in range(silos)]
         self._group = GroupKey(1, context, secrets.token_bytes(32), {}, bytes(32))
         self._grid = grid
@@ -226,9 +158,9 @@ class _Round:
         """An update's message."""
         grid, keys = self._grid, self._keys[silo]
         member = Member(f"{keys.name}/1", 0, secrets.token_bytes(NONCE_BYTES))
-        factor = _weight(silo) / grid.cap
+        factor = weight_of(silo) / grid.cap
         votes = needed_exponents(update, grid.layout, factor, grid.lanes.bits)
-        own = tally.build(tally.Contribution(_weight(silo), votes), grid.cap)
+        own = tally.build(tally.Contribution(weight_of(silo), votes), grid.cap)
         rng = np.random.Generator(np.random.SFC64(silo))
         portions: Iterator[Slots] = (slots for slots, _ in grid.encode(own, update, factor, rng))
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
@@ -297,7 +229,7 @@ def _taken(portions: Iterator[Slots], tagger: Tagger) -> Iterator[Slots]:
         yield slots
 
 
-def _layout(params: int) -> Layout:
+def resnet_layout(params: int) -> Layout:
     """The 102 tensors of ResNet-18 with batch norm, scaled in width to ``params`` values in all.
 
     How many tensors there are matters to peers, who encrypt each on its own.
@@ -326,21 +258,21 @@ def _sizes(widths: Sequence[int]) -> list[int]:
     return [*sizes, _CLASSES * before, _CLASSES]
 
 
-def _update(silo: int, params: int) -> Vector:
+def update_of(silo: int, params: int) -> Vector:
     """Values such as updates have."""
     return np.random.default_rng(silo).standard_normal(params, dtype=np.float32) * np.float32(0.01)
 
 
-def _weight(silo: int) -> int:
+def weight_of(silo: int) -> int:
     return max(_CAP - 37 * silo, 1)
 
 
-def _error(got: Vector, mean: NDArray[np.float64]) -> float:
+def error_of(got: Vector, mean: NDArray[np.float64]) -> float:
     return float(np.abs(got - mean).max() / np.abs(mean).max())
 
 
-def _cost(
-    kind: str, bits: int, params: int, silos: int, clock: _Clock, nbytes: tuple[int, int], error: float, peak: _Peak
+def cost_of(
+    kind: str, bits: int, params: int, silos: int, clock: Clock, nbytes: tuple[int, int], error: float, peak: Peak
 ) -> CipherCost:
     seal, add, open_ = (clock.speed(name, params) for name in ("seal", "add", "open"))
     up, down = (size / params for size in nbytes)
@@ -348,9 +280,9 @@ def _cost(
 
 
 @contextmanager
-def _memory() -> Iterator[_Peak]:
+def watched_memory() -> Iterator[Peak]:
     """Measure the most resident memory of this process within the block."""
-    peak = _Peak()
+    peak = Peak()
     with suppress(OSError):
         # Linux: forget the highest so far.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -1,4 +1,4 @@
-"""``fedsync bench cipher`` prints what it is documented to print, in JSON and as a table."""
+"""``bench/cost/cipher.py`` prints what docs/benchmarks.md says, and every suite takes the bytes that are promised."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from fedsync.cipher.cost import CipherCost, _layout, measure_suite
-from fedsync.cli import app
+from bench.cost import cipher
+from bench.cost.cipher_round import KINDS, CipherCost, measure_suite, resnet_layout
+from fedsync.cipher.encoding.packing import Packing
+from fedsync.cipher.encoding.quantization import QuantizationGrid
+from fedsync.cipher.encoding.wire import Head, Kind
+from fedsync.cipher.suites.suite import Member, form_of
 from fedsync.core.errors import ConfigError
 
 KEYS = {
@@ -21,7 +24,7 @@ KEYS = {
 
 def test_json_has_the_keys_of_the_contract_and_nothing_else_is_printed() -> None:
     """As a process of its own, for the library prints past Python."""
-    command = [sys.executable, "-m", "fedsync", "bench", "cipher", "--params", "50000", "--silos", "2"]
+    command = [sys.executable, "bench/cost/cipher.py", "--params", "50000", "--silos", "2"]
     done = subprocess.run([*command, "--against", "ckks", "--json"], capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)
     assert result.keys() == KEYS | {"against", "ratio"}
@@ -35,32 +38,21 @@ def test_json_has_the_keys_of_the_contract_and_nothing_else_is_printed() -> None
     assert result["against"]["max_error"] < 1e-4
 
 
-def test_without_json_a_table_is_printed() -> None:
-    done = CliRunner().invoke(app, ["bench", "cipher", "--params", "2000", "--kind", "pad"])
-    assert done.exit_code == 0, done.output
-    assert "bytes a value, up" in done.output
-
-
 @pytest.mark.parametrize(
     ("kind", "bits", "most"), [("bfv", 16, 8.1), ("masked", 16, 8.1), ("bfv", 8, 4.1), ("pad", 16, 2.7)]
 )
 def test_a_million_values_take_no_more_bytes_than_promised(kind: str, bits: int, most: float) -> None:
     """By the length that a message must have; messages of that length are made by the other tests."""
-    from fedsync.cipher.encoding.packing import Packing
-    from fedsync.cipher.encoding.quantization import QuantizationGrid
-    from fedsync.cipher.encoding.wire import Head, Kind
-    from fedsync.cipher.suites.suite import Member, form_of
-
-    form, layout = form_of(kind), _layout(10**6)
-    lanes = Packing(bits, form.slot_bits)
-    grid = QuantizationGrid(layout, lanes, (0,) * len(layout.names), 1)
+    form, layout = form_of(kind), resnet_layout(10**6)
+    packing = Packing(bits, form.slot_bits)
+    grid = QuantizationGrid(layout, packing, (0,) * len(layout.names), 1)
     members = tuple(Member(f"silo{i}/1000", 0, bytes(16)) for i in range(8))
     for what, named in ((Kind.UPDATE, members[:1]), (Kind.AGGREGATE, members)):
-        head = Head(what, form, lanes, "silo", 0, 0, 1, bytes(16), grid.digest, grid.chunks, named)
+        head = Head(what, form, packing, "silo", 0, 0, 1, bytes(16), grid.digest, grid.chunks, named)
         assert head.nbytes / 10**6 <= most
 
 
-@pytest.mark.parametrize("kind", ["bfv", "pad", "masked", "ckks"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [8, 16])
 def test_every_suite_can_be_measured(kind: str, bits: int) -> None:
     cost = measure_suite(kind, bits, 3000, 3)
@@ -71,18 +63,26 @@ def test_every_suite_can_be_measured(kind: str, bits: int) -> None:
 
 @pytest.mark.parametrize("params", [1000, 54_321, 10**6, 11_191_242])
 def test_the_model_has_as_many_values_as_asked_for(params: int) -> None:
-    layout = _layout(params)
+    layout = resnet_layout(params)
     assert layout.size == params
     assert len(layout.names) == 102
     assert min(layout.sizes) >= 0
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hold 16 updates"):
-        measure_suite("bfv", 8, 3000, 17)
-    with pytest.raises(ConfigError, match="masks need 3"):
-        measure_suite("masked", 8, 3000, 2)
-    with pytest.raises(ConfigError, match="no suite"):
-        measure_suite("rot13", 8, 3000, 2)
-    done = CliRunner().invoke(app, ["bench", "cipher", "--against", "rot13"])
-    assert isinstance(done.exception, ConfigError)
+@pytest.mark.parametrize(
+    ("kind", "bits", "silos", "words"),
+    [("bfv", 8, 17, "hold 16 updates"), ("masked", 8, 2, "masks need 3"), ("rot13", 8, 2, "no suite")],
+)
+def test_what_cannot_be_measured_is_refused(kind: str, bits: int, silos: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        measure_suite(kind, bits, 3000, silos)
+
+
+def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["cipher.py", "--params", "2000", "--kind", "pad"])
+    cipher.main()
+    assert "bytes a value, up" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["cipher.py", "--params", "2000", "--bits", "8", "--silos", "17"])
+    with pytest.raises(SystemExit):
+        cipher.main()
+    assert "hold 16 updates" in capsys.readouterr().err
