@@ -1,18 +1,22 @@
-"""Draw the timelines of docs/concepts.md anew: ``python docs/generate/pictures.py``.
+"""Draw the pictures of README and docs/concepts.md anew: ``python docs/generate/pictures.py``.
 
-Each is of a virtual run without training of a shipped strategy. The same versions of everything give
+Each shows virtual runs, without training, of shipped strategies. The same versions of everything give
 the same bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from string import Template
 from tempfile import TemporaryDirectory
 
 from fedsync.commands.report import FigureName, report
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.observe.report.data import RunData, read_run
+from fedsync.observe.report.style import COLOURS, INK, PAPER
 from fedsync.sim.timing_only import run_timing
 
 HERE = Path(__file__).parent
@@ -76,7 +80,93 @@ def draw(name: str, path: Path) -> None:
         report([folder], out=path, figure=FigureName.TIMELINE)
 
 
+COMPARISON = "fedavg-lb-bsp"
+"""The first picture of README: who computes and who waits."""
+
+ROUNDS = 8
+LEFT, RIGHT, ROW, BAR = 78, 22, 23, 17
+"""Margins, distance of rows and height of bars of the first picture [px]."""
+
+
+def compare(path: Path, width: int = 880) -> None:
+    """Write FedAvg's timeline above LB-BSP's: the same rounds on the same machines, on one axis."""
+    with TemporaryDirectory() as above:
+        runs = []
+        for name in ("fedavg", "lb-bsp"):
+            folder = Path(above) / name
+            run_timing(StrategyConfig.load(name, [f"stop.rounds={ROUNDS}"]), ClusterConfig.load("hetero"), folder)
+            runs.append(read_run(folder))
+    seconds = max(order.end_s for run in runs for order in run.orders)
+    scale = (width - LEFT - RIGHT) / seconds
+    parts, top = [], 62
+    for run, title in zip(
+        runs, ("FedAvg: all silos do the same work", "LB-BSP: batch sizes follow the speeds"), strict=True
+    ):
+        parts += _panel(run, title, top, scale)
+        top += 42 + ROW * len(run.silos)
+    axis = top - 22
+    parts.append(f'<path d="M{LEFT} {axis}H{width - RIGHT}" stroke="{INK}"/>')
+    for tick in range(0, int(seconds) + 1, 10):
+        x = LEFT + tick * scale
+        parts.append(f'<path d="M{x:.1f} {axis}v5" stroke="{INK}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{axis + 19}" text-anchor="middle">{tick}{" s" if not tick else ""}</text>')
+    captions = [f"{run.label}: {_seconds(run)}." for run in runs]
+    colours = {"ink": INK, "paper": PAPER, "compute": COLOURS[0], "wait": COLOURS[4]}
+    words = escape(" ".join(["Who computes and who waits.", *captions]))
+    svg = _SVG.substitute(colours, width=width, height=axis + 30, words=words, parts="\n".join(parts))
+    path.write_text(svg, encoding="utf-8")
+
+
+def _seconds(run: RunData) -> str:
+    return (
+        f"{ROUNDS} rounds in {run.summary['seconds']:.1f} s, silos wait {run.summary['wait_fraction']:.0%} of the time"
+    )
+
+
+def _panel(run: RunData, title: str, top: int, scale: float) -> list[str]:
+    """One run: a row a silo, from ``top`` [px] on; ``scale`` is pixels a second."""
+    end_s = float(run.summary["seconds"])
+    parts = [f'<text x="{LEFT}" y="{top - 9}"><tspan font-weight="bold">{title}.</tspan> {_seconds(run)}</text>']
+    for row, silo in enumerate(run.silos):
+        y = top + ROW * row
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(silo)}</text>')
+        parts.append(_bar(0, end_s, y, scale, "wait"))
+        parts += [
+            _bar(order.begin_s, order.begin_s + order.compute_s, y, scale, "compute")
+            for order in run.orders
+            if order.silo == silo
+        ]
+    bottom = top + ROW * len(run.silos) - ROW + BAR
+    for point in run.points:
+        parts.append(
+            f'<path d="M{LEFT + point.at_s * scale:.1f} {top - 3}V{bottom + 3}" stroke="{INK}" stroke-dasharray="4 2"/>'
+        )
+    return parts
+
+
+def _bar(begin_s: float, end_s: float, y: int, scale: float, kind: str) -> str:
+    x, wide = LEFT + begin_s * scale, (end_s - begin_s) * scale
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{BAR}"/>'
+
+
+_SVG = Template("""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 $width $height" width="$width" height="$height" role="img">
+<title>$words</title>
+<defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+<rect width="7" height="7" fill="$paper"/><path d="M0 0V7" stroke="$wait" stroke-width="3"/></pattern></defs>
+<style>text{font:13px "Helvetica Neue",Arial,"DejaVu Sans",sans-serif;fill:$ink}
+.compute{fill:$compute;stroke:$paper}.wait{fill:url(#hatch);stroke:$wait}</style>
+<rect width="$width" height="$height" fill="$paper"/>
+<rect class="compute" x="78" y="12" width="26" height="15"/><text x="111" y="24">computes</text>
+<rect class="wait" x="198" y="12" width="26" height="15"/><text x="231" y="24">waits for others</text>
+<path d="M368 11V28" stroke="$ink" stroke-dasharray="4 2"/><text x="377" y="24">commit: a new model version</text>
+$parts
+</svg>
+""")
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for each in TIMELINES:
         draw(each, FOLDER / f"{each}.svg")
+    compare(FOLDER / f"{COMPARISON}.svg")

@@ -31,7 +31,7 @@ from tests.test_deploy import takes
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(path: Path, language: str) -> list[tuple[str, str]]:
@@ -42,9 +42,10 @@ def blocks(path: Path, language: str) -> list[tuple[str, str]]:
 
 def commands(path: Path) -> Iterator[str]:
     """The ``fedsync`` commands in a page's blocks."""
-    for block in re.findall(r"```(?:console)?\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+    text = path.read_text(encoding="utf-8")
+    for language, block in re.findall(r"^```(.*?)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            if re.match(r"(\$ )?fedsync [a-z]", line):
+            if language in ("", "console") and re.match(r"(\$ )?fedsync [a-z]", line):
                 yield line.removeprefix("$ ").partition(" #")[0].partition(" > ")[0]
 
 
@@ -54,13 +55,14 @@ def headings(path: Path) -> set[str]:
     return {re.sub(r"[^\w\s-]", "", line.lower()).strip().replace(" ", "-") for line in lines}
 
 
-def test_every_relative_link_of_the_readme_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", README.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.stem)
+def test_every_relative_link_outside_the_site_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     relative = [link for link in links if not re.match(r"[a-z]+:", link)]
-    assert "docs/index.md" in relative
+    assert page != README or "docs/index.md" in relative
     for link in relative:
         path, _, anchor = link.partition("#")
-        target = ROOT / path if path else README
+        target = ROOT / path if path else page
         assert target.exists(), link
         assert not anchor or anchor in headings(target), link
 
@@ -72,7 +74,7 @@ def test_commands_exist_with_their_options(page: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    assert "fedsync run fsp --runtime virtual" in [command.strip() for command in commands(README)]
+    assert [command for command in commands(README) if command.startswith("fedsync run fsp --runtime virtual")]
     assert [command for command in commands(DOCS / "quick-start.md") if command.startswith("fedsync report")]
 
 
@@ -90,6 +92,17 @@ def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
     assert len(repeated) > 5 and all(len(row) == 3 for row in repeated.values())
     for name, row in repeated.items():
         assert row == ratios[name][:3], f"choosing.md repeats other figures for {name}"
+
+
+def test_compositions_are_those_of_the_shipped_files() -> None:
+    page = (DOCS / "extending.md").read_text(encoding="utf-8").split("\n## ")[1]
+    rows = [re.findall(r"`([^`]*)`", line) for line in page.splitlines() if line.startswith("| `")]
+    assert {name for name, *_ in rows} == {p.stem for p in ROOT.glob("strategies/*.yaml") if not p.stem.endswith("-he")}
+    for name, barrier, balancer, aggregation in rows:
+        shipped = yaml.safe_load((ROOT / "strategies" / f"{name}.yaml").read_text(encoding="utf-8"))
+        parts = {"barrier": barrier, "balancer": balancer, "aggregation": aggregation}
+        assert {key: yaml.safe_load(text) for key, text in parts.items()} == {key: shipped[key] for key in parts}
+        assert shipped["predictor"] == {"kind": "ema", "alpha": 0.2}
 
 
 MY_MODEL = """\

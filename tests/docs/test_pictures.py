@@ -25,7 +25,7 @@ def test_the_page_shows_all_of_them_and_they_are_small() -> None:
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\(pictures/([\w-]+)\.svg\)", page)) == sorted(pictures.TIMELINES)
     files = list(pictures.FOLDER.iterdir())
-    assert {file.name for file in files} == {f"{name}.svg" for name in pictures.TIMELINES}
+    assert {file.name for file in files} == {f"{name}.svg" for name in [*pictures.TIMELINES, pictures.COMPARISON]}
     assert all(file.stat().st_size < 100 * 1024 for file in files)
 
 
@@ -35,6 +35,15 @@ def test_drawn_anew_it_is_the_same(name: str, tmp_path: Path) -> None:
     committed = (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
     again = (tmp_path / "again.svg").read_text(encoding="utf-8")
     assert again == committed, "draw the pictures anew: python docs/generate/pictures.py"
+
+
+def test_the_readmes_picture_drawn_anew_is_the_same_and_has_words(tmp_path: Path) -> None:
+    pictures.compare(tmp_path / "again.svg")
+    again = (tmp_path / "again.svg").read_text(encoding="utf-8")
+    committed = pictures.FOLDER / f"{pictures.COMPARISON}.svg"
+    assert again == committed.read_text(encoding="utf-8"), "draw the pictures anew: python docs/generate/pictures.py"
+    (words,) = re.findall(r"<title>(.*)</title>", again)
+    assert f"![{words}]({committed.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("name", "other"), pictures.SAME.items())
