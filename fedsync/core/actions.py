@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsync.core.fast_dataclass import fast_dataclass
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import WorkOrder, fast_dataclass
 
 
 @fast_dataclass

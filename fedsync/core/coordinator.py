@@ -41,13 +41,12 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
-from fedsync.core.failure_policy import MAX_FAILURES
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.core.sizing import Adaptation, Plan
-from fedsync.core.state import CoordinatorState, Policies
+from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.fast_dataclass import fast_dataclass
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkReport, fast_dataclass
 
 
 @dataclass(frozen=True, slots=True)

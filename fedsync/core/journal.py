@@ -25,7 +25,7 @@ from fedsync.core import events as event_types
 from fedsync.core.actions import Action
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event
-from fedsync.core.fast_dataclass import fast_dataclass
+from fedsync.core.orders import fast_dataclass
 
 JOURNAL = "journal.jsonl"
 """Name of the file in a run's folder."""

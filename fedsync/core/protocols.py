@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.curve import Curve
-from fedsync.core.fast_dataclass import fast_dataclass
-from fedsync.core.orders import UpdateMeta, Window
+from fedsync.core.orders import UpdateMeta, Window, fast_dataclass
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.core.weighting import Weighting
 

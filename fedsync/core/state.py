@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from fedsync.core.failure_policy import FailurePolicy
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
@@ -14,6 +14,13 @@ from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Passes, StopRules
+from fedsync.core.views import SiloView
+
+MAX_FAILURES = 3
+"""Orders that every silo must fail in a row before the run is given up."""
+
+MOST_FAILURES = 1000
+"""The same while silos are away that have worked: with the rests between them, a week of real time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,31 @@ class Policies:
     weigher: Weigher
     stop: StopRules
     declared_speeds: bool = False
+
+
+@dataclass(slots=True)
+class FailurePolicy:
+    """Who has worked, and what went wrong last.
+
+    Args:
+        proven: silos that have delivered an update; those that are away may come back.
+        last_failure: of an order, or of what a silo said of itself.
+    """
+
+    proven: set[str] = field(default_factory=set)
+    last_failure: str = ""
+
+    def able(self, silos: Mapping[str, SiloView]) -> bool:
+        """Whether a silo is here that does not fail all that it is asked."""
+        return any(silo.failures < MAX_FAILURES for silo in silos.values())
+
+    def hopeless(self, silos: Mapping[str, SiloView]) -> str | None:
+        """Why the run should be given up, or None: because the silos here all fail, and no others are expected."""
+        if not silos or self.able(silos) or any(silo.busy for silo in silos.values()):
+            return None
+        if min(silo.failures for silo in silos.values()) < MOST_FAILURES and not self.proven <= silos.keys():
+            return None
+        return f"every silo failed {MAX_FAILURES} orders in a row; the last: {self.last_failure}"
 
 
 @dataclass(slots=True)

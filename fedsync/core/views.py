@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedsync.core.curve import Curve
-from fedsync.core.fast_dataclass import fast_dataclass
-from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
+from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder, fast_dataclass
 
 
 @fast_dataclass

@@ -9,9 +9,8 @@ from typing import Any
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Note, Stop
 from fedsync.core.checks import sound, usable
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
-from fedsync.core.fast_dataclass import fast_dataclass
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.scores import Scores
 
 

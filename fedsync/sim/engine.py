@@ -30,8 +30,8 @@ from fedsync.core.actions import (
     Stop,
     WakeAt,
 )
-from fedsync.core.budget import steps_within
 from fedsync.core.coordinator import Coordinator
+from fedsync.core.curve import steps_within
 from fedsync.core.errors import FedSyncError, RunError
 from fedsync.core.events import (
     Evaluated,

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsync.core.budget import may_begin
 from fedsync.core.checks import usable
+from fedsync.core.curve import may_begin
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport

@@ -11,8 +11,8 @@ import pytest
 from fedsync.core.actions import Commit, Discard, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Progressed, SiloJoined, SiloLost, TimerFired, WorkFailed
-from fedsync.core.failure_policy import MOST_FAILURES
 from fedsync.core.orders import Evaluation, SiloFacts, Window
+from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.ssp import Asp
