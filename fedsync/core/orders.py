@@ -177,6 +177,20 @@ class UpdateMeta:
     nbytes: int
     loss: float = 0.0
 
+    @classmethod
+    def of(cls, silo: str, order: WorkOrder, report: WorkReport, examples: int, nbytes: int) -> UpdateMeta:
+        """What a silo with so many training samples says in its report of an order; the update has ``nbytes``."""
+        return cls(
+            order.update_id,
+            silo,
+            order.base_version,
+            report.steps,
+            report.samples,
+            examples,
+            nbytes,
+            report.loss,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SiloFacts:

@@ -265,16 +265,7 @@ class FlowerDriver:
         update = messages.read_update(reply, layout, self._aggregator.upload_bytes, name)
         self._aggregator.put(name, order.update_id, update)
         self._aggregator.holds(name, order.base_version)
-        meta = UpdateMeta(
-            update_id=order.update_id,
-            silo=name,
-            base_version=order.base_version,
-            steps=report.steps,
-            samples=report.samples,
-            examples=self._nodes.examples[name],
-            nbytes=update.nbytes,
-            loss=report.loss,
-        )
+        meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], update.nbytes)
         return UpdateArrived(now_s, meta, report)
 
     def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:

@@ -49,10 +49,11 @@ from fedsync.core.transfer import Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages
+from fedsync.trainer.protocol import Completed
 
 
 class Worker(Protocol):
-    """Trains for one silo."""
+    """Trains for one silo: a `fedsync.trainer.session.SiloSession`, or what stands in for one where nobody trains."""
 
     @property
     def facts(self) -> SiloFacts:
@@ -61,10 +62,10 @@ class Worker(Protocol):
 
     @property
     def replica(self) -> Replica:
-        """What stands between its trainer and what travels."""
+        """Its copy of the model, where it keeps one, and its encryption."""
         ...
 
-    def train(self, order: WorkOrder, received: Payload) -> tuple[Payload, WorkReport] | None:
+    def train(self, order: WorkOrder, received: Payload) -> Completed | None:
         """Carry out an order; the times in the report are replaced by virtual ones.
 
         None where nobody trains: the order counts as carried out in full, there is no payload to keep, and the report
@@ -243,7 +244,7 @@ class VirtualDriver:
             outcome = worker.train(asked, work.received)
             if outcome is not None:
                 self._aggregator.holds(silo, worker.replica.holds)
-                self._aggregator.put(silo, order.update_id, outcome[0])
+                self._aggregator.put(silo, order.update_id, outcome.update)
         except FedSyncError as error:
             self._aggregator.holds(silo, worker.replica.holds)
             return WorkFailed(now_s, silo, order.update_id, str(error))
@@ -259,25 +260,15 @@ class VirtualDriver:
             report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s)
             nbytes = self._aggregator.upload_bytes
         else:
-            update, done = outcome
-            course, nbytes = course.cut(done.steps), update.nbytes
+            course, nbytes = course.cut(outcome.report.steps), outcome.update.nbytes
             report = replace(
-                done,
+                outcome.report,
                 compute_s=course.last_s - work.start_s,
                 overhead_s=overhead_s,
                 windows=speed_windows(order.batch_size, work.start_s, course.ends),
                 peak_memory=0,
             )
-        meta = UpdateMeta(
-            order.update_id,
-            silo,
-            order.base_version,
-            report.steps,
-            report.samples,
-            worker.facts.examples,
-            nbytes,
-            report.loss,
-        )
+        meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
         return UpdateArrived(now_s, meta, report)
 
     def _evaluate(self, silo: str, version: int, received: Payload) -> Evaluation | None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.layout import Vector
-from fedsync.core.transfer import Aggregator, PlainReplica, Replica
-from fedsync.observe.exporters.base import open_exporters
-from fedsync.observe.recorder import Listener, Recorder
+from fedsync.core.transfer import Aggregator, Replica
+from fedsync.observe.recorder import Listener
+from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.sim.sealed import encrypted_aggregator
-from fedsync.sim.workers import TrainingWorker
-from fedsync.tasks.protocol import SiloSlot
-from fedsync.train.loop import Trainer
 from fedsync.train.weights import save_model
+from fedsync.trainer.protocol import Identity
+from fedsync.trainer.session import SiloSession
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keyring import Ring
+    from fedsync.cipher.keys.keywrap import ServerKeys
 
 
 def run_virtual(
@@ -33,7 +34,7 @@ def run_virtual(
     listeners: Sequence[Listener] = (),
     poll_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Run a strategy on simulated machines with real training.
+    """Run a strategy on simulated machines with real training, and with real keys where updates are encrypted.
 
     Args:
         config: the strategy.
@@ -50,48 +51,24 @@ def run_virtual(
         ConfigError: strategy and silos do not fit together.
         RunError: the run could not reach its end.
     """
-    task = config.task.build()
-    # Many silos in one process: their orders run one after another, so a thread each is enough.
-    options = replace(config.local.build(), threads=config.local.threads or 1)
-    trainers = {
-        silo.name: Trainer(task, SiloSlot(silo.name, index, len(cluster.silos), config.seed), options)
+    builder = RunBuilder(config, cluster, out, "virtual", target_accuracy, listeners)
+    task, spec = config.task.build(), builder.spec()
+    keys, rings = _keys(config, cluster)
+    workers = {
+        silo.name: SiloSession(Identity("", index, silo.name), spec, task, rings.__getitem__)
         for index, silo in enumerate(cluster.silos)
     }
-    trainer = next(iter(trainers.values()))
-    policies, plan = config.policies(cluster.at_start), config.encryption_plan(trainer.layout, cluster.at_start)
-    aggregator: Aggregator = PlainAggregator(trainer.initial_model(), keep_bases=policies.weigher.toward)
-    replicas: dict[str, Replica] = {}
-    if plan is not None:
-        aggregator, replicas = encrypted_aggregator(plan, config, trainers)
-    workers = {
-        silo.name: TrainingWorker(trainers[silo.name], silo, replicas.get(silo.name, PlainReplica()))
-        for silo in cluster.silos
-    }
-    plain = config.model_dump(mode="json")
-    recorder = Recorder(
-        out,
-        runtime="virtual",
-        config=plain,
-        silos=cluster.entries(),
-        model_bytes=trainer.layout.nbytes,
-        target_accuracy=config.stop.target_accuracy if target_accuracy is None else target_accuracy,
-        sealed_share=0.0 if plan is None else plan.share,
-        listeners=listeners,
-        exporters=open_exporters(config.export, out, {**plain, "runtime": "virtual"}),
-    )
-    driver = VirtualDriver(
-        Coordinator(policies),
-        aggregator,
-        {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
-        workers,
-        recorder,
-        poll_s,
-    )
+    first = next(iter(workers.values()))
+    policies, plan = builder.policies(), spec.encryption_plan(first.layout)
+    aggregator = builder.aggregator(first.initial_model(), policies, plan, keys)
+    recorder = builder.recorder(first.layout.nbytes, plan)
+    machines = {silo.name: Machine(silo, config.seed) for silo in cluster.silos}
+    driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)
     try:
         driver.run()
     finally:
         summary = recorder.finish()
-    save_model(out / "model.pt", task, final_model(aggregator, replicas))
+    save_model(out / "model.pt", task, final_model(aggregator, {name: each.replica for name, each in workers.items()}))
     return summary
 
 
@@ -101,3 +78,12 @@ def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vect
         return aggregator.model
     newest = max(replicas.values(), key=lambda replica: replica.holds)
     return newest.model
+
+
+def _keys(config: StrategyConfig, cluster: ClusterConfig) -> tuple[ServerKeys | None, dict[str, Ring]]:
+    """What the server may know, and each silo's keys: made for this run, and kept in memory."""
+    if config.cipher.kind == "plain":
+        return None, {}
+    from fedsync.cipher.keys.emulated import emulated_rings
+
+    return emulated_rings([silo.name for silo in cluster.silos], config.seed)

@@ -22,8 +22,8 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.transfer import InTheClear, Payload, PlainReplica, Replica
-from fedsync.observe.exporters.base import open_exporters
-from fedsync.observe.recorder import Listener, Recorder
+from fedsync.observe.recorder import Listener
+from fedsync.observe.run_builder import RunBuilder
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
 
@@ -39,7 +39,7 @@ class TimingWorker:
 
     Args:
         facts: what the silo says when it joins.
-        port: passes on what comes.
+        replica: passes on what comes.
     """
 
     facts: SiloFacts
@@ -125,19 +125,10 @@ def run_timing(
     if config.stop.relative_change is not None:
         remedy = "Train, or leave it out: `--set stop.relative_change=null`"
         raise ConfigError("stop.relative_change", "there is no training loss where nothing is trained", remedy)
-    plain = config.model_dump(mode="json")
-    recorder = Recorder(
-        out,
-        runtime="virtual",
-        config=plain,
-        silos=cluster.entries(),
-        model_bytes=model_bytes,
-        listeners=listeners,
-        exporters=open_exporters(config.export, out, {**plain, "runtime": "virtual"}),
-        journal=journal,
-    )
+    builder = RunBuilder(config, cluster, out, "virtual", None, listeners, trains=False)
+    recorder = builder.recorder(model_bytes, journal=journal)
     driver = VirtualDriver(
-        Coordinator(config.policies(cluster.at_start)),
+        Coordinator(builder.policies()),
         NoAggregator(model_bytes),
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
         {silo.name: TimingWorker.of(silo) for silo in cluster.silos},

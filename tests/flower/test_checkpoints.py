@@ -129,7 +129,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if not silos_kept:
         client_app._links.clear()
     _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
-    copies = [link._replica for link in client_app._links.values() if isinstance(link, TrainerService)]
+    copies = [link._session.replica for link in client_app._links.values() if isinstance(link, TrainerService)]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
         np.testing.assert_array_equal(copy.model, copies[0].model)

@@ -57,7 +57,7 @@ def _start(
     if rings is None:
         return run, [np.concatenate([array.numpy().ravel() for array in result.arrays.values()])]
     assert not result.arrays, "the server has no model"
-    return run, [desk._replica.model for desk in _desks()]  # type: ignore[attr-defined]
+    return run, [desk._session.replica.model for desk in _desks()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])

@@ -22,6 +22,7 @@ from fedsync.observe.recorder import Recorder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver, Worker
 from fedsync.sim.machine import Machine
+from fedsync.trainer.protocol import Completed
 
 Twist = Callable[[WorkOrder, Vector, WorkReport], tuple[Vector, WorkReport]]
 
@@ -46,7 +47,7 @@ class FakeWorker:
     def facts(self) -> SiloFacts:
         return SiloFacts(self.examples, self.silo.memory_samples, self.silo.speed)
 
-    def train(self, order: WorkOrder, base: Vector) -> tuple[Vector, WorkReport]:
+    def train(self, order: WorkOrder, base: Vector) -> Completed:
         self.bases.append(base)
         report = WorkReport(
             base_version=order.base_version,
@@ -59,7 +60,9 @@ class FakeWorker:
             evaluation=self.evaluate(base, order.base_version) if order.evaluate else None,
         )
         update = np.ones_like(base)
-        return (update, report) if self.twist is None else self.twist(order, update, report)
+        if self.twist is not None:
+            update, report = self.twist(order, update, report)
+        return Completed(report, update)
 
     def evaluate(self, received: Vector, version: int) -> Evaluation:
         return Evaluation(loss=40.0, correct=20.0, samples=40)

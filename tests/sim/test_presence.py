@@ -14,10 +14,11 @@ from fedsync.core.actions import Discard, Dispatch
 from fedsync.core.errors import RunError
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived
 from fedsync.core.layout import Vector
-from fedsync.core.orders import SiloFacts, WorkOrder, WorkReport
+from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.rng import Stream, generator
 from fedsync.observe.replay import replay
 from fedsync.sim.outages import Outage, outages
+from fedsync.trainer.protocol import Completed
 from tests.sim.fake import FakeWorker, Result, machines, simulate, strategy
 
 FIXED = strategy(balancer={"kind": "fixed"})  # an order is 640 samples: 6.4 s at 100 a second
@@ -117,10 +118,10 @@ class Placed(FakeWorker):
 
     place = 0
 
-    def train(self, order: WorkOrder, base: Vector) -> tuple[Vector, WorkReport]:
-        update, report = super().train(order, base)
-        self.place += report.samples
-        return update, report
+    def train(self, order: WorkOrder, base: Vector) -> Completed:
+        done = super().train(order, base)
+        self.place += done.report.samples
+        return done
 
 
 def test_the_place_in_the_data_survives_a_crash(tmp_path: Path) -> None:
@@ -140,17 +141,17 @@ def test_real_training_goes_on_where_it_was_in_its_data(tmp_path: Path) -> None:
 
     seen: dict[str, list[Any]] = {}
 
-    class Watched(run.TrainingWorker):
-        def train(self, order: WorkOrder, base: Vector) -> tuple[Vector, WorkReport]:
+    class Watched(run.SiloSession):
+        def train(self, *order: Any) -> Completed:
             before = self.cursor
-            result = super().train(order, base)
-            seen.setdefault(self.config.name, []).append((before, self.cursor))
+            result = super().train(*order)
+            seen.setdefault(self.name, []).append((before, self.cursor))
             return result
 
     config = StrategyConfig.load("fedavg", ["stop.rounds=3"])
     silos = machines({"speed": 200.0}, {"speed": 100.0, "faults": [{"at_s": 8.0, "down_s": 1.0}]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "TrainingWorker", Watched)
+        patch.setattr(run, "SiloSession", Watched)
         run.run_virtual(config, ClusterConfig(silos=silos), tmp_path)
     assert [len(steps) for steps in seen.values()] == [3, 2]
     for steps in seen.values():

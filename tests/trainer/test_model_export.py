@@ -99,7 +99,7 @@ def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, mo
         timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
         run = FedSync(config_of(file), silos, out=tmp_path / "run", timing=timing, keys=rings[1])
         run.start(DirectGrid(3))
-        models = [link._replica.model for link in client_app._links.values()]  # type: ignore[attr-defined]
+        models = [link._session.replica.model for link in client_app._links.values()]  # type: ignore[attr-defined]
 
     assert not (tmp_path / "run" / "model.pt").exists()
     said = export(file, tmp_path / "out" / "new")

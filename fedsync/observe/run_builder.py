@@ -1,0 +1,107 @@
+"""Builds what every run consists of, whatever drives it: policies, aggregator and recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.layout import Vector
+from fedsync.core.state import Policies
+from fedsync.core.transfer import DurableAggregator
+from fedsync.observe.exporters.base import open_exporters
+from fedsync.observe.recorder import Listener, Recorder
+from fedsync.policies.aggregate.aggregator import PlainAggregator
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keywrap import ServerKeys
+    from fedsync.cipher.plan import EncryptionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RunBuilder:
+    """One run before it begins.
+
+    Args:
+        config: the strategy.
+        cluster: machines that silos emulate; None in a real federation.
+        out: folder for the run's files.
+        runtime: ``virtual``, ``flower``, ``local`` or ``deployment``.
+        target_accuracy: for ``seconds_to_target``; None takes that of the stop rules.
+        listeners: called after every entry of the journal.
+        trains: False where only time passes, so that there is no accuracy to reach.
+    """
+
+    config: StrategyConfig
+    cluster: ClusterConfig | None
+    out: Path
+    runtime: str
+    target_accuracy: float | None = None
+    listeners: Sequence[Listener] = ()
+    trains: bool = True
+
+    @property
+    def machines(self) -> list[dict[str, Any]] | None:
+        """What silos emulate, as plain values."""
+        return None if self.cluster is None else self.cluster.entries()
+
+    def policies(self) -> Policies:
+        """Everything that decides."""
+        if self.cluster is None:
+            return self.config.policies()
+        # Only a simulated machine can be late; a real process that emulates one is there from the start.
+        virtual = self.runtime == "virtual"
+        return self.config.policies(self.cluster.at_start if virtual else len(self.cluster.silos))
+
+    def spec(self) -> RunSpec:
+        """What silos know of the run."""
+        silos = self.config.shares if self.cluster is None else len(self.cluster.silos)
+        return RunSpec.of(self.config, self.cluster, silos)
+
+    def aggregator(
+        self,
+        model: Vector,
+        policies: Policies,
+        plan: EncryptionPlan | None,
+        keys: ServerKeys | None,
+        given: Vector | None = None,
+    ) -> DurableAggregator:
+        """What adds updates.
+
+        Args:
+            model: version 0, float32 [values]; not looked at where updates are encrypted.
+            policies: of the run.
+            plan: how updates are encrypted; None in the clear.
+            keys: of the server, if they are.
+            given: version 0 where silos cannot build it, if they are.
+        """
+        if plan is None or keys is None:
+            return PlainAggregator(model, keep_bases=policies.weigher.toward)
+        from fedsync.cipher.server.aggregator import EncryptedAggregator
+
+        return EncryptedAggregator(plan, keys, given)
+
+    def recorder(
+        self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False
+    ) -> Recorder:
+        """Writes the run's files, and passes its figures to the exporters; arguments as `Recorder`'s."""
+        config, target = self.config.model_dump(mode="json"), self.target_accuracy
+        if target is None and self.trains:
+            target = self.config.stop.target_accuracy
+        return Recorder(
+            self.out,
+            runtime=self.runtime,
+            config=config,
+            silos=self.machines,
+            model_bytes=model_bytes,
+            target_accuracy=target,
+            sealed_share=0.0 if plan is None else plan.share,
+            listeners=self.listeners,
+            exporters=open_exporters(self.config.export, self.out, {**config, "runtime": self.runtime}),
+            journal=journal,
+            resume=resume,
+        )

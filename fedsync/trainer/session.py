@@ -1,0 +1,201 @@
+"""A silo's session: it receives a model, trains, sends the update and remembers where it is in its data.
+
+Virtual time, Flower's simulation engine and a real silo's resident trainer all use this object, so a silo does the
+same everywhere. Not to be confused with `fedsync.trainer.service.TrainerService`, which answers questions while a
+session is at work, or with `fedsync.core.transfer.Replica`, the session's copy of the model and its encryption.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from fedsync.config.cluster import SiloConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
+from fedsync.core.transfer import Payload, PlainReplica, Replica
+from fedsync.tasks.protocol import SiloSlot, Task
+from fedsync.train.device import resolve
+from fedsync.train.loop import Trainer, Watch
+from fedsync.train.options import LocalOptions
+from fedsync.train.sample import likely_update
+from fedsync.train.sampler import Cursor
+from fedsync.train.throttle import Throttle
+from fedsync.trainer.key_lookup import own_ring
+from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.protocol import ANSWER, COPY, Completed, Identity
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keyring import Ring
+    from fedsync.cipher.keys.material import GroupKey
+    from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.cipher.silo.sealing import Pipeline
+
+_SEALERS = 4
+"""Most processes that seal for one silo."""
+
+_LARGE = 256
+"""Chunks from which on several processes are worth starting: two million parameters at 16 bits."""
+
+
+class SiloSession:
+    """One silo's part of a run. Orders come one after the other; snapshots and answers may be asked for meanwhile.
+
+    Args:
+        identity: which silo of the run this is.
+        spec: the run.
+        task: what is trained.
+        ring: finds the silo's keys by its name; asked only if the run is encrypted.
+        owner: what the silo's owner allows; None allows everything.
+        folder: where the last order and the replica are kept, or None to keep them in memory only.
+        throttled: slow the training down to the speed of the machine that the silo emulates.
+
+    Raises:
+        ConfigError: data, device or keys are not usable here, or the owner does not allow the run.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        spec: RunSpec,
+        task: Task,
+        ring: Callable[[str], Ring] = own_ring,
+        owner: OwnerPolicy | None = None,
+        folder: Path | None = None,
+        *,
+        throttled: bool = False,
+    ) -> None:
+        machine = spec.emulate[identity.index] if spec.emulate else None
+        self.name = machine.name if machine else identity.name
+        slot = SiloSlot(self.name, identity.index, spec.silos, spec.seed)
+        self._trainer = Trainer(task, slot, _options(spec, identity, machine))
+        self.facts = SiloFacts(
+            examples=self._trainer.examples,
+            memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
+            declared_speed=machine.speed if machine else identity.declared_speed,
+            device=self._trainer.device,
+        )
+        plan = spec.encryption_plan(self._trainer.layout)
+        if owner is not None:
+            owner.check_seal(plan)
+        self.replica = (
+            PlainReplica() if plan is None else _encrypted(plan, spec, self._trainer, ring(self.name), folder)
+        )
+        self._throttle = (
+            Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
+        )
+        self._file = None if folder is None else folder / ANSWER
+        self.last = None if self._file is None else LastOrder.load(self._file)
+        self.cursor = Cursor() if self.last is None else self.last.cursor
+        # A snapshot may be asked for while an order is in work, but not while the model changes.
+        self._exchange = threading.Lock()
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        return self._trainer.layout
+
+    def initial_model(self) -> Vector:
+        """The model before any training, float32 [layout.size]; the same at every silo."""
+        return self._trainer.initial_model()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether what travels is sealed."""
+        return not isinstance(self.replica, PlainReplica)
+
+    def train(self, order: WorkOrder, received: Payload, watch: Watch | None = None) -> Completed:
+        """Carry out an order. What encryption takes counts as overhead.
+
+        Args:
+            order: what to do.
+            received: what makes it possible to have the model to start from; see `Replica.receive`.
+            watch: called after each step; False ends the order there.
+
+        Raises:
+            OtherVersion: what came does not continue the model that is here; nothing was changed.
+            ProtocolError: the server sent something else.
+            Exception: whatever training raised.
+        """
+        begin_s = perf_counter()
+        with self._exchange:
+            base = self.replica.receive(received, order.base_version)
+        received_s = perf_counter()
+        outcome = self._trainer.run(order, base, self.cursor, self._throttle, watch)
+        trained_s = perf_counter()
+        update, report = self.replica.send(outcome.update, order, outcome.report), outcome.report
+        sent_s = perf_counter()
+        if report.evaluation is not None:
+            report = replace(report, evaluation=self.replica.reported(report.evaluation))
+        if self.sealed:
+            cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
+            report = replace(report, overhead_s=cost_s)
+        done = Completed(report, update)
+        if self._file is not None:
+            # Before anybody hears of it: after a crash the order is done, or it never happened.
+            LastOrder(order, done, outcome.cursor).save(self._file)
+        self.cursor = outcome.cursor
+        return done
+
+    def evaluate(self, received: Payload, version: int) -> Evaluation:
+        """What the server is told of the model ``version`` on the silo's test split; raises as `train`."""
+        with self._exchange:
+            model = self.replica.receive(received, version)
+        return self.replica.reported(self._trainer.evaluate(model))
+
+    def answer(self, question: Payload) -> Payload:
+        """Answer what the server's aggregator asks; see `Replica.answer`."""
+        with self._exchange:
+            return self.replica.answer(question)
+
+    def snapshot(self) -> tuple[int, Payload]:
+        """Version of the model that is kept here, and the model, sealed for other silos."""
+        with self._exchange:
+            return self.replica.holds, self.replica.snapshot()
+
+
+def _encrypted(plan: EncryptionPlan, spec: RunSpec, trainer: Trainer, ring: Ring, folder: Path | None) -> Replica:
+    from fedsync.cipher.silo.replica import EncryptedReplica
+    from fedsync.cipher.suites import open_suite
+
+    local = spec.local
+    return EncryptedReplica(
+        plan,
+        ring,
+        open_suite(plan.kind, ring.group),
+        trainer.examples,
+        trainer.initial_model,
+        lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
+        None if folder is None else folder / COPY,
+        spec.run,
+        _pipeline(spec, plan, ring.group),
+    )
+
+
+def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
+    """Several processes that seal and open, where the update is large and the machine has processors to spare."""
+    processes = min((os.cpu_count() or 1) // 2, _SEALERS)
+    if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:
+        return None
+    from fedsync.cipher.silo.sealing import Pool
+
+    return Pool(plan.kind, group, processes)
+
+
+def _options(spec: RunSpec, identity: Identity, machine: SiloConfig | None) -> LocalOptions:
+    """How to train: as the run says, where the silo's owner has not decided otherwise."""
+    options = spec.local.build()
+    if machine is not None:
+        # Emulated silos share one machine: a thread each.
+        options = replace(options, threads=options.threads or 1)
+    if identity.device is not None:
+        resolve(identity.device, "node configuration, device")
+        options = replace(options, device=identity.device)
+    return replace(options, resources=options.resources and identity.resources)
