@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedsync.core.errors import FedSyncError
-from fedsync.core.journal import JournalEntry, decode
+from fedsync.core.journal import JournalEntry, read_entry, read_header
 
 
 class Tail:
@@ -42,14 +41,7 @@ class Tail:
             while (line := file.readline()).endswith(b"\n"):
                 self._offset += len(line)
                 self._line += 1
-                try:
-                    value = json.loads(line)
-                    entry = None if self.header is None else decode(JournalEntry, value)
-                except (ValueError, TypeError, KeyError, AttributeError) as error:
-                    raise FedSyncError(f"{self._path}, line {self._line}: not a journal line: {error!r}") from error
-                if entry is not None:
-                    yield entry
-                elif isinstance(value, dict):
-                    self.header = value
+                if self.header is None:
+                    self.header = read_header(self._path, line)
                 else:
-                    raise FedSyncError(f"{self._path}: not a journal: its first line is not a header")
+                    yield read_entry(self._path, self._line, line)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.processes import tail
+from fedsync.core.codec import decode, encode
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.core.journal import decode, encode
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
@@ -78,7 +78,7 @@ class TrainerClient:
         self._socket = self._folder / SOCKET
         described = self._ask({"do": "describe"})[0]
         self.name = str(described["name"])
-        self.facts: SiloFacts = decode(SiloFacts, described["facts"])
+        self.facts: SiloFacts = decode(SiloFacts, described["facts"], own=True)
         shapes = tuple(tuple(shape) for shape in described["layout"]["shapes"])
         self.layout = Layout(tuple(described["layout"]["names"]), shapes)
         self.sealed = bool(described["sealed"])
@@ -117,7 +117,7 @@ class TrainerClient:
         answer = self._ask({"do": "evaluate", "version": version}, received)[0]
         if "holds" in answer:
             return VersionMismatch(answer["holds"])
-        evaluation: Evaluation = decode(Evaluation, answer["evaluation"])
+        evaluation: Evaluation = decode(Evaluation, answer["evaluation"], own=True)
         return evaluation
 
     def answer(self, question: Payload) -> Payload:
@@ -137,7 +137,7 @@ class TrainerClient:
     def _answer(self, request: dict[str, Any], received: Payload | None) -> Answer:
         answer, update = self._ask(request, received)
         if update is not None:
-            return Completed(decode(WorkReport, answer["report"]), update)
+            return Completed(decode(WorkReport, answer["report"], own=True), update)
         return VersionMismatch(answer["holds"]) if "holds" in answer else InProgress(answer["steps"], answer["samples"])
 
     def _ask(self, request: dict[str, Any], received: Payload | None = None) -> tuple[dict[str, Any], Payload | None]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsync.common.checksums import digested, undigested
 from fedsync.common.files import OWNER_FILE, write_atomically
-from fedsync.core.journal import decode, encode
+from fedsync.core.codec import decode, encode
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import Completed
@@ -58,6 +58,6 @@ class LastOrder:
             return None
         text, _, update = body.partition(b"\n")
         about = json.loads(text)
-        report = decode(WorkReport, about["report"])
+        report = decode(WorkReport, about["report"], own=True)
         answer = Completed(report, np.frombuffer(update, dtype=about["dtype"]))
-        return cls(decode(WorkOrder, about["order"]), answer, decode(Cursor, about["cursor"]))
+        return cls(decode(WorkOrder, about["order"], own=True), answer, decode(Cursor, about["cursor"], own=True))

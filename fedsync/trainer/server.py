@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsync.common.files import remove_unfinished
 from fedsync.common.processes import alive, exit_with_owner
+from fedsync.core.codec import decode, encode
 from fedsync.core.errors import ConfigError
-from fedsync.core.journal import decode, encode
 from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import listen, receive, send
@@ -239,7 +239,7 @@ def _answer(
         case "model":
             return {}, desk.initial_model()
         case "train" if received is not None:
-            return _outgoing(desk.train(decode(WorkOrder, request["order"]), received, request["wait_s"]))
+            return _outgoing(desk.train(decode(WorkOrder, request["order"], own=True), received, request["wait_s"]))
         case "collect":
             return _outgoing(desk.collect(request["update_id"], request["wait_s"], halt=request["halt"]))
         case "evaluate" if received is not None:

@@ -13,10 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from fedsync.core import codec
 from fedsync.core.checks import check_evaluation, check_facts, check_report, sound
 from fedsync.core.errors import ProtocolError
 from fedsync.core.events import Progressed, SiloJoined, UpdateArrived
-from fedsync.core.journal import JournalEntry, encode
+from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.flower import messages
@@ -132,7 +133,7 @@ def use(key: str, message: Message) -> None:
 
 
 def written_down(event: Any) -> None:
-    json.dumps(encode(JournalEntry(0.0, (event,), (), "")), allow_nan=False).encode()
+    codec.dumps(JournalEntry(0.0, (event,), (), "")).encode()
 
 
 @settings(max_examples=50, deadline=None)

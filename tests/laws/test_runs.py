@@ -6,7 +6,6 @@ Each law looks at a finished run of the fake cluster; the run is cached, so that
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 import re
 from collections import Counter
@@ -18,10 +17,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from fedsync.core import codec
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Rollback, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived, WorkFailed
-from fedsync.core.journal import JournalEntry, decode, encode, replay
+from fedsync.core.journal import JournalEntry, replay
 from fedsync.observe.ledger import Ledger
 from fedsync.policies.aggregate.weighers import WeightedMean
 from tests.laws.fake_cluster import FakeCluster, Outcome, Scenario
@@ -84,9 +84,9 @@ def a_replay_decides_the_same(case: int, stop: int, scenario: Scenario) -> None:
 
 def a_replay_from_json_decides_the_same(case: int, stop: int, scenario: Scenario) -> None:
     entries = run(case, stop, scenario).entries
-    texts = [json.dumps(encode(entry)) for entry in entries]
-    read = [decode(JournalEntry, json.loads(text)) for text in texts]
-    assert [json.dumps(encode(entry)) for entry in replay(read, fresh(case, stop))] == texts
+    texts = [codec.dumps(entry) for entry in entries]
+    read = [codec.loads(JournalEntry, text, own=True) for text in texts]
+    assert [codec.dumps(entry) for entry in replay(read, fresh(case, stop))] == texts
 
 
 def the_state_pickles_at_any_time(case: int, stop: int, scenario: Scenario) -> None:

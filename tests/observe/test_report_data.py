@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.journal import FORMAT
 from fedsync.observe.report.data import FIGURES, natural, read_run, read_runs
 from tests.observe.runs import two_silos
 from tests.sim.fake import machines, simulate, spoil, strategy
@@ -132,7 +133,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("[]")
     with pytest.raises(ConfigError, match="not a summary"):
         read_run(tmp_path)
-    (tmp_path / "journal.jsonl").write_text("{}\n")
+    (tmp_path / "journal.jsonl").write_text(f'{{"format":{FORMAT}}}\n')
     (tmp_path / "summary.json").unlink()
     with pytest.raises(ConfigError, match="not begun"):
         read_run(tmp_path)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from fedsync.core.errors import FedSyncError
-from fedsync.core.journal import JournalEntry
+from fedsync.core.journal import FORMAT, JournalEntry
 from fedsync.observe.tail import Tail
 from tests.observe.runs import two_silos
+
+HEADER = f'{{"format":{FORMAT}}}'
 
 
 def test_every_entry_comes_once_however_the_lines_arrive(tmp_path: Path) -> None:
@@ -38,7 +40,12 @@ def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "place"),
-    [("[1]\n", "first line"), ("{}\n{nonsense}\n", "line 2"), ('{}\n{"at_s": 1.0}\n', "line 2"), ("oh\n", "line 1")],
+    [
+        ("[1]\n", "first line"),
+        (f"{HEADER}\n{{nonsense}}\n", "line 2"),
+        (f'{HEADER}\n{{"at_s": 1.0}}\n', "line 2"),
+        ("oh\n", "first line"),
+    ],
 )
 def test_what_is_no_journal_is_refused_by_line(tmp_path: Path, text: str, place: str) -> None:
     path = tmp_path / "journal.jsonl"
