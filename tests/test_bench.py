@@ -1,7 +1,11 @@
-"""Every bench of the synchronisation models runs to its end and leaves its files. What they measure is not tested."""
+"""Scripts of bench/ load, run to their end and leave their files. What they measure is not tested.
+
+One runs with every change, the others with `make full`.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,27 +19,52 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.sim.run import run_virtual
 
 ROOT = Path(__file__).parent.parent
+TWO_STRATEGIES = ["--strategies", "fedavg", "pssp"]
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "bench").glob("*/*.py")
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+)
+
+
+def test_every_script_loads() -> None:
+    modules = ", ".join(script.removesuffix(".py").replace("/", ".") for script in SCRIPTS)
+    done = subprocess.run([sys.executable, "-c", f"import {modules}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() -> None:
+    index = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    assert {f"bench/{row}" for row in re.findall(r"^\| `([a-z]+/\w+\.py)`", index, re.MULTILINE)} == set(SCRIPTS)
+    for page in [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        named = set(re.findall(r"bench/[\w/]+\.py", page.read_text(encoding="utf-8")))
+        assert named <= set(SCRIPTS), page
 
 
 @pytest.mark.parametrize(
     ("script", "arguments", "figures"),
     [
-        ("papers/progress", ["--parts", "speed", "inconsistency"], ["-speed", "-inconsistency"]),
-        ("papers/progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
-        (
-            "papers/time_to_target",
-            ["--target", "0.3", "--clusters", "one-to-three", "--strategies", "fedavg", "pssp"],
-            [""],
-        ),
-        ("papers/lb_bsp", ["--tasks", "digits"], [""]),
-        ("papers/zipline", [], ["-search", "-training"]),
-        ("papers/fsp", [], [""]),
-        ("papers/fsp_workloads", ["--workloads", "k-means", "--parts", "workloads"], [""]),
-        ("papers/absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
         ("papers/balancers", [], ["-drop", "-oscillation"]),
-        ("papers/heterogeneity", [], [""]),
-        ("cost/scheduling", [], [""]),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("papers/progress", ["--parts", "speed", "inconsistency"], ["-speed", "-inconsistency"]),
+                ("papers/progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
+                ("papers/time_to_target", ["--target", "0.3", "--clusters", "one-to-three", *TWO_STRATEGIES], [""]),
+                ("papers/lb_bsp", ["--tasks", "digits"], [""]),
+                ("papers/predictors", [], []),
+                ("papers/zipline", [], ["-search", "-training"]),
+                ("papers/fsp", [], [""]),
+                ("papers/fsp_workloads", ["--workloads", "k-means", "--parts", "workloads"], [""]),
+                ("papers/absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
+                ("papers/heterogeneity", [], [""]),
+                ("cost/scheduling", [], [""]),
+                ("cost/encrypted", ["--parts", "accuracy"], []),
+            )
+        ),
     ],
 )
 def test_bench_ends_and_writes_json_and_figures(
@@ -52,6 +81,7 @@ def test_bench_ends_and_writes_json_and_figures(
         assert (out.parent / f"some{suffix}.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.full
 def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
     """A target beyond reach in the time there is, and a setting that one strategy does not know."""
     out = tmp_path / "some.json"
@@ -81,6 +111,7 @@ def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path) -> None:
     assert ours["wait_fraction"] == pytest.approx(theirs["wait_fraction"])
 
 
+@pytest.mark.full
 def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     command = [sys.executable, "bench/cost/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]
