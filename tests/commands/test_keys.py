@@ -47,7 +47,6 @@ def test_keys_from_the_first_to_a_rotation(admin: Path, tmp_path: Path) -> None:
     assert "epoch 1" in done("accept", bundles["a"], "--dir", a, "--admin", public)
     done("accept", bundles["b"], "--dir", b, "--admin", public)
     assert open_group(a) == open_group(b)
-
     rotated = dict(row.split(" ", 1) for row in done("rotate", admin, "--without", "b").splitlines())
     assert list(rotated) == ["a"]
     done("accept", rotated["a"], "--dir", a)

@@ -41,9 +41,7 @@ def test_a_project_validates_and_learns_until_its_target_is_reached(tmp_path: Pa
     project = made(tmp_path / "deep" / "project", kind)
     call("validate", project / "strategy.yaml")
     call("validate", project / "silos.yaml")
-
     call("run", project / "strategy.yaml", "--silos", project / "silos.yaml", "--runtime", "virtual", "--out", tmp_path)
-
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["stopped_by"].startswith("target accuracy")
     assert summary["seconds_to_target"] is not None

@@ -27,9 +27,7 @@ from fedsync.core.errors import ConfigError
 def test_the_entry_loads_and_says_what_was_measured(tmp_path: Path, curve: Curve, memory_samples: int | None) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(silo_file(curve, 64, memory_samples))
-
     (silo,) = ClusterConfig.load(file).silos
-
     assert silo.memory_samples == memory_samples
     read = silo.build_curve()
     for batch in (1, 16, 64, 1000):
@@ -40,13 +38,11 @@ def test_the_entry_loads_and_says_what_was_measured(tmp_path: Path, curve: Curve
 
 def test_a_line_through_the_origin_needs_no_curve() -> None:
     (entry,) = yaml.safe_load(silo_file(Curve(1000.0, 1e-5), 64, None))["silos"]
-
     assert set(entry) == {"name", "speed"}
 
 
 def test_a_name_that_no_silo_can_have_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: "node 1/rack")
-
     assert yaml.safe_load(silo_file(Curve(1.0), 8, None))["silos"][0]["name"] == "node-1-rack"
 
 
@@ -58,11 +54,9 @@ def test_the_command_prints_a_table_and_an_entry_that_loads(tmp_path: Path) -> N
         "barrier: {kind: bsp}\ntask: {kind: csv, files: [points.csv], target: y}\n"
     )
     threads = torch.get_num_threads()
-
     done = CliRunner().invoke(
         app, ["probe", "--task", str(strategy), "--device", "cpu", "--seconds", "0.1", "--out", str(out)]
     )
-
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
     # Three quarters of 24 rows are there to train on.
@@ -84,6 +78,5 @@ def test_the_command_prints_a_table_and_an_entry_that_loads(tmp_path: Path) -> N
 )
 def test_mistakes_are_named(arguments: list[str], place: str) -> None:
     done = CliRunner().invoke(app, ["probe", *arguments])
-
     assert isinstance(done.exception, ConfigError)
     assert place in str(done.exception)

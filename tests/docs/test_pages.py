@@ -171,7 +171,6 @@ def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None
     torch.manual_seed(1)  # the page's model begins with random weights
     with silos_in_this_process():
         main_of(app / "server_app.py-after")(DirectGrid(5), None)
-
     (result,) = results
     assert max(result.train_metrics_clientapp) == 1
     # Half of the labels are right by chance.

@@ -60,7 +60,6 @@ def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path)
     assert not (tmp_path / "summary.json").exists()
     trainers = sorted(path.parent.name for path in (tmp_path / "state").glob("*/identity.json"))
     assert len(trainers) == 2
-
     seen: list[list[str]] = []
 
     class Watch:
@@ -68,12 +67,10 @@ def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path)
             seen.append(sorted(path.parent.name for path in (tmp_path / "state").glob("*/identity.json")))
 
     summary = run_local(config, cluster, tmp_path, listeners=[Watch()], resume=True)
-
     assert (summary["rounds"], summary["stopped_by"]) == (ROUNDS, f"{ROUNDS} rounds done")
     assert seen[-1] == trainers, "the silos went on with what they kept"
     assert not (tmp_path / "state").exists() and not (tmp_path / "checkpoints").exists(), "nothing is left behind"
     assert torch.load(tmp_path / "model.pt", weights_only=True)
-
     entries = replay(tmp_path / "journal.jsonl")
     events = [event for entry in entries for event in entry.events]
     actions = [action for entry in entries for action in entry.actions]

@@ -31,9 +31,7 @@ def rows(data: SiloData) -> torch.Tensor:
 
 def test_shapes_and_shares(tmp_path: Path) -> None:
     task = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", test_share=0.2)
-
     data = load(task)
-
     assert data.train.tensors[0].shape == (16, 1 + 8)  # a number, and a text of 8 buckets
     assert data.train.tensors[0].dtype == torch.float32
     assert torch.bincount(data.test.tensors[1]).tolist() == [2, 2]  # 20 % of 10 of each class
@@ -44,16 +42,13 @@ def test_shapes_and_shares(tmp_path: Path) -> None:
 
 def test_an_mlp_has_a_hidden_layer(tmp_path: Path) -> None:
     model = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", model="mlp", hidden=5).model()
-
     assert [tuple(parameter.shape) for parameter in model.parameters()] == [(5, 9), (5,), (2, 5), (2,)]
 
 
 def test_numbers_by_hand(tmp_path: Path) -> None:
     # The one row of class 1 stays in training, one of the two rows of class 0 is the test split.
     file = write(tmp_path, "a.csv", "x,y,z,t\n1,5,?,0\n3,,NA,1\n3,5,nan,0\n")
-
     data = load(CsvTask((file,), "t", test_share=0.5))
-
     train, test = data.train.tensors[0].numpy(), data.test.tensors[0].numpy()
     x_train = np.array([1.0, 3.0]) if test[0, 0] > 0 else np.array([3.0, 3.0])
     x_test = 3.0 if test[0, 0] > 0 else 1.0
@@ -70,9 +65,7 @@ def test_no_test_row_leaks_into_the_features(tmp_path: Path) -> None:
     lines = GOOD.splitlines()
     for row in in_test:
         lines[row + 1] = lines[row + 1].replace(str(20 + row), str(1000 + row))
-
     changed = load(CsvTask((write(tmp_path, "b.csv", "\n".join(lines)),), "sick"))
-
     assert len(in_test) == len(plain.test)
     assert torch.equal(changed.train.tensors[0], plain.train.tensors[0])
     assert not torch.equal(changed.test.tensors[0], plain.test.tensors[0])
@@ -86,7 +79,6 @@ def _age_in(data: SiloData, age: int) -> bool:
 
 def test_texts_are_hashed_alike_everywhere(tmp_path: Path) -> None:
     file = write(tmp_path, "a.csv", "town,t\n Paris ,0\nRome,0\n?,1\n,1\n")
-
     blocks = {tuple(row) for row in rows(load(CsvTask((file,), "t"))).tolist()}
 
     def one_hot(word: str) -> tuple[float, ...]:
@@ -108,16 +100,13 @@ def test_targets_above_a_threshold_or_as_they_are(tmp_path: Path) -> None:
 
 def test_ignored_columns_are_left_out(tmp_path: Path) -> None:
     task = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", ignore=("town",))
-
     assert rows(load(task)).shape == (20, 1)
 
 
 def test_a_silo_needs_only_its_own_file(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine.csv", GOOD)
     files = (str(tmp_path / "theirs.csv"), mine)
-
     task = CsvTask(files, "sick")
-
     assert rows(load(task, 1, 2)).shape == (20, 9)
     model = task.model()
     assert isinstance(model, nn.Linear)
@@ -127,10 +116,8 @@ def test_a_silo_needs_only_its_own_file(tmp_path: Path) -> None:
 def test_declared_texts_agree_though_cells_do_not(tmp_path: Path) -> None:
     numbers = "code,t\n1,0\n2,1\n"
     files = (write(tmp_path, "a.csv", numbers), write(tmp_path, "b.csv", "code,t\n1,0\nx,1\n"))
-
     with pytest.raises(ConfigError, match=r"b\.csv, column 'code': .*text here and numbers in .*task\.text"):
         load(CsvTask(files, "t"), 1, 2)
-
     task = CsvTask(files, "t", text=("code",))
     assert rows(load(task, 0, 2)).shape == rows(load(task, 1, 2)).shape == (2, 8)
 
@@ -152,7 +139,6 @@ def test_declared_texts_agree_though_cells_do_not(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str | None) -> None:
     task = CsvTask((write(tmp_path, "a.csv", text),), "sick")
-
     if message is None:
         load(task)  # a NUL makes a text, not a crash
         return
@@ -162,7 +148,6 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     task = CsvTask((str(tmp_path / "no.csv"),), "sick")
-
     with pytest.raises(ConfigError, match=r"no\.csv: cannot read the file: No such file"):
         load(task)
     with pytest.raises(ConfigError, match=r"no\.csv: cannot read the file"):
@@ -171,14 +156,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,sick\n\xff\xfe,0\n")
-
     with pytest.raises(ConfigError, match=r"a\.csv: not a CSV file in UTF-8"):
         load(CsvTask((str(tmp_path / "a.csv"),), "sick"))
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
     file = write(tmp_path, "a.csv", "\ufeff" + GOOD)
-
     assert rows(load(CsvTask((file,), "sick", ignore=("age",)))).shape == (20, 8)
 
 
@@ -193,7 +176,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
 def test_headers_that_differ_are_named(tmp_path: Path, header: str, message: str) -> None:
     body = ",".join("1" for _ in header.split(","))
     task = CsvTask((write(tmp_path, "a.csv", GOOD), write(tmp_path, "b.csv", f"{header}\n{body}\n")), "sick")
-
     with pytest.raises(ConfigError, match=message):
         task.model()
 
@@ -212,14 +194,12 @@ def test_headers_that_differ_are_named(tmp_path: Path, header: str, message: str
 def test_options_are_checked(options: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CsvTask(**{"files": ("a.csv",), "target": "sick", **options})
-
     assert caught.value.place == place
 
 
 @pytest.mark.parametrize("option", ["ignore", "text"])
 def test_unknown_columns_in_options_are_named(tmp_path: Path, option: str) -> None:
     options: dict[str, Any] = {option: ("twon",)}
-
     with pytest.raises(ConfigError, match=rf"task\.{option}: .*no column 'twon'\. Did you mean 'town'\?"):
         load(CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", **options))
 

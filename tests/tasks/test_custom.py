@@ -38,14 +38,12 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_task_is_made_with_its_options(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, GOOD), {"width": 5})
-
     assert isinstance(task, Task)
     assert task.model().in_features == 5
 
 
 def test_a_loaded_task_pickles(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, GOOD), {})
-
     assert pickle.loads(pickle.dumps(task)) == task
 
 
@@ -53,14 +51,12 @@ def test_files_of_one_name_in_two_folders_do_not_mix(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first = load_task(write(tmp_path, GOOD), {})
     second = load_task(write(tmp_path / "other", GOOD), {})
-
     assert type(first) is not type(second)
     assert type(first).__module__ != type(second).__module__
 
 
 def test_an_imported_task_does_not_count(tmp_path: Path) -> None:
     text = "from fedsync.tasks.digits import DigitsTask\n" + GOOD.replace("from __future__ import annotations\n", "")
-
     assert type(load_task(write(tmp_path, text), {})).__name__ == "Mine"
 
 
@@ -98,10 +94,8 @@ def test_the_task_s_own_complaint_passes(tmp_path: Path) -> None:
         "        from fedsync.core.errors import ConfigError\n"
         "        raise ConfigError('task.options.width', 'too wide', 'Narrow it')\n"
     )
-
     with pytest.raises(ConfigError) as caught:
         load_task(write(tmp_path, GOOD + complaint), {})
-
     assert caught.value.place == "task.options.width"
 
 
@@ -113,7 +107,6 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 
 def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(GOOD, encoding="utf-8")
-
     with pytest.raises(ConfigError, match=r"mine\.txt: this is not a Python file"):
         load_task(tmp_path / "mine.txt", {})
 
@@ -169,7 +162,6 @@ def write_with_neighbours(folder: Path, width: int) -> Path:
 @pytest.mark.usefixtures("_modules_go")
 def test_modules_beside_the_file_are_found_at_once_and_later(tmp_path: Path) -> None:
     task = load_task(write_with_neighbours(tmp_path / "a", 3), {})
-
     assert task.model().out_features == 3
     assert task.data(SLOT) == 30
 
@@ -178,7 +170,6 @@ def test_modules_beside_the_file_are_found_at_once_and_later(tmp_path: Path) -> 
 def test_tasks_with_modules_of_one_name_do_not_get_each_others(tmp_path: Path) -> None:
     first = load_task(write_with_neighbours(tmp_path / "a", 3), {"early": True})
     second = load_task(write_with_neighbours(tmp_path / "b", 5), {})
-
     assert (first.model().out_features, second.model().out_features) == (3, 5)
     assert second.data(SLOT) == 50, "what the first task imported has another place"
     assert pickle.loads(pickle.dumps(second.model())).out_features == 5
@@ -195,5 +186,4 @@ def test_what_the_process_had_imported_itself_stays(tmp_path: Path, monkeypatch:
         import my_model  # type: ignore[import-not-found]  # written above
     load_task(path, {})
     load_task(write_with_neighbours(tmp_path / "b", 5), {})
-
     assert sys.modules["my_model"] is my_model

@@ -25,7 +25,6 @@ def silos(task: DigitsTask, seed: int = 7) -> list[SiloData]:
 
 def test_every_silo_holds_the_same_test_split_and_its_own_part() -> None:
     data = silos(DigitsTask(Dirichlet(0.5)))
-
     for silo in data:
         assert torch.equal(silo.test.tensors[0], data[0].test.tensors[0])
         assert torch.equal(silo.test.tensors[1], data[0].test.tensors[1])
@@ -38,7 +37,6 @@ def test_every_silo_holds_the_same_test_split_and_its_own_part() -> None:
 def test_images_labels_and_stratification() -> None:
     silo = silos(DigitsTask(Iid()))[0]
     images, labels = silo.test.tensors
-
     assert images.shape == (360, 1, 8, 8)
     assert images.dtype == torch.float32
     assert (images.min(), images.max()) == (0.0, 1.0)
@@ -49,13 +47,11 @@ def test_images_labels_and_stratification() -> None:
 
 def test_pathological_silos_hold_two_digits_each() -> None:
     held = [torch.unique(silo.train.tensors[1]).tolist() for silo in silos(DigitsTask(Pathological(2)))]
-
     assert held == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
 def test_the_seed_decides_the_split() -> None:
     first, again, other = (silos(DigitsTask(Iid()), seed)[0].test.tensors[0] for seed in (1, 1, 2))
-
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -73,7 +69,6 @@ def test_the_test_share_is_checked(share: float) -> None:
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     digits._digits.cache_clear()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
         silos(DigitsTask(Iid()))
 
@@ -83,7 +78,6 @@ def test_federated_averaging_is_stable_on_pathological_silos() -> None:
     trainers = [Trainer(task, SiloSlot(f"silo-{index}", index, SILOS, 7), options) for index in range(SILOS)]
     model, cursors = trainers[0].initial_model(), [Cursor()] * SILOS
     before = trainers[0].evaluate(model)
-
     for round in range(1, 16):
         updates = []
         for index, trainer in enumerate(trainers):
@@ -92,7 +86,6 @@ def test_federated_averaging_is_stable_on_pathological_silos() -> None:
             cursors[index] = outcome.cursor
             updates.append(outcome.update)
         model = model + np.mean(updates, axis=0)
-
     after = trainers[0].evaluate(model)
     assert after.correct > 3 * before.correct
     assert after.loss < 0.75 * before.loss

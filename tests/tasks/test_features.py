@@ -22,9 +22,7 @@ def encoded(cells: list[str], train: int) -> NDArray[np.float32]:
 def test_a_constant_is_zero_though_binary_numbers_cannot_hold_it(constant: str, train: int) -> None:
     """The deviation of ten times 0.1 is 1.4e-17: divided by it, a test row of 0.2 would be 7e15."""
     other = float(constant) + 1.5
-
     features = encoded([constant] * train + [constant, "?", str(other)], train)
-
     assert not features[: train + 2].any(), "a test row with the constant, or imputed with it, is zero too"
     assert features[-1] == pytest.approx(1.5)
 

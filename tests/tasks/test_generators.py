@@ -25,7 +25,6 @@ SOURCES = [
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
 def test_samples_are_as_the_shape_says_and_the_same_each_time(source: Source) -> None:
     shape, (train, _), (again, _) = source.shape(), source.read(), source.read()
-
     assert train.dense().shape == (60, *shape.inputs)
     assert train.dense().dtype == torch.float32
     assert isinstance(train.inputs, Pairs) == shape.sparse
@@ -48,7 +47,6 @@ def by_nearest_mean(train: Samples, test: Samples) -> float:
 
 def test_digits_are_images_that_can_be_told_apart_but_are_not_trivial() -> None:
     train, test = Digits28Source(400, 200).read()
-
     assert test is not None
     assert train.inputs.shape == (400, 1, 28, 28)
     assert np.bincount(train.targets).min() > 20
@@ -58,7 +56,6 @@ def test_digits_are_images_that_can_be_told_apart_but_are_not_trivial() -> None:
 
 def test_more_digits_than_originals_are_new_variants() -> None:
     train, _ = Digits28Source(3000, 10).read()
-
     originals = 1797 - round(0.2 * 1797)
     assert train.targets[0] == train.targets[originals]
     assert not np.array_equal(train.inputs[0], train.inputs[originals])
@@ -66,14 +63,12 @@ def test_more_digits_than_originals_are_new_variants() -> None:
 
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
         Digits28Source(10, 10).read()
 
 
 def test_keywords_have_speakers_and_can_be_told_apart() -> None:
     samples, _ = KeywordsSource(600).read()
-
     assert samples.owners is not None
     assert len(np.unique(samples.owners)) == 40
     assert by_nearest_mean(samples.take(np.arange(300)), samples.take(np.arange(300, 600))) > 0.3
@@ -81,7 +76,6 @@ def test_keywords_have_speakers_and_can_be_told_apart() -> None:
 
 def test_blobs_are_as_far_apart_as_is_said() -> None:
     near, far = (BlobsSource(600, apart=apart).read()[0] for apart in (0.0, 10.0))
-
     assert by_nearest_mean(far, far) > 0.99
     assert by_nearest_mean(near, near) < 0.4
 
@@ -90,9 +84,7 @@ def test_sparse_rows_follow_a_linear_truth() -> None:
     source = SparseSource(2000, features=200, nonzeros=10, informative=20, noise=0.1, target="number")
     samples, _ = source.read()
     x = np.concatenate([samples.dense().numpy(), np.ones((2000, 1))], axis=1)
-
     error = samples.targets - x @ np.linalg.lstsq(x, samples.targets, rcond=None)[0]
-
     assert samples.targets.std() == pytest.approx(1.0, abs=0.05)
     assert error.std() == pytest.approx(0.1, abs=0.02)
     classes, _ = SparseSource(2000).read()
@@ -112,7 +104,6 @@ def test_non_negative_ratings_are_of_non_negative_vectors() -> None:
 def test_ratings_have_the_rank_and_the_gaps_that_are_said() -> None:
     full = RatingsSource(200, items=20, rank=3, known=1.0, noise=0.0).read()[0].dense().numpy()
     gaps = RatingsSource(200, items=20, known=0.1).read()[0].dense().numpy()
-
     assert np.linalg.matrix_rank(full, tol=1e-3) == 3
     assert (~np.isnan(gaps)).any(axis=1).all()
     assert np.isnan(gaps).mean() == pytest.approx(0.9, abs=0.06)

@@ -31,9 +31,7 @@ def hospital(index: int, **options: object) -> Trainer:
 def test_training_lowers_the_loss_on_unseen_patients(index: int, model: str) -> None:
     trainer = hospital(index, model=model)
     base = trainer.initial_model()
-
     outcome = trainer.run(WorkOrder("u", 0, 1, 32, 60, 0.1, seed=1), base, Cursor())
-
     before, after = outcome.report.evaluation, trainer.evaluate(base + outcome.update)
     assert before is not None
     assert after.loss < before.loss
@@ -44,15 +42,12 @@ def test_cleveland_is_predicted_better_than_by_its_majority() -> None:
     base = trainer.initial_model()
     labels = trainer._task.data(trainer._slot).test.tensors[1]
     majority = int(torch.bincount(labels).max())
-
     update = trainer.run(WorkOrder("u", 0, 1, 32, 60, 0.1, seed=1), base, Cursor()).update
-
     assert trainer.evaluate(base + update).correct > 1.3 * majority
 
 
 def test_all_hospitals_have_the_same_model() -> None:
     layouts = [hospital(index).layout for index in range(len(HOSPITALS))]
-
     # 14 columns, one of them the target, all numeric.
     assert layouts[0].shapes == ((2, 13), (2,))
     assert all(layout == layouts[0] for layout in layouts)

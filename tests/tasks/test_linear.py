@@ -44,9 +44,7 @@ def test_losses_and_scores_by_hand(loss: LinearLoss, targets: list[float], each:
     y = np.array(targets, dtype=np.float32 if numbers else np.int64)
     made = task(loss, y, 0 if numbers else 2, l1=0.1, l2=0.2)
     batch = [torch.from_numpy(X), torch.from_numpy(y)]
-
     mean, (total, correct) = made.loss(model(), batch).detach(), made.score(model(), batch)
-
     penalty = 0.1 * np.abs(WEIGHT).sum() + 0.1 * (WEIGHT**2).sum()
     assert float(mean) == pytest.approx(each.mean() + penalty, rel=1e-5)
     assert float(total.detach()) == pytest.approx(each.sum(), rel=1e-5)
@@ -62,9 +60,7 @@ def test_more_than_two_classes_by_hand(loss: LinearLoss) -> None:
         each = [np.log(np.exp(row).sum()) - row[label] for row, label in zip(outputs, y, strict=True)]
     else:
         each = [max(0, 1 + max(np.delete(row, label)) - row[label]) for row, label in zip(outputs, y, strict=True)]
-
     total, correct = task(loss, y, 3).score(model(weight, bias), [torch.from_numpy(X), torch.from_numpy(y)])
-
     assert float(total.detach()) == pytest.approx(sum(each), rel=1e-5)
     assert int(correct) == (outputs.argmax(axis=1) == y).sum()
 
@@ -73,9 +69,7 @@ def test_the_gradient_of_lasso_is_that_of_the_book() -> None:
     """X'(Xw + b - y) / n + l1 sign(w)."""
     y = np.array([1.0, -1.0, 0.5, 2.0], dtype=np.float32)
     made, linear = task("squared", y, 0, l1=0.3), model()
-
     made.loss(linear, [torch.from_numpy(X), torch.from_numpy(y)]).backward()
-
     np.testing.assert_allclose(
         linear.weight.grad.numpy()[:, 0], X.T @ (SCORES - y) / 4 + 0.3 * np.sign(WEIGHT), rtol=1e-5
     )
@@ -87,9 +81,7 @@ def test_full_batches_find_the_solution_of_ridge_regression() -> None:
     y = (x @ np.array([1.0, -2.0, 0.5]) + 0.7 + rng.normal(0, 0.1, 50)).astype(np.float32)
     source = Given(Samples(x, y), Samples(x[:5], y[:5]), classes=0)
     silo = Trainer(LinearTask(source, Iid(), loss_name="squared", l2=0.1), slot(), OPTIONS)
-
     found = silo.run(WorkOrder("u", 0, 1, 50, 300, 0.3, seed=1, evaluate=False), silo.initial_model(), Cursor()).update
-
     # The bias is not penalised: centre both sides.
     centred, offset = x - x.mean(axis=0), y - y.mean()
     weight = np.linalg.solve(centred.T @ centred / 50 + 0.1 * np.eye(3), centred.T @ offset / 50)
@@ -99,12 +91,10 @@ def test_full_batches_find_the_solution_of_ridge_regression() -> None:
 def test_lasso_leaves_little_of_features_that_do_not_count() -> None:
     source = SparseSource(400, features=60, nonzeros=6, informative=10, target="number")
     plain, sparing = (trainers(LinearTask(source, Iid(), loss_name="squared", l1=l1), 1)[0] for l1 in (0.0, 0.02))
-
     weights = [
         silo.run(WorkOrder("u", 0, 1, 32, 200, 0.1, seed=1, evaluate=False), silo.initial_model(), Cursor()).update
         for silo in (plain, sparing)
     ]
-
     small = [int((np.abs(each[:-1]) < 0.01).sum()) for each in weights]
     assert small[1] > small[0] + 10
 
@@ -112,9 +102,7 @@ def test_lasso_leaves_little_of_features_that_do_not_count() -> None:
 def test_sparse_rows_say_the_same_as_dense_ones() -> None:
     samples, _ = SparseSource(30, features=20, nonzeros=4).read()
     linear = model(np.random.default_rng(1).normal(size=(20, 1)))
-
     columns, values, _ = LinearTask(SparseSource(), Iid()).dataset(samples).tensors
-
     torch.testing.assert_close(linear(columns, values), linear(samples.dense()))
 
 

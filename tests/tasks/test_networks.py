@@ -35,7 +35,6 @@ def parameters(model: nn.Module) -> int:
 )
 def test_sizes_by_hand(name: Network, shape: tuple[int, ...], expected: int) -> None:
     model = image_network(name, "group", shape, 10)
-
     assert parameters(model) == expected
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -43,7 +42,6 @@ def test_sizes_by_hand(name: Network, shape: tuple[int, ...], expected: int) -> 
 def test_residual_networks_have_the_sizes_of_their_paper() -> None:
     """He et al. 2016, table 6: 0.27 and 0.46 million."""
     sizes = [parameters(image_network(name, "batch", (3, 32, 32), 10)) for name in ("resnet20", "resnet32")]
-
     assert [round(size / 1e6, 2) for size in sizes] == [0.27, 0.46]
 
 
@@ -59,9 +57,7 @@ def test_what_group_norm_says_of_a_sample_does_not_depend_on_the_batch(name: Net
     torch.manual_seed(0)
     model = image_network(name, norm, (1, 8, 8), 3)
     images = torch.rand(4, 1, 8, 8)
-
     together, apart = model(images), torch.cat([model(images[:2]), model(images[2:])])
-
     assert torch.allclose(together, apart, atol=1e-4) == alike
 
 
@@ -71,7 +67,6 @@ def test_a_residual_block_passes_its_input_on() -> None:
     for block in (first, widening):
         nn.init.zeros_(block.body[3].weight)  # type: ignore[union-attr, index]  # the last convolution
     features = torch.rand(1, 16, 8, 8)
-
     torch.testing.assert_close(first(features), features)  # type: ignore[operator]  # a module
     widened = widening(features)  # type: ignore[operator]  # a module
     torch.testing.assert_close(widened[:, 8:24], features[:, :, ::2, ::2])
@@ -81,7 +76,6 @@ def test_a_residual_block_passes_its_input_on() -> None:
 
 def test_an_lstm_has_two_recurrent_layers() -> None:
     model = LstmClassifier((30, 20), hidden=8, layers=2, classes=5)
-
     # Four gates a layer, each with weights of input and state, and two biases.
     assert parameters(model) == 4 * 8 * (20 + 8 + 2) + 4 * 8 * (8 + 8 + 2) + 8 * 5 + 5
     assert model(torch.zeros(3, 30, 20)).shape == (3, 5)

@@ -21,7 +21,6 @@ LABELS = np.repeat(np.arange(10), 60)
 @pytest.mark.parametrize("count", [5, 7])
 def test_parts_are_sorted_disjoint_and_cover_all(partition: Partition, count: int) -> None:
     parts = partition.split(LABELS, count, seed=3)
-
     assert len(parts) == count
     for part in parts:
         assert part.dtype == np.int64
@@ -33,14 +32,12 @@ def test_parts_are_sorted_disjoint_and_cover_all(partition: Partition, count: in
 @pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.3), DualDirichlet(2, 0.5), Pathological(4), Shards(2)])
 def test_the_seed_decides(partition: Partition) -> None:
     first, again, other = (partition.split(LABELS, 10, seed) for seed in (1, 1, 2))
-
     assert all(np.array_equal(left, right) for left, right in zip(first, again, strict=True))
     assert not all(np.array_equal(left, right) for left, right in zip(first, other, strict=True))
 
 
 def test_iid_shares_are_equal_and_mixed() -> None:
     parts = Iid().split(LABELS, 7, seed=3)
-
     assert {len(part) for part in parts} == {600 // 7, 600 // 7 + 1}
     assert all(len(np.unique(LABELS[part])) == 10 for part in parts)
 
@@ -65,22 +62,18 @@ def test_a_small_alpha_is_more_uneven() -> None:
 )
 def test_pathological_classes_by_hand(count: int, classes_per_silo: int, expected: list[list[int]]) -> None:
     parts = Pathological(classes_per_silo).split(LABELS, count, seed=3)
-
     assert [np.unique(LABELS[part]).tolist() for part in parts] == expected
 
 
 def test_few_silos_leave_classes_that_nobody_holds() -> None:
     parts = Pathological(2).split(LABELS, 3, seed=3)
-
     assert [np.unique(LABELS[part]).tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
     assert sum(map(len, parts)) == np.isin(LABELS, range(6)).sum()
 
 
 def test_classes_need_not_be_numbered_from_zero() -> None:
     labels = np.repeat([7, -2, 40, 9], 5)
-
     parts = Pathological(2).split(labels, 2, seed=3)
-
     assert [np.unique(labels[part]).tolist() for part in parts] == [[-2, 7], [9, 40]]
 
 
@@ -105,7 +98,6 @@ def test_what_cannot_be_dealt(partition: Partition, labels: np.ndarray, count: i
 def test_shards_are_sorted_by_class_and_of_one_size() -> None:
     """PSP, section 10.6.1: 10 silos and 20 shards of 30 rows; 60 rows a class make two shards of each class."""
     parts = Shards(2).split(LABELS, 10, seed=3)
-
     assert [len(part) for part in parts] == [60] * 10
     assert all(len(np.unique(LABELS[part])) <= 2 for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(600))
@@ -113,7 +105,6 @@ def test_shards_are_sorted_by_class_and_of_one_size() -> None:
 
 def test_rows_that_fill_no_shard_are_left_over() -> None:
     parts = Shards(2).split(LABELS, 7, seed=3)
-
     assert [len(part) for part in parts] == [2 * (600 // 14)] * 7
     assert len(np.unique(np.concatenate(parts))) == 14 * (600 // 14)
 
@@ -128,7 +119,6 @@ def test_two_draws_decide_sizes_and_classes() -> None:
     even, unlike_sizes, unlike_classes = (
         spread(DualDirichlet(*alphas)) for alphas in ((1e4, 1e4), (1.0, 1e4), (1e4, 0.3))
     )
-
     assert max(even) < 0.05
     assert unlike_sizes[0] > 0.3
     assert unlike_sizes[1] < 0.1
@@ -137,9 +127,7 @@ def test_two_draws_decide_sizes_and_classes() -> None:
 
 def test_owners_are_dealt_whole() -> None:
     owners = np.repeat(np.arange(7), 3)
-
     parts = ByOwner().split(owners, 3, seed=3)
-
     assert sorted(len(np.unique(owners[part])) for part in parts) == [2, 2, 3]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(21))
 
@@ -155,7 +143,6 @@ def test_owners_are_dealt_whole() -> None:
 def test_options_of_partitions_are_checked(made: Callable[[], Partition], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         made()
-
     assert caught.value.place == place
 
 
@@ -173,7 +160,6 @@ def test_classes_per_silo_is_checked() -> None:
 @pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.5), Pathological(2), Shards(2)])
 def test_a_missing_library_is_explained(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
-
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
         partition.split(LABELS, 5, seed=3)
 
@@ -187,7 +173,5 @@ def test_dealing_touches_neither_network_nor_disk(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.chdir(tmp_path)
-
     partition.split(LABELS, 5, seed=3)
-
     assert list(tmp_path.iterdir()) == []

@@ -167,14 +167,12 @@ def test_a_round_on_all_data_is_an_iteration_of_em_on_the_data_of_all(kind: str,
     model = silos[0].initial_model()
     expected = parameters(kind, model)
     losses = []
-
     for round in range(1, ROUNDS + 1):
         model = average(silos, model, round=round)
         expected, loss = CENTRAL[kind](x, expected)
         losses.append(loss.mean())
         for name, values in parameters(kind, model).items():
             np.testing.assert_allclose(values, expected[name], rtol=2e-4, atol=2e-4, err_msg=f"{name}, round {round}")
-
     assert losses[-1] < 0.9 * losses[0], "EM got somewhere"
 
 
@@ -183,9 +181,7 @@ def test_the_reported_loss_is_that_of_the_parameters_before_the_step(kind: str) 
     silo = trainers(task(kind, Iid()), 1)[0]
     x = silo._train.take(torch.arange(silo.examples))[0].numpy().astype(np.float64)
     model = silo.initial_model()
-
     outcome = silo.run(WorkOrder("u", 0, 1, silo.examples, 1, 1.0, seed=1), model, Cursor())
-
     assert outcome.report.loss == pytest.approx(CENTRAL[kind](x, parameters(kind, model))[1].mean(), rel=1e-4)
 
 
@@ -193,12 +189,10 @@ def test_the_reported_loss_is_that_of_the_parameters_before_the_step(kind: str) 
 def test_a_step_at_a_lower_rate_goes_that_share_of_the_way(kind: str) -> None:
     silo = trainers(task(kind, Iid()), 1)[0]
     model = silo.initial_model()
-
     full, part = (
         silo.run(WorkOrder("u", 0, 1, 16, 1, rate, seed=1, evaluate=False), model, Cursor()).update
         for rate in (1.0, 0.25)
     )
-
     np.testing.assert_allclose(part, 0.25 * full, atol=1e-6)
 
 
@@ -208,11 +202,9 @@ def test_a_batch_worked_off_in_pieces_gives_the_same_statistics(kind: str) -> No
     silos[1] = trainers(task(kind, Iid()), 2)[0]
     silos[1]._cap.largest = 7
     model = silos[0].initial_model()
-
     whole, pieces = (
         silo.run(WorkOrder("u", 0, 1, 20, 1, 1.0, seed=1, evaluate=False), model, Cursor()) for silo in silos
     )
-
     np.testing.assert_allclose(pieces.update, whole.update, atol=1e-5)
     assert pieces.report.loss == pytest.approx(whole.report.loss, rel=1e-5)
 
@@ -222,7 +214,6 @@ def test_small_batches_at_unequal_numbers_of_steps_learn_too(kind: str) -> None:
     silos = trainers(task(kind, Pathological(1)), 3)
     model, cursors = silos[0].initial_model(), [Cursor()] * 3
     before = silos[0].evaluate(model)
-
     for round in range(1, 6):
         merged = model.copy()
         for index, silo in enumerate(silos):
@@ -231,7 +222,6 @@ def test_small_batches_at_unequal_numbers_of_steps_learn_too(kind: str) -> None:
             cursors[index] = outcome.cursor
             merged += outcome.update / 3
         model = merged
-
     after = silos[0].evaluate(model)
     assert after.loss < 0.9 * before.loss
     assert after.correct == -after.loss
@@ -241,10 +231,8 @@ def test_a_cluster_without_samples_stays_where_it_is() -> None:
     x = np.array([[0.0], [0.2], [0.4]], dtype=np.float32)
     k_means_task = KMeansTask(Given(Samples(x, np.zeros(3, dtype=np.int64))), Iid(), clusters=2)
     statistics = {"counts": torch.tensor([0.5, 0.5]), "sums": torch.tensor([[0.05], [500.0]])}
-
     for _ in range(3):
         losses, statistics = k_means_task.expect(statistics, torch.from_numpy(x))
-
     centres = statistics["sums"] / statistics["counts"][:, None]
     np.testing.assert_allclose(centres.numpy(), [[0.2], [1000.0]], rtol=1e-5)
     np.testing.assert_allclose(losses.numpy(), [0.04, 0.0, 0.04], atol=1e-6)
@@ -257,9 +245,7 @@ def test_statistics_that_rounding_made_impossible_do_no_harm() -> None:
         "sums": torch.tensor([[0.5, 0.5], [1e-6, -1e-6], [0.0, 0.0]]),
         "squares": torch.tensor([[0.1, 0.1], [-1e-6, 1e-6], [0.0, 0.0]]),
     }
-
     losses, renewed = mixture_task.expect(statistics, torch.from_numpy(np.asarray(points().inputs)))
-
     assert torch.isfinite(losses).all()
     assert all(torch.isfinite(values).all() for values in renewed.values())
     assert (mixture_task.parameters(renewed)[2] > 0).all()
@@ -270,9 +256,7 @@ def test_ratings_are_tested_on_what_the_user_s_vector_has_not_seen() -> None:
     factorisation = FactorisationTask(Given(ratings()), Iid(), factors=1, ridge=1e-6)
     statistics = {"grams": torch.ones(4, 1, 1), "products": torch.full((4, 1), 1 + 1e-6)}
     row = torch.tensor([[3.0, 7.0, torch.nan, 5.0]])
-
     loss = factorisation.unseen(statistics, row)
-
     assert float(loss[0]) == pytest.approx((7.0 - 4.0) ** 2, rel=1e-4)
 
 
@@ -296,7 +280,6 @@ def test_non_negative_factorisation_finds_what_scikit_learn_finds(seed: int) -> 
     model = silos[0].initial_model()
     for round in range(1, 61):
         model = average(silos, model, round=round)
-
     statistics = {"grams": model[: 12 * 9].reshape(12, 3, 3), "products": model[12 * 9 :].reshape(12, 3)}
     items = task.items({name: torch.from_numpy(values) for name, values in statistics.items()})
     users = task._users(items, torch.from_numpy(x).float(), torch.ones(x.shape))
@@ -320,7 +303,6 @@ def test_no_value_of_a_vector_is_below_zero_at_a_silo(noise: float) -> None:
         "products": 0.1 * torch.randn(7, 2, generator=generator),
     }
     x = torch.from_numpy(np.asarray(positive_ratings().inputs))
-
     for _ in range(3):
         items = made.items(statistics)
         users = made._users(items, torch.nan_to_num(x), (~torch.isnan(x)).float())
@@ -351,7 +333,6 @@ def test_ratings_below_zero_have_no_non_negative_factors() -> None:
 def test_options_are_checked(made: Any, place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         made(Given(points()))
-
     assert caught.value.place == place
 
 
@@ -359,7 +340,6 @@ def test_the_same_seed_gives_the_same_first_model() -> None:
     first, again, other = (
         trainers(task("mixture", Iid()), 1)[0].initial_model() if seed == 7 else _first(seed) for seed in (7, 7, 8)
     )
-
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 

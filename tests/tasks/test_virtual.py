@@ -105,7 +105,6 @@ def test_a_target_below_zero_ends_the_run_and_patience_counts_scores_below_zero(
 @pytest.mark.parametrize("name", RUNS)
 def test_three_rounds_lower_the_loss(tmp_path: Path, name: str) -> None:
     rounds, model = run(tmp_path / "one", *RUNS[name])
-
     assert len(rounds) == 3
     assert rounds[-1]["loss"] < rounds[0]["loss"]  # type: ignore[operator]  # numbers, out of JSON
     assert run(tmp_path / "two", *RUNS[name]) == (rounds, model)

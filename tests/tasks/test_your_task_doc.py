@@ -16,9 +16,7 @@ def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "waves.py").write_text(task, encoding="utf-8")
     (tmp_path / "trial.py").write_text(trial, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-
     names = runpy.run_path("trial.py")
-
     before = names["outcome"].report.evaluation
     after = names["trainer"].evaluate(names["base"] + names["outcome"].update)
     assert after.samples == before.samples == 100

@@ -52,7 +52,6 @@ def test_both_ways_give_the_same_batch() -> None:
     rows = np.array([4, 0, 3])
     tensors = batches_of(TensorDataset(INPUTS, LABELS), CPU)
     listed = batches_of(Listed(list(zip(INPUTS, LABELS, strict=True))), CPU)
-
     assert isinstance(tensors, TensorBatches)
     assert isinstance(listed, CollatedBatches)
     assert len(tensors) == len(listed) == 6
@@ -63,15 +62,12 @@ def test_both_ways_give_the_same_batch() -> None:
 
 def test_a_subclass_keeps_its_own_indexing() -> None:
     inputs, _ = take(batches_of(Shifted(INPUTS, LABELS), CPU), np.array([1]))
-
     assert torch.equal(inputs, INPUTS[1:2] + 100)
 
 
 def test_nested_samples_keep_their_shape() -> None:
     samples = [{"point": Point(torch.ones(2) * i, i), "name": f"p{i}"} for i in range(3)]
-
     batch = take(batches_of(Listed(samples), CPU), np.array([2, 1]))
-
     assert isinstance(batch["point"], Point)
     assert torch.equal(batch["point"].label, torch.tensor([2, 1]))
     assert batch["name"] == ["p2", "p1"]
@@ -95,12 +91,10 @@ def test_a_batch_asked_for_ahead_travels_while_the_one_before_is_used() -> None:
     road = Road()
     batches = PrefetchedBatches(Listed([0.0, 1.0, 2.0, 3.0]), CPU, road)
     first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
-
     assert batches.take(first).tolist() == [0, 1]  # the first one of an order: nobody could know
     batches.ahead(second)
     road.log.append(("compute", []))
     assert batches.take(second).tolist() == [2, 3]
-
     assert road.log == [("send", [2, 3]), ("compute", []), ("receive", [2, 3])]
 
 
@@ -108,9 +102,7 @@ def test_other_rows_than_those_asked_for_ahead_are_fetched_at_once() -> None:
     road = Road()
     batches = PrefetchedBatches(Listed([0.0, 1.0, 2.0, 3.0]), CPU, road)
     rows = torch.tensor([2, 3])
-
     batches.ahead(rows)
-
     # As after running out of memory: the same numbers in pieces.
     assert [batches.take(piece).tolist() for piece in torch.split(rows, 1)] == [[2], [3]]
     assert batches.take(rows).tolist() == [2, 3]
@@ -120,7 +112,6 @@ def test_other_rows_than_those_asked_for_ahead_are_fetched_at_once() -> None:
 
 def test_data_that_do_not_live_on_a_gpu_are_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "CudaLane", lambda device: Road())
-
     assert isinstance(batches_of(Listed([0.0]), torch.device("cuda", 0)), PrefetchedBatches)
     assert not isinstance(batches_of(Listed([0.0]), CPU), PrefetchedBatches)
 
@@ -153,12 +144,10 @@ def test_an_order_with_batches_on_their_way_is_as_reproducible(monkeypatch: pyte
     monkeypatch.setattr(loop, "batches_of", lambda dataset, device: PrefetchedBatches(dataset, device, road))
     subject = trainer(Augmented())
     base = subject.initial_model()
-
     first = subject.run(order(max_steps=5), base, Cursor())
     assert len(road.log) == 4, "all but the first one"
     # A budget of nothing ends the order after a step, with a batch on its way that nobody takes.
     cut = subject.run(order(max_steps=5, budget_s=0.0), base, Cursor())
     again = subject.run(order(max_steps=5), base, Cursor())
-
     assert (cut.report.steps, cut.cursor) == (1, Cursor(0, 8))
     np.testing.assert_array_equal(again.update, first.update)

@@ -38,9 +38,7 @@ def unified(root: Path, group: str = "/job", mount: str = "sys/fs/cgroup") -> Pa
 
 def test_version_2(tmp_path: Path) -> None:
     folder = unified(tmp_path)
-
     limits = find_limits(tmp_path)
-
     assert limits == Limits((CpuLimit(folder),), (MemoryLimit(folder),), folder)
     assert limits.cpu[0].processors() == 1.5
     assert limits.cpu[0].used_s() == 2.5
@@ -51,13 +49,11 @@ def test_version_2(tmp_path: Path) -> None:
 def test_groups_around_the_own_one_limit_it_too(tmp_path: Path) -> None:
     folder = unified(tmp_path, "/job/inner")
     write(folder / "inner", {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "9\n"})
-
     assert find_limits(tmp_path) == Limits((CpuLimit(folder),), (MemoryLimit(folder),), folder / "inner")
 
 
 def test_version_2_beside_version_1(tmp_path: Path) -> None:
     folder = unified(tmp_path, mount="sys/fs/cgroup/unified")
-
     assert find_limits(tmp_path).home == folder
 
 
@@ -81,5 +77,4 @@ def test_cache_is_looked_at_only_where_it_could_matter(tmp_path: Path, at_least:
 )
 def test_without_limits_there_are_none(tmp_path: Path, files: dict[str, str]) -> None:
     limits = find_limits(write(tmp_path, files))
-
     assert (limits.cpu, limits.memory) == ((), ())

@@ -14,7 +14,6 @@ CPU = torch.device("cpu")
 
 def test_auto_and_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
     assert device.resolve("auto") == CPU
     assert device.resolve("cpu") == CPU
     with pytest.raises(ConfigError, match="torch sees no GPU"):
@@ -24,7 +23,6 @@ def test_auto_and_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_with_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
     assert device.resolve("cpu") == CPU
     assert device.resolve("auto") == device.resolve("cuda") == torch.device("cuda", 0)
     assert device.resolve("cuda:1") == torch.device("cuda", 1)
@@ -41,7 +39,6 @@ def test_other_names_are_refused(name: str) -> None:
 def test_torch_s_own_allocation_failure_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
-
     assert device.is_out_of_memory(caught.value)
     assert device.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert device.is_out_of_memory(MemoryError())
@@ -52,12 +49,10 @@ def test_seeded_leaves_the_caller_s_generator_alone() -> None:
     torch.default_generator.manual_seed(3)
     expected = torch.rand(4)
     torch.default_generator.manual_seed(3)
-
     with device.seeded(CPU, 11):
         first = torch.rand(4)
     with device.seeded(CPU, 11):
         second = torch.rand(4)
-
     assert torch.equal(first, second)
     assert torch.equal(torch.rand(4), expected)
 
@@ -66,12 +61,10 @@ def test_a_fixed_workspace_is_given_before_cuda_runs_and_asked_for_afterwards(mo
     gpu, variable = torch.device("cuda", 0), "CUBLAS_WORKSPACE_CONFIG"
     monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-
     device.allow_determinism(CPU)
     with pytest.raises(ConfigError, match=f"Set {variable}"):
         device.allow_determinism(gpu)
     assert variable not in os.environ
-
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     device.allow_determinism(gpu)
     assert os.environ[variable] == ":4096:8"

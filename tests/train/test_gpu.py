@@ -30,10 +30,8 @@ def options(precision: PrecisionName = "fp32", **more: bool) -> LocalOptions:
 def test_a_gpu_learns_what_a_processor_learns(precision: PrecisionName, off: float, channels_last: bool) -> None:
     processor, gpu = trainer(Pictures()), trainer(Pictures(), options=options(precision, channels_last=channels_last))
     base = processor.initial_model()
-
     expected = processor.run(order(max_steps=20), base, Cursor()).update
     outcome = gpu.run(order(max_steps=20, evaluate=True), base, Cursor())
-
     assert gpu.device == "cuda:0"
     assert np.linalg.norm(outcome.update - expected) < off * np.linalg.norm(expected)
     assert all(window.memory is not None and 0 < window.memory <= 1 for window in outcome.report.windows)
@@ -43,9 +41,7 @@ def test_a_gpu_learns_what_a_processor_learns(precision: PrecisionName, off: flo
 def test_a_deterministic_order_gives_the_same_bits_again() -> None:
     subject = trainer(Pictures(), options=options(deterministic=True))
     base = subject.initial_model()
-
     first, again = (subject.run(order(max_steps=20), base, Cursor()).update for _ in range(2))
-
     assert first.tobytes() == again.tobytes()
 
 
@@ -53,7 +49,6 @@ def test_batches_on_their_way_arrive_whole() -> None:
     samples = Listed(list(torch.randn(64, 1000, generator=torch.Generator().manual_seed(1))))
     straight, ahead = CollatedBatches(samples, GPU), PrefetchedBatches(samples, GPU, CudaLane(GPU))
     rows = torch.split(torch.arange(64), 8)
-
     for now, following in zip(rows, (*rows[1:], None), strict=True):
         batch = ahead.take(now)
         if following is not None:
@@ -82,9 +77,7 @@ class Heavy(Pictures):
 def test_memory_that_runs_out_is_survived_and_its_cap_found(little_memory: None) -> None:
     subject = trainer(Heavy(), options=options())
     base = subject.initial_model()
-
     outcome = subject.run(order(batch_size=40, max_steps=2), base, Cursor())
-
     # 64 MiB hold no 20 samples of 4 MiB; 40, 20, 10.
     assert outcome.report.batch_cap == 10
     assert np.isfinite(outcome.update).all()

@@ -30,9 +30,7 @@ def test_the_update_is_what_a_bare_loop_computes() -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-
     outcome = subject.run(order(batch_size=8, max_steps=12), base, Cursor())
-
     np.testing.assert_array_equal(outcome.update, Weights(model).read() - base)
     assert outcome.update.dtype == np.float32
     assert outcome.report.loss == pytest.approx(np.mean(losses))
@@ -44,14 +42,12 @@ def test_the_update_is_what_a_bare_loop_computes() -> None:
 def test_the_same_inputs_give_the_same_bits_whatever_ran_between(options: LocalOptions) -> None:
     subject, other = trainer(Dropping(), 0, options), trainer(Dropping(), 1, options)
     base = subject.initial_model()
-
     first = subject.run(order(evaluate=True), base, Cursor())
     other.run(order(batch_size=5, seed=9), base, Cursor())
     subject.run(order(batch_size=13, seed=3), base + first.update, first.cursor)
     torch.rand(3)
     again = subject.run(order(evaluate=True), base, Cursor())
     fresh = trainer(Dropping(), 0, options).run(order(), base, Cursor())
-
     assert first.update.tobytes() == again.update.tobytes() == fresh.update.tobytes()
     assert first.report.loss == again.report.loss == fresh.report.loss
     assert first.report.evaluation == again.report.evaluation
@@ -61,9 +57,7 @@ def test_the_same_inputs_give_the_same_bits_whatever_ran_between(options: LocalO
 def test_the_order_s_seed_matters_to_a_model_that_draws() -> None:
     subject = trainer(Dropping())
     base = subject.initial_model()
-
     updates = {subject.run(order(seed=seed), base, Cursor()).update.tobytes() for seed in (1, 2)}
-
     assert len(updates) == 2
 
 
@@ -73,16 +67,13 @@ def test_training_leaves_the_caller_s_generator_and_base_alone() -> None:
     before = base.copy()
     base.setflags(write=False)
     state = torch.get_rng_state()
-
     subject.run(order(evaluate=True), base, Cursor())
-
     np.testing.assert_array_equal(base, before)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_silos_agree_on_the_initial_model_and_its_layout() -> None:
     first, second = trainer(index=0), trainer(index=1)
-
     np.testing.assert_array_equal(first.initial_model(), second.initial_model())
     assert first.layout == second.layout
     assert first.layout.size == 4 * 8 + 8 + 8 * 2 + 2
@@ -93,9 +84,7 @@ def test_silos_agree_on_the_initial_model_and_its_layout() -> None:
 def test_the_base_is_evaluated_before_training() -> None:
     subject = trainer()
     base = subject.initial_model()
-
     report = subject.run(order(max_steps=30, evaluate=True), base, Cursor()).report
-
     assert report.evaluation == subject.evaluate(base)
     assert report.evaluation is not None
     assert report.evaluation.samples == 10
@@ -105,9 +94,7 @@ def test_the_base_is_evaluated_before_training() -> None:
 def test_training_learns() -> None:
     subject = trainer()
     base = subject.initial_model()
-
     update = subject.run(order(max_steps=200), base, Cursor()).update
-
     assert subject.evaluate(base + update).loss < subject.evaluate(base).loss / 2
 
 
@@ -122,9 +109,7 @@ def test_a_budget_ends_after_the_step_in_which_it_ran_out(
     base = subject.initial_model()
     # Powers of two, so that the sums of steps are exact; scaled to 0.1 s.
     Clock(monkeypatch, step_s=0.125)
-
     report = subject.run(order(max_steps=20, budget_s=budget_s * 1.25), base, Cursor()).report
-
     assert report.steps == steps
     assert report.samples == steps * 8
     assert report.compute_s == pytest.approx(steps * 0.125)
@@ -140,7 +125,6 @@ def test_a_watcher_sees_every_step_and_can_end_the_order() -> None:
         return steps < 3
 
     outcome = subject.run(order(), subject.initial_model(), Cursor(), watch=watch)
-
     assert seen == [(1, 8), (2, 16), (3, 24)]
     assert outcome.report.steps == 3
     assert outcome.cursor == Cursor(0, 24)
@@ -152,13 +136,11 @@ def test_orders_of_changing_size_walk_on_through_the_data() -> None:
     for size in (3, 17, 40, 1, 64):
         cursor = subject.run(order(batch_size=size, max_steps=2), base, cursor).cursor
         taken += 2 * size
-
     assert (cursor.epoch, cursor.position) == divmod(taken, EXAMPLES)
 
 
 def test_no_steps_is_no_update() -> None:
     outcome = trainer().run(order(max_steps=0), trainer().initial_model(), Cursor(1, 2))
-
     assert not outcome.update.any()
     assert (outcome.report.steps, outcome.report.loss, outcome.report.windows) == (0, 0.0, ())
     assert outcome.cursor == Cursor(1, 2)
@@ -172,7 +154,6 @@ def test_an_order_without_samples_is_refused() -> None:
 def test_a_diverged_update_never_leaves_the_silo() -> None:
     with pytest.raises(ConfigError) as caught:
         trainer().run(order(learning_rate=1e30), trainer().initial_model(), Cursor())
-
     assert caught.value.place == "local.learning_rate"
 
 
@@ -180,10 +161,8 @@ def test_a_trainer_recovers_from_a_failed_order() -> None:
     subject = trainer(options=LocalOptions(momentum=0.9))
     base = subject.initial_model()
     expected = subject.run(order(), base, Cursor()).update
-
     with pytest.raises(ConfigError):
         subject.run(order(learning_rate=1e30), base, Cursor())
-
     np.testing.assert_array_equal(subject.run(order(), base, Cursor()).update, expected)
 
 
@@ -203,9 +182,7 @@ def test_a_silo_without_test_samples_evaluates_to_nothing() -> None:
             return SiloData(train, TensorDataset(torch.empty(0, 4), torch.empty(0, dtype=torch.long)))
 
     subject = trainer(Untested())
-
     evaluation = subject.evaluate(subject.initial_model())
-
     assert (evaluation.loss, evaluation.correct, evaluation.samples) == (0.0, 0.0, 0)
 
 
@@ -213,9 +190,7 @@ def test_threads_and_resources_are_options(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     subject = Trainer(TwoClasses(), slot(), LocalOptions(device="cpu", threads=3, resources=False))
-
     report = subject.run(order(), subject.initial_model(), Cursor()).report
-
     assert asked == [3]
     assert report.peak_memory == 0
     assert {(window.cpu, window.memory) for window in report.windows} == {(None, None)}

@@ -35,9 +35,7 @@ def steps(series: Series, lengths: list[float], batch_size: int) -> tuple[float,
 @given(st.lists(st.floats(0.001, 0.5), max_size=400))
 def test_windows_are_few_and_account_for_every_sample(lengths: list[float]) -> None:
     series = Series(Readings(), 0.0)
-
     windows = series.finish(*steps(series, lengths, 8))
-
     assert len(windows) <= MOST_WINDOWS
     assert bool(windows) == bool(lengths)
     assert all(window.cpu == pytest.approx(0.5) and window.memory == pytest.approx(0.25) for window in windows)
@@ -46,7 +44,6 @@ def test_windows_are_few_and_account_for_every_sample(lengths: list[float]) -> N
 def test_short_steps_share_a_window_and_long_ones_have_their_own() -> None:
     short = Series(Readings(), 0.0)
     long = Series(Readings(), 0.0)
-
     # 20 ms a step: the third ends past 50 ms.
     assert len(short.finish(*steps(short, [0.02] * 6, 8))) == 2
     speeds = [window.speed for window in long.finish(*steps(long, [0.1, 0.2], 8))]
@@ -55,10 +52,8 @@ def test_short_steps_share_a_window_and_long_ones_have_their_own() -> None:
 
 def test_merged_windows_weigh_by_time() -> None:
     series = Series(Readings((1.0, 0.4), (0.0, 0.1)), 0.0)
-
     # 62 more after these two reach the limit: neighbours merge.
     windows = series.finish(*steps(series, [0.3, 0.1] + [0.1] * 62, 8))
-
     assert len(windows) == MOST_WINDOWS // 2
     assert windows[0].speed == pytest.approx(16 / 0.4)
     assert windows[0].cpu == pytest.approx((1.0 * 0.3 + 0.0 * 0.1) / 0.4)
@@ -67,9 +62,7 @@ def test_merged_windows_weigh_by_time() -> None:
 
 def test_what_is_left_over_joins_its_neighbour_if_short() -> None:
     series = Series(Readings(), 0.0)
-
     windows = series.finish(*steps(series, [0.06, 0.01], 8))
-
     assert [window.speed for window in windows] == pytest.approx([16 / 0.07])
 
 
@@ -89,18 +82,14 @@ class Shares(Resources):
 
 def test_a_share_that_is_unknown_stays_so_when_windows_merge() -> None:
     series = Series(Readings((None, 0.5), (1.0, 0.5)), 0.0)
-
     windows = series.finish(*steps(series, [0.1] * 64, 8))
-
     assert [(window.cpu, window.memory) for window in windows[:2]] == [(None, 0.5), (0.5, 0.25)]
 
 
 def test_the_probe_reads_shares_and_holds_the_peak() -> None:
     probe = MachineProbe(CPU, enabled=True)
     probe.start(0.0)
-
     cpu, memory = probe.read(0.05)
-
     assert cpu is not None and 0 <= cpu <= 1
     assert memory is not None and 0 < memory < 1
     assert probe.peak_bytes > 2**20
@@ -109,7 +98,6 @@ def test_the_probe_reads_shares_and_holds_the_peak() -> None:
 def test_the_probe_reads_at_most_every_50_ms() -> None:
     resources = Shares(0.3, 0.9, 0.7)
     probe = MachineProbe(CPU, True, resources)
-
     probe.start(0.0)
     assert [probe.read(now_s)[0] for now_s in (0.01, 0.03, 0.05)] == [0.3, 0.3, 0.3]
     assert probe.read(0.07)[0] == 0.9
@@ -121,7 +109,6 @@ def test_the_probe_reads_at_most_every_50_ms() -> None:
 def test_a_probe_that_is_off_reads_and_tells_nothing() -> None:
     probe = MachineProbe(CPU, False, Shares())
     probe.start(0.0)
-
     assert probe.read(1.0) == (None, None)
     assert probe.peak_bytes == 0
 
@@ -139,7 +126,6 @@ def test_on_a_gpu_memory_is_the_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     probe = MachineProbe(gpu, True, Shares(0.75))
     probe.start(0.0)
-
     # 60 of 100 are taken, 50 of them kept by torch, of which training needed 45: 10 by others and 45.
     assert probe.read(0.05) == (0.75, 0.55)
     assert probe.peak_bytes == 45

@@ -60,10 +60,8 @@ def test_sizes_double_up_to_the_last(most: int, sizes: list[int]) -> None:
 )
 def test_the_curve_of_a_quiet_machine_is_found(machine: Machine, curve: Curve) -> None:
     machine(curve.step_s)
-
     measured = measure(trainer(), limit_s=1000.0, repeats=2)
     found = measured.fit()
-
     assert [timing.batch for timing in measured.timings] == sizes_up_to(EXAMPLES)
     for timing in measured.timings:
         assert timing.seconds == pytest.approx([curve.step_s(timing.batch)] * 2)
@@ -81,16 +79,13 @@ def test_a_busy_while_is_shared_by_all_sizes(machine: Machine) -> None:
 
     machine(step_s)
     measure(trainer(), limit_s=1000.0, repeats=3)
-
     sizes = sizes_up_to(EXAMPLES)
     assert calls[-3 * len(sizes) :] == sizes * 3
 
 
 def test_short_steps_are_timed_many_at_once(machine: Machine) -> None:
     machine(lambda batch: 0.001 * batch)
-
     measured = measure(trainer(), limit_s=1000.0, repeats=1)
-
     # 50 ms of steps, at least one.
     assert {timing.batch: timing.steps for timing in measured.timings} == pytest.approx(
         {1: 50, 2: 25, 4: 13, 8: 7, 16: 4, 32: 2, 40: 2}
@@ -100,9 +95,7 @@ def test_short_steps_are_timed_many_at_once(machine: Machine) -> None:
 def test_time_ends_growth_and_repeats_but_not_before_each_size_was_timed(machine: Machine) -> None:
     machine(lambda batch: 1.0)
     seen: list[tuple[int, float]] = []
-
     measured = measure(trainer(), limit_s=10.0, repeats=9, watch=lambda batch, gone: seen.append((batch, gone)))
-
     # Four steps try a size: after two sizes 8 of 10 s are gone, and two timings fill the rest.
     assert [(timing.batch, len(timing.seconds)) for timing in measured.timings] == [(1, 1), (2, 1)]
     assert [batch for batch, _ in seen] == [1, 2, 1, 2]
@@ -111,9 +104,7 @@ def test_time_ends_growth_and_repeats_but_not_before_each_size_was_timed(machine
 
 def test_memory_ends_growth_and_is_told(machine: Machine) -> None:
     machine(lambda batch: 0.01)
-
     measured = measure(trainer(Cramped(9)), limit_s=1000.0, repeats=1)
-
     # 16 do not fit, 8 do.
     assert [timing.batch for timing in measured.timings] == [1, 2, 4, 8]
     assert measured.memory_samples == 8
@@ -122,7 +113,6 @@ def test_memory_ends_growth_and_is_told(machine: Machine) -> None:
 def test_a_machine_short_of_memory_is_not_filled(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(lambda batch: 0.01)
     monkeypatch.setattr(measuring, "machine_memory_share", lambda: 0.95)
-
     assert [timing.batch for timing in measure(trainer(), 1000.0, 1).timings] == [1, 2]
 
 
@@ -142,7 +132,6 @@ class Normalised(TwoClasses):
 
 def test_a_model_that_refuses_one_sample_is_timed_from_two_on(machine: Machine) -> None:
     machine(lambda batch: 0.01)
-
     assert [timing.batch for timing in measure(trainer(Normalised(5)), 1000.0, 1).timings] == [2, 4, 5]
     assert trainer(Normalised(5)).find_batch_cap() is None
     with pytest.raises(ConfigError, match="cannot be trained on a single sample"):
@@ -157,8 +146,6 @@ def test_on_a_gpu_memory_is_searched_first(machine: Machine, monkeypatch: pytest
     machine(lambda batch: 0.01)
     monkeypatch.setattr(Trainer, "device", "cuda:0")
     task = Cramped(9)
-
     measured = measure(trainer(task), 1000.0, 1)
-
     assert [timing.batch for timing in measured.timings] == [1, 2, 4, 8, 9]
     assert measured.memory_samples == 9

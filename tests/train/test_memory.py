@@ -20,10 +20,8 @@ CPU_MESSAGE = "[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memo
 def test_the_ordered_batch_s_gradient_stays(message: str) -> None:
     roomy, cramped = trainer(), trainer(Cramped(7, message))
     base = roomy.initial_model()
-
     expected = roomy.run(order(batch_size=20), base, Cursor())
     outcome = cramped.run(order(batch_size=20), base, Cursor())
-
     # 20, then 10, then 5: pieces of 5.
     assert outcome.report.batch_cap == 5
     np.testing.assert_allclose(outcome.update, expected.update, atol=1e-6)
@@ -35,10 +33,8 @@ def test_the_ordered_batch_s_gradient_stays(message: str) -> None:
 def test_pieces_of_unequal_size_are_weighted() -> None:
     roomy, cramped = trainer(), trainer(Cramped(4))
     base = roomy.initial_model()
-
     # 9, then 4: pieces of 4, 4 and 1.
     outcome = cramped.run(order(batch_size=9), base, Cursor())
-
     assert outcome.report.batch_cap == 4
     np.testing.assert_allclose(outcome.update, roomy.run(order(batch_size=9), base, Cursor()).update, atol=1e-6)
 
@@ -48,9 +44,7 @@ def test_later_orders_remember_the_cap() -> None:
     cramped = trainer(task)
     cramped.run(order(batch_size=16), cramped.initial_model(), Cursor())
     task.asked.clear()
-
     report = cramped.run(order(batch_size=16, max_steps=2), cramped.initial_model(), Cursor()).report
-
     assert task.asked == [8, 8, 8, 8]
     assert report.batch_cap == 8
 
@@ -61,14 +55,12 @@ def test_no_cap_where_memory_never_ran_out() -> None:
 
 def test_a_single_sample_that_does_not_fit_is_an_error() -> None:
     cramped = trainer(Cramped(0))
-
     with pytest.raises(torch.OutOfMemoryError):
         cramped.run(order(), cramped.initial_model(), Cursor())
 
 
 def test_other_errors_pass() -> None:
     broken = trainer(Cramped(1, "shapes do not match"))
-
     with pytest.raises(RuntimeError, match="shapes do not match"):
         broken.run(order(), broken.initial_model(), Cursor())
 
@@ -81,9 +73,7 @@ def test_evaluation_in_pieces_counts_the_same() -> None:
             return super().score(model, batch)
 
     base = trainer().initial_model()
-
     whole, pieces = trainer().evaluate(base), trainer(CrampedScore()).evaluate(base)
-
     assert pieces.correct == whole.correct
     assert pieces.samples == whole.samples == 10
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-6)
@@ -120,7 +110,6 @@ def test_the_largest_size_that_fits(fits: int, most: int, tried: list[int], foun
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_what_is_found_fits_and_is_within_a_sixteenth(fits: int, most: int) -> None:
     found = largest_fit(lambda size: size <= fits, most, lambda: True)
-
     if fits >= most:
         assert found is None
     else:
@@ -145,11 +134,9 @@ def test_the_cap_that_a_trainer_found_is_kept(message: str, options: LocalOption
     task = Cramped(7, message)
     subject = trainer(task, options=options)
     base = subject.initial_model()
-
     assert subject.find_batch_cap() == 7
     task.asked.clear()
     outcome = subject.run(order(batch_size=20, max_steps=1), base, Cursor())
-
     assert task.asked == [7, 7, 6]
     assert outcome.report.batch_cap == 7
     # Looking for it has left no trace in what is learned.
@@ -160,7 +147,6 @@ def test_the_cap_that_a_trainer_found_is_kept(message: str, options: LocalOption
 def test_a_trainer_whose_data_all_fit_has_no_cap() -> None:
     task = Cramped(EXAMPLES)
     subject = trainer(task)
-
     assert subject.find_batch_cap() is None
     assert max(task.asked) == EXAMPLES
     assert subject.run(order(), subject.initial_model(), Cursor()).report.batch_cap is None
@@ -168,7 +154,6 @@ def test_a_trainer_whose_data_all_fit_has_no_cap() -> None:
 
 def test_the_search_ends_in_time() -> None:
     task = Cramped(7)
-
     assert trainer(task).find_batch_cap(limit_s=0.0) is None
     assert task.asked == [1]
 
@@ -180,6 +165,5 @@ def test_a_search_where_nothing_fits_is_an_error() -> None:
 
 def test_on_a_processor_nobody_looks_unasked() -> None:
     task = Cramped(7)
-
     assert trainer(task).find_batch_cap_on_gpu() is None
     assert task.asked == []

@@ -25,16 +25,13 @@ from fedsync.train.options import LocalOptions
 def test_bad_options_are_refused(options: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LocalOptions(**options)
-
     assert caught.value.place == place
 
 
 def test_options_reach_the_optimizer() -> None:
     parameters = list(nn.Linear(1, 1).parameters())
-
     sgd = LocalOptions(momentum=0.9, weight_decay=0.01).make_optimizer(parameters, 0.2)
     adam = LocalOptions("adam").make_optimizer(parameters, 0.3)
-
     assert isinstance(sgd, torch.optim.SGD)
     assert isinstance(adam, torch.optim.Adam)
     assert {name: sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")} == {

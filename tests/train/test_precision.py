@@ -43,9 +43,7 @@ def options(precision: PrecisionName, **more: Any) -> LocalOptions:
 def test_the_network_computes_as_asked_and_evaluates_in_float32(precision: PrecisionName, dtype: torch.dtype) -> None:
     task = Spying()
     subject = trainer(task, options=options(precision))
-
     outcome = subject.run(order(evaluate=True), subject.initial_model(), Cursor())
-
     assert (task.trained, task.scored) == ({dtype}, {torch.float32})
     assert outcome.update.dtype == np.float32
 
@@ -54,10 +52,8 @@ def test_the_network_computes_as_asked_and_evaluates_in_float32(precision: Preci
 def test_half_the_bits_learn_nearly_the_same(precision: PrecisionName) -> None:
     exact, half = trainer(), trainer(options=options(precision))
     base = exact.initial_model()
-
     expected = exact.run(order(max_steps=20), base, Cursor()).update
     update = half.run(order(max_steps=20), base, Cursor()).update
-
     # bf16 has 8 bits, so each product is off by up to 0.4 %; some activations near 0 fall on the other side.
     assert 0 < np.linalg.norm(update - expected) < 0.05 * np.linalg.norm(expected)
 
@@ -66,10 +62,8 @@ def test_half_the_bits_learn_nearly_the_same(precision: PrecisionName) -> None:
 def test_an_order_s_outcome_does_not_depend_on_former_ones(precision: PrecisionName) -> None:
     subject = trainer(options=options(precision))
     base = subject.initial_model()
-
     first = subject.run(order(), base, Cursor()).update
     subject.run(order(batch_size=13, seed=3), base, Cursor())
-
     np.testing.assert_array_equal(subject.run(order(), base, Cursor()).update, first)
 
 
@@ -77,10 +71,8 @@ def test_proximal_term_and_pieces_see_gradients_of_true_size() -> None:
     exact = trainer(options=LocalOptions(device="cpu", proximal=0.5))
     half = trainer(Cramped(5), options=options("fp16", proximal=0.5))
     base = exact.initial_model()
-
     expected = exact.run(order(max_steps=20), base, Cursor()).update
     update = half.run(order(max_steps=20), base, Cursor()).update
-
     assert np.linalg.norm(update - expected) < 0.05 * np.linalg.norm(expected)
 
 
@@ -101,10 +93,8 @@ def test_a_step_that_overflows_is_done_again_at_a_smaller_scale() -> None:
     steep, exact = Steep(1e5), Steep(1e5)
     subject = trainer(steep, options=options("fp16"))
     base = subject.initial_model()
-
     report = subject.run(order(max_steps=3, learning_rate=1e-6), base, Cursor()).report
     expected = trainer(exact).run(order(max_steps=3, learning_rate=1e-6), base, Cursor()).report
-
     assert report.steps == exact.calls == 3
     assert 5 <= steep.calls <= 20, "3 steps, and one again for each halving of the scale"
     assert report.loss == pytest.approx(expected.loss, rel=0.01)
@@ -112,10 +102,8 @@ def test_a_step_that_overflows_is_done_again_at_a_smaller_scale() -> None:
 
 def test_gradients_that_overflow_at_any_scale_are_an_error() -> None:
     subject = trainer(Steep(1e12), options=options("fp16"))
-
     with pytest.raises(ConfigError) as caught:
         subject.run(order(learning_rate=1e-12), subject.initial_model(), Cursor())
-
     assert caught.value.place == "local.precision"
     assert "bf16" in caught.value.remedy
 
@@ -123,10 +111,8 @@ def test_gradients_that_overflow_at_any_scale_are_an_error() -> None:
 def test_a_gpu_without_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old one")
-
     with pytest.raises(ConfigError) as caught:
         Precision("bf16", GPU)
-
     assert "an old one" in caught.value.problem
     assert "fp16" in caught.value.remedy
     Precision("fp16", GPU)
@@ -156,10 +142,8 @@ def test_channels_last_changes_the_layout_and_nothing_else() -> None:
     task = Seeing()
     plain, subject = trainer(Pictures()), trainer(task, options=LocalOptions(device="cpu", channels_last=True))
     base = plain.initial_model()
-
     expected = plain.run(order(), base, Cursor())
     outcome = subject.run(order(), base, Cursor())
-
     # Of 8 x 1 x 2 x 2 weights: with one channel, pixels follow each other; 4 a filter.
     assert task.strides == torch.empty(8, 1, 2, 2, memory_format=torch.channels_last).stride()
     np.testing.assert_array_equal(subject.initial_model(), base)
@@ -196,10 +180,8 @@ def test_determinism_holds_inside_the_order_and_ends_with_it() -> None:
     subject = trainer(task, options=LocalOptions(device="cpu", deterministic=True))
     base = subject.initial_model()
     plain = trainer().run(order(), base, Cursor())
-
     outcome = subject.run(order(evaluate=True), base, Cursor())
     subject.evaluate(base)
-
     assert len(task.seen) > 5
     assert set(task.seen) == {(True, True, False)}
     assert flags() == before
@@ -214,10 +196,8 @@ def test_an_operation_without_a_deterministic_form_is_named() -> None:
 
     before = flags()
     subject = trainer(Scattering(), options=LocalOptions(device="cpu", deterministic=True))
-
     with pytest.raises(ConfigError) as caught:
         subject.run(order(), subject.initial_model(), Cursor())
-
     assert caught.value.place == "local.deterministic"
     assert "put_" in caught.value.problem
     assert flags() == before
@@ -225,6 +205,5 @@ def test_an_operation_without_a_deterministic_form_is_named() -> None:
 
 def test_silos_of_different_precision_begin_with_the_same_model() -> None:
     exact, half = trainer(), trainer(options=options("bf16"))
-
     np.testing.assert_array_equal(exact.initial_model(), half.initial_model())
     assert exact.layout == half.layout

@@ -46,7 +46,6 @@ class Machine:
 )
 def test_others_leave_the_rest(tmp_path: Path, own: float, others: float, share: float) -> None:
     cpu, memory = Machine(tmp_path).work(own, others)
-
     assert cpu == pytest.approx(share)
     assert memory == 0.25
 
@@ -56,14 +55,12 @@ def test_one_of_two_processors_suffers_half_of_what_others_do(tmp_path: Path) ->
     confined = Resources(tmp_path, lambda: counters.busy, lambda: counters.own, lambda: 0.0, allowed=1, processors=2)
     confined.begin(0.0)
     counters.busy += 1.0
-
     # Others kept one of the two busy, either by turns.
     assert confined.read(1.0)[0] == pytest.approx(0.5)
 
 
 def test_ticks_that_come_late_are_made_up_for(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-
     # Own work is counted at once, the machine's 10 ms later; then both catch up: nobody else worked.
     assert machine.work(own=0.05, others=-0.01, seconds=0.05)[0] == 1.0
     assert machine.work(own=0.05, others=0.01, seconds=0.05)[0] == pytest.approx(1.0)
@@ -74,7 +71,6 @@ def test_ticks_that_come_late_are_made_up_for(tmp_path: Path) -> None:
 def test_a_lasting_error_of_the_counters_hides_others_for_a_tick_only(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.work(own=1.0, others=-0.5)
-
     # At most 10 ms on each of two processors are owed.
     assert machine.work(own=0.0, others=1.02)[0] == pytest.approx(0.5)
 
@@ -84,7 +80,6 @@ def test_a_quota_is_all_there_is_and_its_group_shares_it(tmp_path: Path) -> None
     machine = Machine(tmp_path)
     # In the group: own 0.9 s and 0.3 s of others; on the machine 0.4 s of others.
     write(folder, {"cpu.stat": f"usage_usec {2_500_000 + 1_200_000}\n"})
-
     # The machine leaves 2 - 0.4 = 1.6, the quota 1.5 - 0.3 = 1.2 of 1.5.
     assert machine.work(own=0.9, others=0.4)[0] == pytest.approx(0.8)
 
@@ -93,7 +88,6 @@ def test_a_quota_that_is_lowered_shows(tmp_path: Path) -> None:
     folder = unified(tmp_path)
     machine = Machine(tmp_path)
     write(folder, {"cpu.max": "75000 100000\n"})
-
     assert machine.work(own=0.5, others=0.0)[0] == pytest.approx(0.5)
 
 
@@ -103,7 +97,6 @@ def test_a_group_that_stands_still_has_no_processor(tmp_path: Path) -> None:
     write(folder, {"cpu.pressure": f"some {row}900000\nfull {row}100000\n"})
     machine = Machine(tmp_path)
     write(folder, {"cpu.pressure": f"some {row}1900000\nfull {row}700000\n"})
-
     assert machine.work(own=0.0, others=0.0)[0] == pytest.approx(0.4)
 
 
@@ -118,14 +111,12 @@ def test_waiting_for_memory_raises_the_pressure(tmp_path: Path, own_group: bool)
     write(folder, {name: f"{row}1000000\n"})
     machine = Machine(tmp_path, used=0.6)
     write(folder, {name: f"{row}1500000\n"})
-
     # 0.6 in use (of the machine; the group, 0.5), and half a second of one stalled.
     assert machine.work(0.0, 0.0)[1] == pytest.approx(1 - 0.4 * 0.5)
 
 
 def test_the_tightest_memory_counts(tmp_path: Path) -> None:
     unified(tmp_path)  # half of its limit
-
     assert Machine(tmp_path, used=0.25).work(0.0, 0.0)[1] == 0.5
     assert Machine(tmp_path, used=0.625).work(0.0, 0.0)[1] == 0.625
 
@@ -136,13 +127,11 @@ def test_sources_that_fail_are_left_out(tmp_path: Path) -> None:
 
     resources = Resources(tmp_path, broken, lambda: 0.0, broken)
     resources.begin(0.0)
-
     assert resources.read(1.0) == (None, None)
 
 
 def test_the_first_reading_has_nothing_to_compare_with(tmp_path: Path) -> None:
     resources = Resources(tmp_path, lambda: 0.0, lambda: 0.0, lambda: 0.5)
-
     assert resources.read(1.0) == (None, 0.5)
     assert resources.read(1.0) == (None, 0.5), "no time has passed"
 
@@ -150,7 +139,6 @@ def test_the_first_reading_has_nothing_to_compare_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "some avg10=0.00", "some total=x", "full avg10=0.00 total=5"])
 def test_pressure_files_that_say_nothing(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"memory": text})
-
     assert stalled_s(tmp_path / "memory", "some") is None
 
 
@@ -158,7 +146,6 @@ def test_this_machine_answers() -> None:
     resources = Resources()
     resources.begin(0.0)
     cpu, memory = resources.read(0.05)
-
     assert cpu is not None and 0 <= cpu <= 1
     assert memory is not None and 0 < memory < 1
     assert machine_busy_s() > 0

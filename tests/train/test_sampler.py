@@ -20,7 +20,6 @@ def test_no_sample_twice_before_all_once(examples: int, counts: list[int], seed:
         rows, cursor = sampler.take(cursor, count)
         assert len(rows) == count
         taken.extend(rows.tolist())
-
     for start in range(0, len(taken), examples):
         epoch = taken[start : start + examples]
         assert len(set(epoch)) == len(epoch)
@@ -31,10 +30,8 @@ def test_no_sample_twice_before_all_once(examples: int, counts: list[int], seed:
 @given(examples=st.integers(1, 30), first=st.integers(1, 70), second=st.integers(1, 70))
 def test_a_new_process_goes_on_where_the_old_one_stopped(examples: int, first: int, second: int) -> None:
     whole, _ = Sampler(examples, 5, "a").take(Cursor(), first + second)
-
     head, cursor = Sampler(examples, 5, "a").take(Cursor(), first)
     tail, _ = Sampler(examples, 5, "a").take(cursor, second)
-
     np.testing.assert_array_equal(np.concatenate([head, tail]), whole)
 
 
@@ -45,15 +42,12 @@ def test_silos_seeds_and_epochs_have_their_own_order() -> None:
         for silo in ("a", "b")
         for epoch in (0, 1)
     }
-
     assert len(orders) == 8
 
 
 def test_a_cursor_beyond_the_data_starts_the_next_epoch() -> None:
     sampler = Sampler(10, 1, "a")
-
     rows, cursor = sampler.take(Cursor(2, 15), 4)
-
     np.testing.assert_array_equal(rows, sampler.take(Cursor(3, 0), 4)[0])
     assert cursor == Cursor(3, 4)
 

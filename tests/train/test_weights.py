@@ -26,9 +26,7 @@ def test_a_vector_survives_the_round_trip() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     weights = Weights(module)
     vector = np.arange(weights.layout.size, dtype=np.float32)
-
     weights.load(vector)
-
     np.testing.assert_array_equal(weights.read(), vector)
     parts = weights.layout.split(vector)
     np.testing.assert_array_equal(module[0].weight.detach().numpy(), parts["0.weight"])
@@ -40,9 +38,7 @@ def test_integer_buffers_are_rounded() -> None:
     weights = Weights(module)
     vector = weights.read()
     vector[-1] = 2.6
-
     weights.load(vector)
-
     assert int(module.num_batches_tracked) == 3
 
 
@@ -57,10 +53,8 @@ def test_tied_weights_travel_once() -> None:
 def test_bad_vectors_never_reach_the_model(vector: np.ndarray, message: str) -> None:
     module = nn.Linear(2, 2)
     before = Weights(module).read()
-
     with pytest.raises(ValueError, match=message):
         Weights(module).load(vector)
-
     np.testing.assert_array_equal(Weights(module).read(), before)
 
 
@@ -73,9 +67,7 @@ def test_models_that_cannot_travel(module: nn.Module) -> None:
 def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     task = TwoClasses()
     vector, layout = initial_model(task, seed=7)
-
     save_model(tmp_path / "model.pt", task, vector)
-
     module = task.model()
     module.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     np.testing.assert_array_equal(Weights(module).read(), vector)
@@ -87,6 +79,5 @@ def test_every_silo_starts_from_the_same_model() -> None:
     torch.rand(5)
     again, _ = initial_model(TwoClasses(), seed=7)
     other, _ = initial_model(TwoClasses(), seed=8)
-
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)

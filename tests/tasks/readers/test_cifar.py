@@ -42,9 +42,7 @@ def fill(folder: Path) -> None:
 
 def test_batches_are_read_in_order(tmp_path: Path) -> None:
     fill(tmp_path)
-
     train, test = CifarSource(str(tmp_path)).read()
-
     assert test is not None
     np.testing.assert_array_equal(train.targets, [0, 1, 9, 5, 6])
     np.testing.assert_array_equal(train.inputs, np.concatenate([IMAGES, IMAGES[:2]]).reshape(-1, 3, 32, 32))
@@ -55,9 +53,7 @@ def test_batches_are_read_in_order(tmp_path: Path) -> None:
 def test_of_cifar_100_the_fine_labels_count(tmp_path: Path) -> None:
     content = {b"data": IMAGES, b"coarse_labels": [0, 0, 0], b"fine_labels": [99, 50, 0]}
     (tmp_path / "train").write_bytes(pickle.dumps(content))
-
     train, test = CifarSource(str(tmp_path), classes=100).read()
-
     np.testing.assert_array_equal(train.targets, [99, 50, 0])
     assert test is None
 
@@ -74,7 +70,6 @@ class _Evil:
 
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": IMAGES, b"labels": _Evil(tmp_path / "ran")}))
-
     with pytest.raises(ConfigError, match=r"data_batch_1: not a data set in a pickle: .*the file asks for pathlib"):
         CifarSource(str(tmp_path)).read()
     assert not (tmp_path / "ran").exists()
@@ -96,7 +91,6 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
 )
 def test_hostile_pickles_are_complained_of(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "data_batch_1").write_bytes(content)
-
     with pytest.raises(ConfigError, match="data_batch_1"):
         CifarSource(str(tmp_path)).read()
 
@@ -117,12 +111,10 @@ def test_hostile_pickles_are_complained_of(tmp_path: Path, content: bytes) -> No
 )
 def test_what_is_wrong_is_named(tmp_path: Path, content: object, message: str) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content))
-
     with pytest.raises(ConfigError, match=f"data_batch_1.*{message}"):
         CifarSource(str(tmp_path)).read()
 
 
 def test_damaged_files_are_complained_of(tmp_path: Path) -> None:
     fill(tmp_path)
-
     assert survives(tmp_path / "data_batch_1", CifarSource(str(tmp_path)).read) > 30

@@ -35,9 +35,7 @@ def fill(folder: Path, *, packed: bool = False, test: bool = True) -> None:
 def test_images_and_labels_are_read(tmp_path: Path, packed: bool) -> None:
     fill(tmp_path, packed=packed)
     source = IdxSource(str(tmp_path))
-
     train, test = source.read()
-
     assert source.shape().inputs == (1, 4, 6)
     assert train.inputs.dtype == np.uint8
     np.testing.assert_array_equal(train.inputs[:, 0], IMAGES)
@@ -50,9 +48,7 @@ def test_images_and_labels_are_read(tmp_path: Path, packed: bool) -> None:
 def test_test_files_may_be_missing_and_classes_may_begin_at_one(tmp_path: Path) -> None:
     fill(tmp_path, test=False)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(LABELS + 1))
-
     train, test = IdxSource(str(tmp_path), first_class=1).read()
-
     assert test is None
     np.testing.assert_array_equal(train.targets, LABELS)
 
@@ -78,7 +74,6 @@ def test_test_files_may_be_missing_and_classes_may_begin_at_one(tmp_path: Path) 
 def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     fill(tmp_path)
     (tmp_path / f"train-{name}").write_bytes(content)
-
     with pytest.raises(ConfigError, match=rf"train-{name}.*{message}|train-{name}, {message}"):
         IdxSource(str(tmp_path)).read()
 
@@ -86,7 +81,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, messa
 def test_test_images_of_another_size_are_named(tmp_path: Path) -> None:
     fill(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(IMAGES[:, :3]))
-
     with pytest.raises(ConfigError, match=r"t10k-images.*: the shape of an image is \(1, 3, 6\), .* \(1, 4, 6\)"):
         IdxSource(str(tmp_path)).read()
 
@@ -106,7 +100,6 @@ def test_a_packed_file_that_unpacks_to_more_than_its_header_says_is_not_unpacked
     fill(tmp_path, packed=True)
     bomb = gzip.compress(idx(IMAGES) + bytes(50_000_000))
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(bomb)
-
     with pytest.raises(ConfigError, match="there are more"):
         IdxSource(str(tmp_path)).read()
 
@@ -115,5 +108,4 @@ def test_a_packed_file_that_unpacks_to_more_than_its_header_says_is_not_unpacked
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
 def test_damaged_files_are_complained_of(tmp_path: Path, packed: bool, name: str) -> None:
     fill(tmp_path, packed=packed)
-
     assert survives(tmp_path / (f"{name}.gz" if packed else name), IdxSource(str(tmp_path)).read) > 30

@@ -32,9 +32,7 @@ def write(folder: Path, users: Any, name: str = "all_data_0.json") -> LeafSource
 def test_users_become_owners_in_the_order_of_their_names(tmp_path: Path) -> None:
     source = write(tmp_path, GOOD)
     write(tmp_path, {"f01": {"x": [image(0.75)], "y": [1]}}, "all_data_1.json")
-
     train, test = source.read()
-
     assert (source.shape().inputs, source.shape().classes, test) == ((1, 4, 4), 62, None)
     np.testing.assert_array_equal(train.owners, [0, 0, 1, 1])
     np.testing.assert_array_equal(train.targets, [0, 1, 3, 61])
@@ -44,9 +42,7 @@ def test_users_become_owners_in_the_order_of_their_names(tmp_path: Path) -> None
 def test_folders_train_and_test_are_kept_apart(tmp_path: Path) -> None:
     write(tmp_path / "train", GOOD)
     write(tmp_path / "test", {"f09": GOOD["f01"]})
-
     train, test = LeafSource(str(tmp_path), side=4).read()
-
     assert len(train.targets) == 3
     assert test is not None
     assert len(test.targets) == 1
@@ -79,7 +75,6 @@ def test_what_is_wrong_with_a_user_is_named(tmp_path: Path, user: object, messag
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
-
     with pytest.raises(ConfigError, match=rf"a\.json.*{message}"):
         LeafSource(str(tmp_path), side=4).read()
 
@@ -88,5 +83,4 @@ def test_missing_and_damaged_files_are_complained_of(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no file fits \*\.json"):
         LeafSource(str(tmp_path / "no"), side=4).read()
     source = write(tmp_path, GOOD)
-
     assert survives(tmp_path / "all_data_0.json", source.read) > 30

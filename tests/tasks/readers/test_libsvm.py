@@ -21,9 +21,7 @@ def write(folder: Path, text: str) -> str:
 
 def test_rows_become_pairs_and_cells(tmp_path: Path) -> None:
     source = LibsvmSource(write(tmp_path, GOOD), features=4)
-
     train, test = source.read()
-
     assert test is None
     assert (source.shape().inputs, source.shape().sparse) == ((4,), True)
     np.testing.assert_array_equal(train.targets, [1, 0, 0])  # -1 and 1 become 0 and 1
@@ -34,9 +32,7 @@ def test_rows_become_pairs_and_cells(tmp_path: Path) -> None:
 
 def test_targets_may_be_numbers_and_test_samples_a_file_of_their_own(tmp_path: Path) -> None:
     file = write(tmp_path, "-1.5 1:1\n2 1:2\n")
-
     train, test = LibsvmSource(file, features=1, classes=0, test_file=file).read()
-
     np.testing.assert_array_equal(train.targets, np.array([-1.5, 2], dtype=np.float32))
     assert test is not None
     assert len(test.targets) == 2
@@ -78,12 +74,10 @@ def test_a_missing_library_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_rows_that_are_too_many_to_be_written_out_are_not(tmp_path: Path) -> None:
     train, _ = LibsvmSource(write(tmp_path, GOOD), features=2**40).read()
-
     with pytest.raises(ConfigError, match=r"too many to be written out.*kind: linear"):
         train.dense()
 
 
 def test_damaged_files_are_complained_of(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD * 5)
-
     assert survives(Path(file), LibsvmSource(file, features=4).read) > 10

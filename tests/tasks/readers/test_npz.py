@@ -31,9 +31,7 @@ def test_inputs_targets_and_owners_are_read(tmp_path: Path) -> None:
         test_targets=[1],
     )
     source = NpzSource(file, classes=3)
-
     train, test = source.read()
-
     assert source.shape().inputs == (2, 3)
     assert train.inputs.dtype == np.float32
     np.testing.assert_array_equal(train.inputs, INPUTS)
@@ -45,17 +43,13 @@ def test_inputs_targets_and_owners_are_read(tmp_path: Path) -> None:
 
 def test_bytes_stay_bytes_and_targets_may_be_numbers(tmp_path: Path) -> None:
     file = write(tmp_path, inputs=INPUTS.astype(np.uint8), targets=[0.5, 1, 2, 3])
-
     train, _ = NpzSource(file, classes=0).read()
-
     assert (train.inputs.dtype, train.targets.dtype) == (np.uint8, np.float32)
 
 
 def test_what_is_missing_is_a_mistake_unless_it_is_asked_for(tmp_path: Path) -> None:
     file = write(tmp_path, inputs=[[1.0, np.nan], [2.0, 3.0]], targets=[0, 0])
-
     train, _ = NpzSource(file, missing=True).read()
-
     np.testing.assert_array_equal(train.inputs, np.array([[1, np.nan], [2, 3]], dtype=np.float32))
     with pytest.raises(ConfigError, match="sample 1: a value is missing"):
         NpzSource(file).read()
@@ -106,7 +100,6 @@ def test_a_header_is_not_believed(tmp_path: Path, shape: tuple[int, ...]) -> Non
     npy.write_array_header_1_0(content, {"descr": "<f8", "fortran_order": False, "shape": shape})
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("inputs.npy", content.getvalue() + bytes(80))
-
     with pytest.raises(ConfigError, match=r"inputs: the header promises"):
         NpzSource(str(tmp_path / "a.npz")).read()
 
@@ -118,5 +111,4 @@ def test_missing_and_damaged_files_are_complained_of(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"text\.npz: not a file of np\.savez"):
         NpzSource(str(tmp_path / "text.npz")).read()
     file = write(tmp_path, inputs=INPUTS, targets=[0, 1, 2, 3])
-
     assert survives(Path(file), NpzSource(file).read, trials=120) > 60

@@ -35,9 +35,7 @@ def fill(folder: Path) -> SpeechSource:
 
 def test_words_become_classes_and_speakers_owners(tmp_path: Path) -> None:
     source = fill(tmp_path)
-
     train, test = source.read()
-
     # 1 + (16000 - 400) / 160 frames.
     assert train.inputs.shape == (3, 98, 40)
     assert source.shape().inputs == (98, 40)
@@ -49,9 +47,7 @@ def test_words_become_classes_and_speakers_owners(tmp_path: Path) -> None:
 def test_the_list_of_test_recordings_is_followed(tmp_path: Path) -> None:
     source = fill(tmp_path)
     (tmp_path / "testing_list.txt").write_text("yes/bob_nohash_0.wav\nup/ann_nohash_0.wav\n")
-
     train, test = source.read()
-
     assert test is not None
     assert (len(train.targets), test.targets.tolist(), test.owners.tolist()) == (2, [0], [1])
 
@@ -59,7 +55,6 @@ def test_the_list_of_test_recordings_is_followed(tmp_path: Path) -> None:
 def test_a_recording_is_cut_or_filled_up(tmp_path: Path) -> None:
     short = read_wav(write(tmp_path / "a" / "short.wav", tone(300, 0.5)), RATE)
     long = read_wav(write(tmp_path / "a" / "long.wav", tone(300, 1.5)), RATE)
-
     np.testing.assert_allclose(short[:8000], tone(300, 0.5), atol=1e-4)
     assert not short[8000:].any()
     np.testing.assert_allclose(long, tone(300), atol=1e-4)
@@ -71,7 +66,6 @@ def test_a_tone_is_loudest_in_its_own_mel_band(frequency: float) -> None:
     # Band k peaks at corner k + 1 of 42 that are evenly spaced between 20 and 8000 Hz in mel.
     low, high, mine = (2595 * np.log10(1 + f / 700) for f in (20, 8000, frequency))
     nearest = round((mine - low) / (high - low) * 41) - 1
-
     assert set(features.argmax(axis=1)) == {nearest}
     assert features.mean() == pytest.approx(0, abs=1e-5)
 
@@ -86,7 +80,6 @@ def test_a_tone_is_loudest_in_its_own_mel_band(frequency: float) -> None:
 )
 def test_other_formats_are_named(tmp_path: Path, options: dict[str, int], message: str) -> None:
     path = write(tmp_path / "a" / "x.wav", tone(300), **options)
-
     with pytest.raises(ConfigError, match=rf"x\.wav: {message}"):
         read_wav(path, RATE)
 
@@ -104,5 +97,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_damaged_files_are_complained_of(tmp_path: Path) -> None:
     path = write(tmp_path / "a" / "x.wav", tone(300, 0.1))
-
     assert survives(path, lambda: read_wav(path, 1600)) > 5

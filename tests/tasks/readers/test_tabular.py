@@ -34,9 +34,7 @@ both = pytest.mark.parametrize("kind", ["csv", "parquet"])
 @both
 def test_columns_become_inputs_and_a_target(tmp_path: Path, kind: str) -> None:
     source = TableSource(write(tmp_path, kind), target="t", ignore=("name",))
-
     train, test = source.read()
-
     assert (source.shape().inputs, source.shape().classes, test) == ((2,), 2, None)
     np.testing.assert_array_equal(train.inputs, np.array([[1.5, 4], [-2, 5], [3, 6]], dtype=np.float32))
     assert train.targets.dtype == np.int64
@@ -46,10 +44,8 @@ def test_columns_become_inputs_and_a_target(tmp_path: Path, kind: str) -> None:
 @both
 def test_the_target_may_be_a_number_or_missing(tmp_path: Path, kind: str) -> None:
     file = write(tmp_path, kind)
-
     numbers, _ = TableSource(file, target="x", classes=0, ignore=("name",)).read()
     none, _ = TableSource(file, ignore=("name",)).read()
-
     np.testing.assert_array_equal(numbers.targets, np.array([1.5, -2, 3], dtype=np.float32))
     assert none.inputs.shape == (3, 3)
     assert not none.targets.any()
@@ -80,12 +76,10 @@ def test_missing_and_damaged_files_are_complained_of(tmp_path: Path, kind: str) 
     with pytest.raises(ConfigError, match=rf"no\.{kind}"):
         TableSource(str(tmp_path / f"no.{kind}")).read()
     file = write(tmp_path, kind)
-
     assert survives(Path(file), TableSource(file, target="t", ignore=("name",)).read) > 15
 
 
 def test_a_missing_library_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
         TableSource(str(tmp_path / "a.parquet")).shape()
