@@ -64,10 +64,10 @@ def test_an_untested_flwr_runs_the_stock_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fedsync.flower.internals.executor.TESTED", frozenset())
-    config = StrategyConfig.load("fedavg", [*SHORT, "stop.rounds=1"])
-    summary = runner(Runtime.LOCAL)(config, CLUSTER, tmp_path / "stock")
+    config, two = StrategyConfig.load("fedavg", [*SHORT, "stop.rounds=1"]), ClusterConfig(silos=CLUSTER.silos[:2])
+    summary = runner(Runtime.LOCAL)(config, two, tmp_path / "stock")
     assert "stock" in caplog.text
     assert summary["rounds"] == 1
-    runner(Runtime.VIRTUAL)(config, CLUSTER, tmp_path / "virtual")
+    runner(Runtime.VIRTUAL)(config, two, tmp_path / "virtual")
     stock, virtual = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("stock", "virtual"))
     assert all(torch.equal(stock[name], tensor) for name, tensor in virtual.items())
