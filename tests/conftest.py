@@ -1,7 +1,5 @@
 """Settings that all tests share."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 # The same examples in every run, and no clock: a busy machine must not fail a test.

@@ -1,7 +1,5 @@
 """The examples under deploy/ parse, name commands that exist, and are configurations that FedSync accepts."""
 
-from __future__ import annotations
-
 import configparser
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a user installs: the package with its strategy files, and nothing else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

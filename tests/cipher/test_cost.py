@@ -1,7 +1,5 @@
 """``bench/cost/cipher.py`` prints what docs/benchmarks.md says, and every suite takes the bytes that are promised."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

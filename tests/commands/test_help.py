@@ -1,7 +1,5 @@
 """What ``--help`` says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """``fedsync keys`` from the first key to a revoked silo."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fedsync new``: what it makes is a project that validates, runs and learns."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `main` says of paths that cannot be used: one line for the user; a traceback where the fault is ours."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import signal

@@ -1,7 +1,5 @@
 """``fedsync predict``: the contract of its files, and what it says to a bad one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

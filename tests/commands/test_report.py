@@ -1,7 +1,5 @@
 """``fedsync report``, ``fedsync watch`` and ``fedsync export`` on the folder of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

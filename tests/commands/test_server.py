@@ -1,7 +1,5 @@
 """``fedsync server register``: what it says of each silo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``fedsync silo``, ``server`` and ``doctor`` as far as they get without processes; tests/e2e has the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

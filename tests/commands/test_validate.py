@@ -1,7 +1,5 @@
 """``fedsync validate`` tells the kinds of files apart; tests/config has what is wrong inside them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pauses between tries, computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.common.backoff import Backoff

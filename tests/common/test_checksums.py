@@ -1,7 +1,5 @@
 """Damage is noticed wherever it is."""
 
-from __future__ import annotations
-
 from fedsync.common.checksums import digested, undigested
 
 

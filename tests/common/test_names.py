@@ -1,7 +1,5 @@
 """Names of silos."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.common.names import check_silo_name

@@ -1,7 +1,5 @@
 """Short ways to write events and policies down. Everything can be replaced by keyword."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

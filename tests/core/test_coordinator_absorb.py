@@ -1,7 +1,5 @@
 """Every kind of event in every situation leaves each silo either idle or busy with one known order."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

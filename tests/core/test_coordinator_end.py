@@ -1,7 +1,5 @@
 """How a run ends: the rule, the final evaluation, and every order and update accounted for."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What the coordinator does with the answers of policies, and what it does when they break their contract."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Curves from the orders of silos whose true curve is known."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable
 

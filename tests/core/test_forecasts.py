@@ -1,7 +1,5 @@
 """Who trains when, and with whose weights a silo begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

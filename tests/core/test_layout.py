@@ -1,7 +1,5 @@
 """A model as one flat vector, and back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

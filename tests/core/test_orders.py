@@ -1,7 +1,5 @@
 """Curves, orders, views, errors, and how values are built."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, field, replace

@@ -1,7 +1,5 @@
 """Seeds are a function of (run, use, silo, round), and of nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 

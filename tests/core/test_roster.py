@@ -1,7 +1,5 @@
 """The roster knows who is idle, in order of joining, whatever happened."""
 
-from __future__ import annotations
-
 import pickle
 from types import MappingProxyType
 

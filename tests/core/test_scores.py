@@ -1,7 +1,5 @@
 """Pooling evaluations, and when enough is enough."""
 
-from __future__ import annotations
-
 from math import fsum, inf
 
 import pytest
@@ -44,24 +42,22 @@ def test_a_version_without_test_samples_has_no_score() -> None:
     assert (scores.best, scores.since_best, scores.settled) == (-inf, 0, -1)
 
 
-def test_the_best_and_how_long_ago_it_was() -> None:
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([0.1, 0.5, 0.5, 0.4, 0.6], [(0.1, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.6, 0)]),
+        # A score may be any number.
+        ([-500, -70, -90, -2.5, -3, 4], [(-500, 0), (-70, 0), (-70, 1), (-2.5, 0), (-2.5, 1), (4, 0)]),
+    ],
+)
+def test_the_best_and_how_long_ago_it_was(seen: list[float], expected: list[tuple[float, int]]) -> None:
     scores, history = Scores(), []
-    for version, correct in enumerate([1.0, 5.0, 5.0, 4.0, 6.0]):
-        scores.begin(version)
-        scores.end(version, "a", Evaluation(0.0, correct, 10))
-        scores.settle()
-        history.append((scores.best, scores.since_best))
-    assert history == [(0.1, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.6, 0)]
-
-
-def test_a_score_may_be_any_number() -> None:
-    scores, history = Scores(), []
-    for version, score in enumerate([-500.0, -70.0, -90.0, -2.5, -3.0, 4.0]):
+    for version, score in enumerate(seen):
         scores.begin(version)
         scores.end(version, "a", Evaluation(0.0, 10 * score, 10))
         scores.settle()
         history.append((scores.best, scores.since_best))
-    assert history == [(-500.0, 0), (-70.0, 0), (-70.0, 1), (-2.5, 0), (-2.5, 1), (4.0, 0)]
+    assert history == expected
 
 
 def test_versions_settle_oldest_first_and_the_newest_settled_stays() -> None:

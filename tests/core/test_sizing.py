@@ -1,7 +1,5 @@
 """From forecasts to work: three scales, and every limit on a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,46 +42,41 @@ def batches(*args: Any, **sizing: Any) -> list[int]:
     return [work.batch_size for work in plan(*args, **sizing)]
 
 
-def test_without_a_balancer_everybody_does_the_same() -> None:
+@pytest.mark.parametrize(
+    ("scale", "speeds", "expected"),
+    [
+        (Scale.BATCH, (300, 100), [(20, 48, 0.1), (20, 16, 0.1)]),  # LB-BSP: 3:1 share 64 samples
+        (Scale.STEPS, (300, 100), [(30, 32, 0.1), (10, 32, 0.1)]),  # 3:1 share 40 steps
+        (Scale.LEARNING_RATE, (300, 100), [(20, 48, 0.15), (20, 16, 0.05)]),  # 48/32 and 16/32 of 0.1
+        (Scale.STEPS, (1e6, 1.0), [(39, 32, 0.1), (1, 32, 0.1)]),  # 0.00004 of 40 steps is one all the same
+    ],
+)
+def test_a_scale_changes_one_thing(scale: Scale, speeds: tuple[float, float], expected: list[tuple[Any, ...]]) -> None:
+    work = plan([silo(speed) for speed in speeds], balancer=PROPORTIONAL, scale=scale)
+    assert [(w.steps, w.batch_size) for w in work] == [wanted[:2] for wanted in expected]
+    assert [w.learning_rate for w in work] == pytest.approx([wanted[2] for wanted in expected], rel=1e-15)
+
+
+def test_without_a_balancer_everybody_does_the_same_within_the_caps() -> None:
     assert plan([silo(300), silo(100)]) == [WORK, WORK]
+    assert batches([silo(300, examples=10), silo(100, memory=20), silo(100)], {"c": 30}) == [10, 20, 30]
 
 
-def test_scale_batch_keeps_steps_and_learning_rate() -> None:
-    """LB-BSP: speeds 3:1 share 64 samples as 48 and 16."""
-    assert plan([silo(300), silo(100)], balancer=PROPORTIONAL) == [
-        LocalWork(20, 48, 0.1),
-        LocalWork(20, 16, 0.1),
-    ]
-
-
-def test_scale_steps_keeps_batch_and_learning_rate() -> None:
-    """Speeds 3:1 share 40 steps as 30 and 10."""
-    assert plan([silo(300), silo(100)], balancer=PROPORTIONAL, scale=Scale.STEPS) == [
-        LocalWork(30, 32, 0.1),
-        LocalWork(10, 32, 0.1),
-    ]
-
-
-def test_scale_learning_rate_lets_it_follow_the_batch() -> None:
-    """48/32 and 16/32 of 0.1."""
-    work = plan([silo(300), silo(100)], balancer=PROPORTIONAL, scale=Scale.LEARNING_RATE)
-    assert [(w.steps, w.batch_size) for w in work] == [(20, 48), (20, 16)]
-    assert [w.learning_rate for w in work] == pytest.approx([0.15, 0.05], rel=1e-15)
-
-
-def test_everybody_does_a_step_however_slow() -> None:
-    """Speeds 10^6:1: of 40 steps the slow silo would get 0.00004."""
-    work = plan([silo(1e6), silo(1.0)], balancer=PROPORTIONAL, scale=Scale.STEPS)
-    assert [w.steps for w in work] == [39, 1]
-
-
-def test_a_silo_nobody_has_measured_counts_as_the_median() -> None:
-    """Known 100, 200, 600: the newcomer counts 200; of 128 samples 1100ths: 11.6, 23.3, 69.8, 23.3."""
-    assert batches([silo(100), silo(200), silo(600), silo()], balancer=PROPORTIONAL) == [12, 23, 70, 23]
-
-
-def test_with_no_forecast_at_all_the_batch_is_equal() -> None:
-    assert batches([silo(), silo(), silo()], balancer=PROPORTIONAL) == [32, 32, 32]
+@pytest.mark.parametrize(
+    ("silos", "sizing", "expected"),
+    [
+        # Known 100, 200, 600: the newcomer counts 200, the median; of 128 samples 1100ths: 11.6, 23.3, 69.8, 23.3.
+        ([silo(100), silo(200), silo(600), silo()], {}, [12, 23, 70, 23]),
+        ([silo(), silo(), silo()], {}, [32, 32, 32]),  # no forecast at all
+        ([silo(300), silo(100), silo(100)], {"cap": 50}, [50, 23, 23]),  # of 96, a is cut to 50
+        ([silo(300, examples=10), silo(100, examples=10)], {}, [10, 10]),  # two of 10 examples cannot take 64
+        ([silo(3100), silo(100)], {"floor": 8}, [56, 8]),  # 31:1 of 64 would be 62 and 2
+        ([silo(300), silo(100, examples=5)], {"floor": 8}, [59, 5]),  # a floor above what b can take gives way
+        ([], {}, []),
+    ],
+)
+def test_batches_by_hand(silos: list[SiloView], sizing: dict[str, int], expected: list[int]) -> None:
+    assert batches(silos, balancer=PROPORTIONAL, **sizing) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,29 +95,6 @@ def test_each_limit_caps_the_batch_and_the_others_take_the_rest(
 ) -> None:
     """Of 96, speeds 300:100:100 would take 58, 19, 19; capped at 40, the other two share 56."""
     assert batches([limited, silo(100), silo(100)], found, balancer=PROPORTIONAL, cap=cap) == [40, 28, 28]
-
-
-def test_the_configured_cap_holds_for_everybody() -> None:
-    """Of 96: a is cut to 50, the rest 46 goes 23:23."""
-    assert batches([silo(300), silo(100), silo(100)], balancer=PROPORTIONAL, cap=50) == [50, 23, 23]
-
-
-def test_the_total_is_lowered_if_the_silos_cannot_take_it() -> None:
-    """Two of 10 examples each cannot take 64."""
-    assert batches([silo(300, examples=10), silo(100, examples=10)], balancer=PROPORTIONAL) == [10, 10]
-
-
-def test_caps_hold_without_a_balancer_too() -> None:
-    assert batches([silo(300, examples=10), silo(100, memory=20), silo(100)], {"c": 30}) == [10, 20, 30]
-
-
-def test_the_floor_holds() -> None:
-    """Of 64, speeds 31:1 would take 62 and 2."""
-    assert batches([silo(3100), silo(100)], balancer=PROPORTIONAL, floor=8) == [56, 8]
-
-
-def test_a_floor_above_what_a_silo_can_take_gives_way() -> None:
-    assert batches([silo(300), silo(100, examples=5)], balancer=PROPORTIONAL, floor=8) == [59, 5]
 
 
 def test_steps_are_not_capped_by_data_or_memory() -> None:
@@ -160,10 +130,6 @@ def test_a_silo_nobody_has_measured_counts_as_the_median_in_every_part_of_its_cu
     known = [with_curve(curve) for curve in curves]
     usual = with_curve(Curve(200.0, 0.5, 40, 4.0))
     assert batches([*known, silo()], balancer=EQUALISING) == batches([*known, usual], balancer=EQUALISING)
-
-
-def test_no_silo_no_work() -> None:
-    assert plan([], balancer=PROPORTIONAL) == []
 
 
 speeds = st.none() | st.floats(1e-3, 1e9)
@@ -270,17 +236,8 @@ def test_an_adaptation_is_asked_once_for_each_version_that_somebody_is_released_
     assert adaptation.advance(1, silos, {}, actions)
     assert {name: work.batch_size for name, work in adaptation.plan(silos, {}).items()} == {"a": 13, "b": 3}
     assert actions == []
-
-
-def test_what_a_round_took_is_forgotten_after_it() -> None:
-    silos = {"a": silo(), "b": silo()}
-    adaptation = Adaptation(ADAPTIVE)
-    adaptation.advance(0, silos, {}, [])
-    adaptation.observe("a", report(), seconds=1.0)
-    adaptation.observe("b", report(), seconds=2.0)
-    adaptation.advance(1, silos, {}, [])
-    adaptation.advance(2, silos, {}, [])
-    assert adaptation.state.rounds == ({"a": 1.0, "b": 2.0},)
+    adaptation.advance(2, silos, {}, actions)
+    assert adaptation.state.rounds == ({"a": 1.0, "b": 2.0},), "what a round took is forgotten after it"
 
 
 def test_a_silo_whose_memory_was_full_in_any_window_is_given_no_more() -> None:

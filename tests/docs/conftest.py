@@ -1,7 +1,5 @@
 """Where the documentation's own code is."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

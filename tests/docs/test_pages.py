@@ -1,7 +1,5 @@
 """What README and the pages say can be done as they say it."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

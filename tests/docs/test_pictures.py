@@ -1,7 +1,5 @@
 """There is a timeline for every shipped strategy, and it is what the strategy does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

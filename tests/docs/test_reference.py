@@ -1,7 +1,5 @@
 """The YAML reference has every key of every file, with its meaning."""
 
-from __future__ import annotations
-
 import pytest
 import reference
 

@@ -1,7 +1,5 @@
 """The site builds without a warning, and loads nothing from a network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command line as a person uses it: exit codes, messages, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 The long campaign, with every fault at random moments, is ``make soak``.
 """
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

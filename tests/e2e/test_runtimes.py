@@ -1,7 +1,5 @@
 """The same strategy in virtual time, in Flower's simulation engine and on real Flower processes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real server with TLS and node authentication: who has no right there gets nothing, and a silo that has works."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

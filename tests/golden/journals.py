@@ -10,8 +10,6 @@ decisions, regenerate them on purpose and read the difference before committing 
 Barriers have no journals of their own: the laws run every kind, and ``tests/policies/barrier`` has the papers' numbers.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

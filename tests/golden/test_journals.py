@@ -1,7 +1,5 @@
 """Every strategy decides today as it did when its golden journal was written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Certificates, over real TLS connections on loopback."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import stat

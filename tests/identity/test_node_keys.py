@@ -1,7 +1,5 @@
 """Node keys, in the form that Flower reads."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

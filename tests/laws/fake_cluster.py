@@ -5,8 +5,6 @@ keeps its own books of what really happened, for the laws to compare with. After
 more, so that a run can be expected to go on and to end.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

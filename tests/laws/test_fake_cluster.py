@@ -1,7 +1,5 @@
 """The fake cluster does what drivers must: budgets, halts, alarms. Otherwise the laws would prove nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What holds for every predictor, balancer and weigher by itself."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

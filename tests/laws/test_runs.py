@@ -3,8 +3,6 @@
 Each law looks at a finished run of the fake cluster; the run is cached, so that the laws share it.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Samples that a test makes up, as a source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

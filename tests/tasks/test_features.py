@@ -1,7 +1,5 @@
 """Columns of numbers: what is constant up to rounding is no reason to blow anything up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

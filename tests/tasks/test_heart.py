@@ -1,7 +1,5 @@
 """Four real hospitals (UCI heart disease): columns that one of them never measured, and missing cells in all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

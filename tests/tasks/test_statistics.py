@@ -1,7 +1,5 @@
 """Adding statistics is expectation maximisation on everybody's data: compared with plain NumPy in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

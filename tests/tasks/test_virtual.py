@@ -1,7 +1,5 @@
 """Every kind of task, from YAML to a finished run in virtual time: the loss falls, and the same bytes come again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

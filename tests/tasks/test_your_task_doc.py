@@ -1,7 +1,5 @@
 """The examples of docs/your-task.md work as they stand."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

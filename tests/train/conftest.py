@@ -1,7 +1,5 @@
 """One thread for torch: networks this small gain nothing from more, and lose much where other programs run."""
 
-from __future__ import annotations
-
 import torch
 
 torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """Small things to train, and a clock that only moves when told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernel's files are written by the tests, with values in the forms that the kernel writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What only a GPU can show. Elsewhere these are skipped; the same logic is tested there with stand-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

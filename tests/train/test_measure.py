@@ -1,7 +1,5 @@
 """The machine is one whose steps take what a curve says; its clock moves with its steps only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

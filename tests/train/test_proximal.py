@@ -1,7 +1,5 @@
 """FedProx's term, by hand, on a model whose loss is w: its gradient is 1 whatever w is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Two processors unless a test says otherwise; the kernel's counters are what the test sets them to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

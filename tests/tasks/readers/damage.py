@@ -1,7 +1,5 @@
 """Files that were cut off or overwritten: a reader may read or complain, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import wave
 from pathlib import Path
 
