@@ -1,28 +1,26 @@
 """``fedsync certs``."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fedsync.commands.certs import app, describe
 from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import CertificateFacts, make_authority, make_server_certificate
+from tests.commands.call import call
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def done(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.exception
-    return result.stdout
+done = partial(call, app=app)
 
 
 def failed(*arguments: str | Path) -> str:
-    error = CliRunner().invoke(app, [str(argument) for argument in arguments]).exception
-    assert isinstance(error, ConfigError), error
-    return str(error)
+    with pytest.raises(ConfigError) as caught:
+        done(*arguments)
+    return str(caught.value)
 
 
 def test_a_servers_certificate_is_made_shown_and_renewed(tmp_path: Path) -> None:

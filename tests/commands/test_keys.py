@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,20 @@ from typer.testing import CliRunner
 from fedsync.cipher.keys.keyring import open_group, open_silo
 from fedsync.commands.keys import app
 from fedsync.core.errors import ConfigError, FedSyncError, ProtocolError
+from tests.commands.call import call
 
 
 def keys(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def done(*arguments: str | Path) -> str:
-    result = keys(*arguments)
-    assert result.exit_code == 0, result.exception
-    return result.stdout
+done = partial(call, app=app)
 
 
 def failed(*arguments: str | Path) -> FedSyncError:
-    error = keys(*arguments).exception
-    assert isinstance(error, FedSyncError), error
-    return error
+    with pytest.raises(FedSyncError) as caught:
+        done(*arguments)
+    return caught.value
 
 
 @pytest.fixture

@@ -5,23 +5,15 @@ import runpy
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedsync.cli import app
 from fedsync.commands.new import TEMPLATES, TaskKind
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
+from tests.commands.call import call
 
 every_kind = pytest.mark.parametrize("kind", TaskKind)
-
-
-def call(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if done.exception is not None:
-        raise done.exception
-    return done.output
 
 
 def made(folder: Path, kind: TaskKind = TaskKind.CLASSES) -> Path:
@@ -129,6 +121,6 @@ def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_is_the_users_mistake(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["new", str(tmp_path / "x"), "--task", "poems"])
-    assert done.exit_code == 2
-    assert not (tmp_path / "x").exists()
+    with pytest.raises(SystemExit) as ended:
+        call("new", tmp_path / "x", "--task", "poems")
+    assert ended.value.code == 2 and not (tmp_path / "x").exists()

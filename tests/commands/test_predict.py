@@ -1,14 +1,14 @@
 """``fedsync predict``: the contract of its files, and what it says to a bad one."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedsync.cli import app
 from fedsync.commands.predict import read_trace
 from fedsync.core.errors import ConfigError
+from tests.commands.call import call
 
 HEADER = "step,speed,cpu,memory\n"
 
@@ -23,10 +23,8 @@ def test_it_prints_a_table_and_writes_the_errors(tmp_path: Path) -> None:
     """Speeds 10, 20, 40, 30, warm-up 2. Memoryless is 20 and 10 off; the average says 12 and 17.6, 28 and 12.4 off."""
     rows = "".join(f"{step},{speed},0.5,0.25\n" for step, speed in enumerate((10, 20, 40, 30)))
     trace, out = write(tmp_path, HEADER + rows), tmp_path / "out.json"
-    arguments = ["predict", str(trace), "--predictors", "memoryless,narx", "--warmup", "2", "--out", str(out)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert "memoryless" in done.output
+    shown = call("predict", trace, "--predictors", "memoryless,narx", "--warmup", "2", "--out", out)
+    assert "memoryless" in shown
     content = json.loads(out.read_text())
     assert {key: content[key] for key in ("steps", "warmup")} == {"steps": 4, "warmup": 2}
     assert list(content["predictors"]) == ["memoryless", "narx"]
@@ -79,24 +77,16 @@ def test_columns_may_come_in_any_order_with_others_between(tmp_path: Path) -> No
     ],
 )
 def test_bad_options_are_the_users_mistake(tmp_path: Path, arguments: list[str], said: str) -> None:
-    trace = write(tmp_path, HEADER + "0,1,0.5,0.5\n1,1,0.5,0.5\n")
-    done = CliRunner().invoke(app, ["predict", str(trace), *arguments])
-    assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call("predict", write(tmp_path, HEADER + "0,1,0.5,0.5\n1,1,0.5,0.5\n"), *arguments)
 
 
-def test_the_file_of_a_former_run_stays_whole_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
+@pytest.mark.usefixtures("full_disk")
+def test_the_file_of_a_former_run_stays_whole_where_the_disk_is_full(tmp_path: Path) -> None:
     trace, out = write(tmp_path, HEADER + "0,1,0.5,0.5\n1,1,0.5,0.5\n"), tmp_path / "out.json"
     out.write_text("old")
-    monkeypatch.setattr("os.fsync", full)
-    arguments = ["predict", str(trace), "--predictors", "ema", "--warmup", "1", "--out", str(out)]
-    error = CliRunner().invoke(app, arguments).exception
-    assert isinstance(error, ConfigError) and "No space left on device" in error.problem
+    with pytest.raises(ConfigError, match="No space left on device"):
+        call("predict", trace, "--predictors", "ema", "--warmup", "1", "--out", out)
     assert out.read_text() == "old"
 
 

@@ -3,13 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
-from fedsync.cli import app
 from fedsync.commands.probe import silo_file
 from fedsync.config.cluster import ClusterConfig
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
+from tests.commands.call import call
 
 
 @pytest.mark.parametrize(
@@ -52,16 +51,13 @@ def test_the_command_prints_a_table_and_an_entry_that_loads(tmp_path: Path) -> N
         "barrier: {kind: bsp}\ntask: {kind: csv, files: [points.csv], target: y}\n"
     )
     threads = torch.get_num_threads()
-    done = CliRunner().invoke(
-        app, ["probe", "--task", str(strategy), "--device", "cpu", "--seconds", "0.1", "--out", str(out)]
-    )
+    shown = call("probe", "--task", strategy, "--device", "cpu", "--seconds", "0.1", "--out", out)
     torch.set_num_threads(threads)
-    assert done.exit_code == 0, done.output
     # Three quarters of 24 rows are there to train on.
-    assert "small on cpu, 18 training samples" in done.stdout
-    rows = [line.split() for line in done.stdout.splitlines() if line[:1] == " " and line.split()[:1]]
+    assert "small on cpu, 18 training samples" in shown
+    rows = [line.split() for line in shown.splitlines() if line[:1] == " " and line.split()[:1]]
     assert [row[0] for row in rows if row[0].isdecimal()][:2] == ["1", "2"]
-    assert out.read_text() in done.stdout
+    assert out.read_text() in shown
     assert len(ClusterConfig.load(out).silos) == 1
 
 
@@ -75,6 +71,5 @@ def test_the_command_prints_a_table_and_an_entry_that_loads(tmp_path: Path) -> N
     ],
 )
 def test_mistakes_are_named(arguments: list[str], place: str) -> None:
-    done = CliRunner().invoke(app, ["probe", *arguments])
-    assert isinstance(done.exception, ConfigError)
-    assert place in str(done.exception)
+    with pytest.raises(ConfigError, match=place):
+        call("probe", *arguments)

@@ -3,18 +3,10 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedsync.cli import app
 from fedsync.core.errors import ConfigError
+from tests.commands.call import call
 from tests.observe.runs import two_silos
-
-
-def call(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if done.exception is not None:
-        raise done.exception
-    return done.output
 
 
 def test_a_report_lies_in_the_folder_of_its_run(tmp_path: Path) -> None:
@@ -65,15 +57,12 @@ def test_a_folder_as_the_file_is_refused_before_the_runs_are_read(tmp_path: Path
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("arguments", [[], ["--figure", "timeline"]])
 def test_a_report_stays_whole_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    tmp_path: Path, arguments: list[str], request: pytest.FixtureRequest
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     two_silos(tmp_path)
     out = tmp_path / "out.svg"
     out.write_text("old")
-    monkeypatch.setattr("os.fsync", full)
+    request.getfixturevalue("full_disk")
     with pytest.raises(ConfigError, match="No space left on device"):
         call("report", tmp_path, *arguments, "--out", out)
     assert out.read_text() == "old"

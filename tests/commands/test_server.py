@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedsync.commands.server import app
+from fedsync.cli import app
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals.registration import Registered
 from fedsync.ops import start
+from tests.commands.call import call
 
 
 def test_register_says_who_is_registered_and_fails_for_who_is_not(
@@ -22,8 +23,7 @@ def test_register_says_who_is_registered_and_fails_for_who_is_not(
     file.write_text(f"{{certificates: certs, state: state, silos: {silos}}}\n")
     problem = ConfigError("silos, berlin", "its key was revoked before", "Make another")
     monkeypatch.setattr(start, "register_silos", lambda config: Registered({"berlin": problem}))
-    done = CliRunner().invoke(app, ["register", "--server", str(file)])
+    done = CliRunner().invoke(app, ["server", "register", "--server", str(file)])
     assert done.exception is problem and "registered: paris\n" in done.stdout
     monkeypatch.setattr(start, "register_silos", lambda config: Registered())
-    done = CliRunner().invoke(app, ["register", "--server", str(file)])
-    assert done.exit_code == 0 and done.stdout == "registered: berlin, paris\n"
+    assert call("server", "register", "--server", file) == "registered: berlin, paris\n"

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from fedsync.cli import app
 from fedsync.common.processes import free_ports
 from fedsync.core.errors import ConfigError, RunError
+from tests.commands.call import call
 
 
 @pytest.mark.parametrize(
@@ -25,38 +26,36 @@ from fedsync.core.errors import ConfigError, RunError
     ],
 )
 def test_a_file_that_is_not_there_is_the_users_mistake(arguments: list[str]) -> None:
-    error = CliRunner().invoke(app, arguments).exception
-    assert isinstance(error, ConfigError) and "nowhere.yaml: cannot be read" in str(error)
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        call(*arguments)
 
 
 def test_a_run_is_not_put_where_another_is(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text("{}")
-    arguments = ["server", "run", "fedavg", "--server", str(tmp_path / "server.yaml"), "--out", str(tmp_path / "out")]
-    error = CliRunner().invoke(app, arguments).exception
-    assert isinstance(error, ConfigError) and "has the files of a run" in error.problem
+    with pytest.raises(ConfigError, match="has the files of a run"):
+        call("server", "run", "fedavg", "--server", tmp_path / "server.yaml", "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize("arguments", [[], ["fedavg", "--resume", "out"], ["--resume", "out", "--set", "seed=1"]])
 def test_a_run_is_begun_or_resumed(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
-    command = ["server", "run", "--server", str(tmp_path / "server.yaml"), *arguments]
-    error = CliRunner().invoke(app, command).exception
-    assert isinstance(error, ConfigError) and "not clear what to run" in error.problem
+    with pytest.raises(ConfigError, match="not clear what to run"):
+        call("server", "run", "--server", tmp_path / "server.yaml", *arguments)
 
 
 def test_a_server_that_does_not_run_takes_nothing(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     (tmp_path / "server.yaml").write_text(f"{{insecure: true, host: 127.0.0.1, port: {port}, state: s}}")
-    error = CliRunner().invoke(app, ["server", "run", "fedavg", "--server", str(tmp_path / "server.yaml")]).exception
-    assert isinstance(error, RunError) and "flwr run failed" in str(error)
+    with pytest.raises(RunError, match="flwr run failed"):
+        call("server", "run", "fedavg", "--server", tmp_path / "server.yaml")
 
 
 def test_without_tls_there_are_no_keys_to_register(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
-    error = CliRunner().invoke(app, ["server", "register", "--server", str(tmp_path / "server.yaml")]).exception
-    assert isinstance(error, ConfigError) and "not authenticated" in error.problem
+    with pytest.raises(ConfigError, match="not authenticated"):
+        call("server", "register", "--server", tmp_path / "server.yaml")
 
 
 def test_doctor_ends_with_1_where_something_fails_and_names_the_remedy(tmp_path: Path) -> None:
@@ -67,5 +66,4 @@ def test_doctor_ends_with_1_where_something_fails_and_names_the_remedy(tmp_path:
     assert result.exit_code == 1
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("FAIL")]
     assert line.startswith(f"FAIL  server         127.0.0.1:{port}: Connection refused. Check the address")
-    good = CliRunner().invoke(app, ["doctor"])
-    assert good.exit_code == 0 and "FAIL" not in good.stdout
+    assert "FAIL" not in call("doctor")

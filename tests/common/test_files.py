@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,17 +52,14 @@ def test_a_public_file_can_be_read_by_all_even_under_a_strict_umask(folder: Path
     assert mode(folder / "public") == 0o644
 
 
+@pytest.mark.parametrize("write", [write_private, write_result])
 def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, write: Callable[[Path, bytes], None], request: pytest.FixtureRequest
 ) -> None:
-    write_private(folder / "key", b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    write(folder / "key", b"old")
+    request.getfixturevalue("full_disk")
     with pytest.raises(ConfigError, match="No space left on device"):
-        write_private(folder / "key", b"new")
+        write(folder / "key", b"new")
     assert [path.name for path in folder.iterdir()] == ["key"]
     assert (folder / "key").read_bytes() == b"old"
 
@@ -76,21 +74,6 @@ def test_a_result_has_the_permissions_of_any_new_file_and_keeps_those_it_has(fol
         os.umask(before)
     assert (mode(folder / "new"), mode(folder / "old")) == (0o640, 0o600)
     assert (folder / "old").read_bytes() == b"y"
-
-
-def test_a_result_that_does_not_fit_on_the_disk_leaves_the_old_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_result(folder / "out", b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match="No space left on device"):
-        write_result(folder / "out", b"new")
-    assert [path.name for path in folder.iterdir()] == ["out"]
-    assert (folder / "out").read_bytes() == b"old"
 
 
 def test_a_result_goes_behind_links_and_into_pipes(folder: Path) -> None:
