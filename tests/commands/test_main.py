@@ -1,6 +1,7 @@
-"""What `main` says of paths that cannot be used: one line for the user; a traceback where the fault is ours."""
+"""`main`: what it prints, one line for the user's mistakes, a traceback where the fault is ours."""
 
 import errno
+import json
 import logging
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsync import cli
+from tests.commands.call import call
 from tests.observe.runs import two_silos
 
 TIMING = ["--runtime", "virtual", "--timing-only", "--set", "stop.rounds=1"]
@@ -39,6 +41,57 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", app)
+
+
+def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
+    silos = tmp_path / "two.yaml"
+    silos.write_text("silos: [{name: a, speed: 50000.0}, {name: b, speed: 25000.0}]")
+    shown = call(
+        "compare", "fedavg", "lb-bsp", "--silos", silos, "--seeds", "2", "--set", "stop.rounds=3",
+        "--target-accuracy", "0.01", "--out", tmp_path / "cmp",
+    )  # fmt: skip
+    fedavg, balanced = json.loads((tmp_path / "cmp" / "compare.json").read_text())
+    # By hand: FedAvg's round is 640 / 25,000 s. Balanced, 1,280 samples at 75,000/s, from round two on.
+    assert fedavg["seconds"] == pytest.approx(3 * 0.0256)
+    assert balanced["seconds"] == pytest.approx(0.0256 + 2 * 1280 / 75_000, rel=0.02)
+    assert (fedavg["ratio"], fedavg["reached"]) == (1.0, 2)
+    assert f"{balanced['ratio']:.3f}" in shown
+
+
+@pytest.mark.parametrize(("name", "kind"), [("hetero", "a silo file with 5 silos"), ("pssp", "strategy 'pssp'")])
+def test_shipped_files_are_valid(name: str, kind: str) -> None:
+    assert kind in call("validate", name)
+
+
+def test_schema_is_json_schema() -> None:
+    schema = json.loads(call("schema"))
+    assert schema["type"] == "object" and {"stop", "balancer", "task"} <= set(schema["required"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "lb-bspp"], ["lb-bspp", "Did you mean 'lb-bsp'"]),
+        (["run", "lb-bsp", "--set", "local.stepps=3"], ["local.stepps", "Did you mean 'steps'"]),
+        (["run", "lb-bsp", "--set", "local.learning_rate=1e-3"], ["1e-3", "0.001"]),
+        (["run", "lb-bsp", "--silos", "nope"], ["nope", "hetero"]),
+        (["compare", "lb-bsp", "lb-bsp"], ["named 'lb-bsp'"]),
+        (["validate", "broken.yaml"], ["broken.yaml, line 3"]),
+        (["run", "lb-bsp", "--runtime", "moon"], ["moon"]),
+    ],
+)
+def test_the_users_mistakes_exit_with_2(
+    arguments: list[str],
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken.yaml").write_text("name: x\nstop: {rounds: 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(monkeypatch, *arguments) == cli.EXIT_USER
+    errors = capsys.readouterr().err
+    assert all(part in errors for part in expected), errors
 
 
 @pytest.mark.parametrize(
