@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +45,7 @@ from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, derive_seed
+from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.sizing import Adaptation, Plan
 from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
 from fedsync.core.views import ClusterView, SiloView, Verdict
@@ -81,7 +82,7 @@ class Coordinator:
     @property
     def able(self) -> bool:
         """Whether anything can come of what the silos here do; not if each fails all that it is asked."""
-        return self._state.closing is not None or self._state.standing.able(self._state.silos)
+        return self._state.closing is not None or self._state.failures.able(self._state.silos)
 
     @property
     def unlearned(self) -> bool:
@@ -92,6 +93,15 @@ class Coordinator:
     def learned(self) -> dict[str, Any] | None:
         """What predictors have learned, as plain JSON values, for another run; None if nothing was."""
         return self._state.forecasts.export()
+
+    def state(self) -> Mapping[str, Any]:
+        """All that the run has come to, by name, for a checkpoint; see `fedsync.core.saved`."""
+        return named(self._state, COORDINATOR)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state` of a coordinator with the same policies. It decides the same from there on."""
+        fill(self._state, COORDINATOR, state)
+        self._plan = None
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
         """Absorb what happened and decide.
@@ -135,7 +145,7 @@ class Coordinator:
             case WorkFailed(at_s, name, update_id, reason):
                 if self._order_of(name, update_id) is not None:
                     self._fail(name, at_s)
-                    state.standing.last_failure = f"{name}: {reason}"
+                    state.failures.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
             case Progressed(_, name, update_id, steps, _):
                 order = self._order_of(name, update_id)
@@ -165,7 +175,7 @@ class Coordinator:
                 actions.append(Note(f"{name} takes no part: {error}"))
             state.silos.pop(name, None)
             state.passes.leave(name)
-            state.standing.last_failure = str(error)
+            state.failures.last_failure = str(error)
             return
         state.silos[name] = SiloView(facts, since_s=at_s, forecast=forecast)
         state.passes.join(name, facts.examples)
@@ -182,10 +192,10 @@ class Coordinator:
             check_report(meta.silo, order, meta, report)
         except ProtocolError as error:
             self._fail(meta.silo, at_s)
-            state.standing.last_failure = f"{meta.silo}: {error}"
+            state.failures.last_failure = f"{meta.silo}: {error}"
             actions.append(Discard(meta.update_id, str(error)))
             return
-        state.standing.proven.add(meta.silo)
+        state.failures.proven.add(meta.silo)
         self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
@@ -240,7 +250,7 @@ class Coordinator:
         state.timed = True
         reason = ""
         if state.closing is None:
-            hopeless = state.standing.hopeless(state.silos)
+            hopeless = state.failures.hopeless(state.silos)
             if hopeless is not None:
                 self._stop(hopeless, actions, failed=True)
                 return hopeless

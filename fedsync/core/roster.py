@@ -1,8 +1,8 @@
-"""Who is here, who is idle and what has changed, without looking at everybody."""
+"""The silos of a run: which are here, which are idle and what has changed, without a look at each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedsync.core.views import SiloView
@@ -30,12 +30,9 @@ class Roster(dict[str, SiloView]):
     _names: tuple[str, ...] | None
     _news: list[str]
 
-    def __new__(cls) -> Roster:
-        """Empty. Not ``__init__``: unpickling fills a roster without calling that."""
-        roster = super().__new__(cls)
-        roster.idle, roster._ranks, roster._joined, roster.revision = {}, {}, 0, 0
-        roster._names, roster._news, roster.news = None, [], 0
-        return roster
+    def __init__(self) -> None:
+        self.idle, self._ranks, self._joined, self.revision = {}, {}, 0, 0
+        self._names, self._news, self.news = None, [], 0
 
     def __setitem__(self, name: str, view: SiloView) -> None:
         before = self.get(name)
@@ -62,6 +59,17 @@ class Roster(dict[str, SiloView]):
             self.idle.pop(name, None)
             self._tell(name)
         return super().pop(name, default)
+
+    @property
+    def views(self) -> dict[str, SiloView]:
+        """Name -> view as a plain dictionary; set it together with the counters, to go on from a checkpoint."""
+        return dict(self)
+
+    @views.setter
+    def views(self, views: Mapping[str, SiloView]) -> None:
+        self.clear()
+        self.update(views)
+        self._names = None
 
     @property
     def names(self) -> Sequence[str]:

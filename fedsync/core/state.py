@@ -87,7 +87,7 @@ class CoordinatorState:
         issued: orders given to each silo.
         scores: of model versions.
         passes: of the silos over their data.
-        standing: what may be expected of the silos.
+        failures: what may be expected of the silos.
         closing: why the run is about to end.
         awaiting: silos that are still to evaluate the last version.
         halted: the order of each silo that was told to stop last.
@@ -107,7 +107,7 @@ class CoordinatorState:
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
     passes: Passes = field(default_factory=Passes)
-    standing: FailurePolicy = field(default_factory=FailurePolicy)
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
     closing: str | None = None
     awaiting: set[str] = field(default_factory=set)
     halted: dict[str, str] = field(default_factory=dict)

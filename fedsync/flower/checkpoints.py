@@ -8,11 +8,17 @@ the whole journal still replays.
 Where the journal holds a commit that no whole checkpoint knows (one is torn, or could not be written), silos may know
 a version that will be made anew with other updates. Then they must not go on with what they keep: the run gets
 another identity, under which every silo's trainer begins anew.
+
+A file is a SHA-256 of the rest, one line of JSON with the number of the format, and a mapping of names to values. What
+changes while a run goes on says itself which names it has (`fedsync.core.saved`); frozen values, such as a policy's
+state, are written as their class and their fields by name. So the order of fields and private attributes are no part of
+the format.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -20,7 +26,7 @@ import pickle
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +48,7 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 1
+FORMAT = 2
 """Of the files; another one is refused."""
 
 _DIGEST_BYTES = 32
@@ -75,7 +81,7 @@ class Moment:
         timers: when the coordinator wants to be asked again [s since the run began].
         silos: names of those that are here.
         evaluating: the version that all silos are evaluating, where the run is about to end.
-        coordinator: that decided all this; it pickles.
+        coordinator: what `fedsync.core.coordinator.Coordinator.state` returned.
         aggregator: what `fedsync.core.transfer.Aggregator.state` returned.
     """
 
@@ -85,7 +91,7 @@ class Moment:
     timers: tuple[float, ...]
     silos: tuple[str, ...]
     evaluating: int | None
-    coordinator: Coordinator
+    coordinator: Mapping[str, Any]
     aggregator: Mapping[str, Any]
 
 
@@ -148,9 +154,8 @@ class Checkpoints:
         A run goes on without checkpoints: where one cannot be written, the log says so once.
         """
         silos = tuple(self._silos)
-        moment = Moment(
-            coordinator.version, elapsed_s, position, timers, silos, self._evaluating, coordinator, aggregator
-        )
+        decided = coordinator.state()
+        moment = Moment(coordinator.version, elapsed_s, position, timers, silos, self._evaluating, decided, aggregator)
         try:
             _write(self._folder, Checkpoint(self._origin, moment))
         except ConfigError as error:
@@ -239,9 +244,27 @@ class _Torn(FedSyncError):
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     head = {"format": FORMAT, "fedsync": __version__, "config": checkpoint.origin.config}
-    body = json.dumps(head).encode() + b"\n" + pickle.dumps(checkpoint, protocol=pickle.HIGHEST_PROTOCOL)
+    body = io.BytesIO()
+    body.write(json.dumps(head).encode() + b"\n")
+    _ByName(body, protocol=pickle.HIGHEST_PROTOCOL).dump(checkpoint)
     path = private_folder(folder) / f"{checkpoint.moment.version}{_SUFFIX}"
-    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE)
+    write_atomically(path, hashlib.sha256(body.getbuffer()).digest() + body.getvalue(), OWNER_FILE)
+
+
+class _ByName(pickle.Pickler):
+    """Writes dataclasses as their fields by name; left to itself, pickle writes slots in the order of the fields."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type) or not is_dataclass(value):
+            return NotImplemented
+        return _value, (type(value), {field.name: getattr(value, field.name) for field in fields(value)})
+
+
+def _value(kind: type, named: Mapping[str, Any]) -> Any:
+    value: Any = object.__new__(kind)
+    for name, part in named.items():
+        object.__setattr__(value, name, part)
+    return value
 
 
 def _read(path: Path, config: str) -> Checkpoint:

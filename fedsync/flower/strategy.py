@@ -158,7 +158,9 @@ class FedSync(Strategy):
         plain = PlainAggregator(begin.model, keep_bases=policies.weigher.toward)
         initial = None if initial_arrays is None else begin.model
         aggregator: DurableAggregator = plain if plan is None else self._encrypted_aggregator(plan, initial)
+        coordinator = Coordinator(policies)
         if begin.moment is not None:
+            coordinator.restore(begin.moment.coordinator)
             aggregator.restore(begin.moment.aggregator)
         result = Result()
 
@@ -175,7 +177,7 @@ class FedSync(Strategy):
         )
         driver = FlowerDriver(
             grid,
-            Coordinator(policies) if begin.moment is None else begin.moment.coordinator,
+            coordinator,
             aggregator,
             layout,
             begin.origin.spec,

@@ -1,6 +1,5 @@
 """What the coordinator does with the answers of policies, and what it does when they break their contract."""
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,9 +20,6 @@ from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.balance.proportional import ProportionalBalancer
-from fedsync.policies.barrier.kinds.bsp import Bsp
-from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
-from fedsync.policies.predict.ema import Ema
 from tests.core.make import WORK, Scripted, answer, begin, joined, of_type, orders, policies
 
 BALANCED = Sizing(WORK, ProportionalBalancer())  # 8 samples a silo on average
@@ -308,19 +304,6 @@ def test_an_impossible_verdict_is_our_bug_and_says_what_came_before(verdict: Ver
         coordinator.handle([answer("b", first["b"])], 1.0)
     assert len(caught.value.recent) == 1
     assert "SiloJoined" in str(caught.value)
-
-
-def test_the_state_pickles_in_the_middle_of_a_round() -> None:
-    coordinator, first = begin("a", "b", "c", barrier=MinimumSilos(Bsp(), 2), predictor=Ema(0.5), sizing=BALANCED)
-    coordinator.handle([answer("a", first["a"], compute_s=0.1)], 1.0)
-    twin = pickle.loads(pickle.dumps(coordinator))
-    for events in (
-        [answer("b", first["b"], 2.0, compute_s=0.2)],
-        [answer("c", first["c"], 3.0, compute_s=0.4)],
-        joined("d", at_s=4.0),
-    ):
-        assert twin.handle(events, events[0].at_s) == coordinator.handle(events, events[0].at_s)
-    assert (twin.version, coordinator.version) == (1, 1)
 
 
 def test_seeds_of_orders_differ_between_silos_rounds_and_runs() -> None:

@@ -87,13 +87,15 @@ def a_replay_from_json_decides_the_same(case: int, stop: int, scenario: Scenario
     assert [codec.dumps(entry) for entry in replay(read, fresh(case, stop))] == texts
 
 
-def the_state_pickles_at_any_time(case: int, stop: int, scenario: Scenario) -> None:
+def another_coordinator_goes_on_from_the_state_at_any_time(case: int, stop: int, scenario: Scenario) -> None:
     entries = run(case, stop, scenario).entries
     coordinator = fresh(case, stop)
     every = max(1, len(entries) // 5)
     for number, entry in enumerate(entries):
         if number % every == 0:
-            coordinator = pickle.loads(pickle.dumps(coordinator))
+            saved = pickle.dumps(coordinator.state())
+            coordinator = fresh(case, stop)
+            coordinator.restore(pickle.loads(saved))
         assert coordinator.handle(entry.events, entry.at_s) == entry
 
 
@@ -240,7 +242,7 @@ LAWS: list[Callable[[int, int, Scenario], None]] = [
     the_run_ends_and_a_driver_can_do_what_it_is_told,
     a_replay_decides_the_same,
     a_replay_from_json_decides_the_same,
-    the_state_pickles_at_any_time,
+    another_coordinator_goes_on_from_the_state_at_any_time,
     every_update_is_committed_or_discarded_by_name,
     only_good_reports_are_committed,
     weights_are_sorted_and_those_of_a_mean_sum_to_one,

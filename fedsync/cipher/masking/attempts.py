@@ -17,7 +17,7 @@ _ATTEMPTS = 2**31
 
 
 class Attempts:
-    """Which attempt each silo's next update belongs to. Pickles."""
+    """Which attempt each silo's next update belongs to."""
 
     def __init__(self) -> None:
         self._version = 0

@@ -30,6 +30,7 @@ from fedsync.cipher.suites.suite import Adder
 from fedsync.core.actions import Commit
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,19 @@ logger = logging.getLogger(__name__)
 MAX_LINKS = 48
 """Links kept before a silo is asked for a snapshot, which replaces those before it."""
 
-_GIVEN = ("_plan", "_keys", "_adding", "_made", "_intake")
-"""Attributes of a store that do not come from silos."""
+_NAMES: Names = {
+    "version": "_version",
+    "links": "_links",
+    "where": "_where",
+    "snapshot": "_snapshot",
+    "initial": "_initial",
+    "calibrations": "_calibrations",
+    "calibration": "_calibration",
+    "scale": "_scale",
+    "since_scale": "_since_scale",
+    "savepoint": "_remembered",
+}
+"""What a checkpoint holds: what comes from silos, and not what was given at the start."""
 
 MAX_SNAPSHOT_EXTRA = 2**20
 """Bytes that a sealed snapshot may have beside the model's."""
@@ -334,16 +346,14 @@ class EncryptedAggregator:
 
     def state(self) -> Mapping[str, Any]:
         """Sums and pending updates, for `restore` in another process; nothing in it needs a key to be made."""
-        own = {name: value for name, value in vars(self).items() if name not in _GIVEN}
-        return {**own, "intake": self._intake.state()}
+        return {**named(self, _NAMES), "unmasking": self._opening is not None, "inbox": self._intake.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from another store's `state`. A sum whose masks were to come off stays closed."""
-        vars(self).update({name: value for name, value in state.items() if name != "intake"})
-        if self._opening is not None:
-            self._opening = None
+        fill(self, _NAMES, state)
+        if state["unmasking"]:
             self._extend((), last=False)
-        self._intake.restore(state["intake"], self._version)
+        self._intake.restore(state["inbox"], self._version)
 
     def links(self) -> Iterator[tuple[int, int]]:
         """Versions that each link leads from and to, for people and tests."""

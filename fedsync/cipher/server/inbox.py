@@ -16,12 +16,13 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
 
-_GIVEN = ("_plan", "_keys", "_adder")
-"""Attributes that do not come from silos."""
+_NAMES: Names = {"ordered": "_ordered", "pending": "_pending", "grids": "_grids"}
+"""What a checkpoint holds; attempts begin anew in another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,10 @@ class Inbox:
 
     def state(self) -> Mapping[str, Any]:
         """All that must survive a restart, as values that pickle."""
-        return {name: value for name, value in vars(self).items() if name not in _GIVEN}
+        return named(self, _NAMES)
 
     def restore(self, state: Mapping[str, Any], version: int) -> None:
         """Go on from another's `state`, at this version of the model."""
-        vars(self).update(state)
+        fill(self, _NAMES, state)
         if self._plan.masked:
             self._attempts.restart(version)

@@ -10,10 +10,14 @@ import numpy as np
 from fedsync.core.actions import Commit
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import InTheClear, Payload
 
 MAX_MAGNITUDE = 1e30
 """Largest value accepted in an update: sums of any number of silos stay finite in float32."""
+
+_NAMES: Names = {"model": "model", "savepoint": "_remembered", "pending": "_pending", "bases": "_bases"}
+"""What a checkpoint holds."""
 
 
 class PlainAggregator(InTheClear):
@@ -100,12 +104,11 @@ class PlainAggregator(InTheClear):
 
     def state(self) -> Mapping[str, Any]:
         """Models and pending updates, for `restore` in another process."""
-        return {name: getattr(self, name) for name in ("model", "_remembered", "_pending", "_bases")}
+        return named(self, _NAMES)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another store's `state` was."""
-        self.model, self._remembered = state["model"], state["_remembered"]
-        self._pending, self._bases = dict(state["_pending"]), dict(state["_bases"])
+        """Go on from what another aggregator's `state` was."""
+        fill(self, _NAMES, state)
 
     @property
     def pending(self) -> tuple[str, ...]:

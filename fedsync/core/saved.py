@@ -1,0 +1,69 @@
+"""State by name: what a checkpoint holds of objects that change, whatever their attributes are called.
+
+A table says under which name an attribute is kept. It is the file's format: whoever renames an attribute changes the
+right-hand side, and old files still read. What policies make (`Any` in the coordinator's state) goes in as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+Names = Mapping[str, str]
+"""Name -> attribute, with dots where it is an attribute's attribute."""
+
+
+def named(value: object, names: Names) -> dict[str, Any]:
+    """The attributes of ``value`` by their names; not copied, so write them down at once."""
+    return {name: attrgetter(path)(value) for name, path in names.items()}
+
+
+def fill(value: object, names: Names, saved: Mapping[str, Any]) -> None:
+    """Set the attributes of ``value`` to what `named` returned for another."""
+    for name, path in names.items():
+        owner, _, attribute = path.rpartition(".")
+        setattr(attrgetter(owner)(value) if owner else value, attribute, saved[name])
+
+
+COORDINATOR: Names = {
+    **{
+        name: name
+        for name in (
+            *("version", "commits", "pending", "barrier", "found_caps", "issued"),
+            *("closing", "awaiting", "halted", "wake_s", "timed", "stopped"),
+        )
+    },
+    "forecasts.predictors": "forecasts._states",
+    "forecasts.declared": "forecasts._declared",
+    "forecasts.drivers": "forecasts._drivers",
+    "forecasts.samples": "forecasts._samples",
+    "forecasts.last": "forecasts._last",
+    "forecasts.fits": "forecasts._curves._fits",
+    "forecasts.overheads": "forecasts._curves._overheads",
+    "adaptation.state": "adaptation.state",
+    "adaptation.version": "adaptation.version",
+    "adaptation.seconds": "adaptation._seconds",
+    "adaptation.memory": "adaptation._memory",
+    "silos.views": "silos.views",
+    "silos.idle": "silos.idle",
+    "silos.ranks": "silos._ranks",
+    "silos.joined": "silos._joined",
+    "silos.revision": "silos.revision",
+    "silos.news": "silos.news",
+    "silos.newest": "silos._news",
+    "scores.best": "scores.best",
+    "scores.since_best": "scores.since_best",
+    "scores.settled": "scores.settled",
+    "scores.open": "scores._open",
+    "scores.done": "scores._done",
+    "scores.newest": "scores._newest",
+    "scores.rolling": "scores._rolling",
+    "passes.loss": "passes.loss",
+    "passes.change": "passes.change",
+    "passes.since": "passes._since",
+    "passes.unfinished": "passes._unfinished",
+    "failures.proven": "failures.proven",
+    "failures.last": "failures.last_failure",
+}
+"""What a run has come to: attributes of a `fedsync.core.state.CoordinatorState`."""

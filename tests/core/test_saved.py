@@ -1,0 +1,37 @@
+"""A checkpoint holds all that a coordinator has come to, and nothing that its policies say anyway."""
+
+from dataclasses import fields
+
+from fedsync.core.fitting import CurveBook
+from fedsync.core.forecasts import Forecasts
+from fedsync.core.roster import Roster
+from fedsync.core.saved import COORDINATOR
+from fedsync.core.scores import Scores
+from fedsync.core.sizing import Adaptation
+from fedsync.core.state import CoordinatorState, FailurePolicy
+from fedsync.core.stopping import Passes
+
+PARTS: dict[str, type] = {
+    "": CoordinatorState,
+    "forecasts.": Forecasts,
+    "forecasts._curves.": CurveBook,
+    "adaptation.": Adaptation,
+    "scores.": Scores,
+    "passes.": Passes,
+    "failures.": FailurePolicy,
+}
+GIVEN = {
+    "forecasts.predictor",
+    "forecasts.declared",
+    "forecasts.fitter",
+    "forecasts._curves.fitter",
+    "adaptation.sizing",
+}
+FOLLOWS = {"silos._names"}
+
+
+def test_no_attribute_is_forgotten() -> None:
+    whole = {part.removesuffix(".") for part in PARTS} | {"silos"}
+    changing = {f"{part}{field.name}" for part, kind in PARTS.items() for field in fields(kind)} - whole - GIVEN
+    roster = {f"silos.{name}" for name in (*Roster.__slots__, "views")} - FOLLOWS
+    assert set(COORDINATOR.values()) == changing | roster
