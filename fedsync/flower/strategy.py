@@ -20,20 +20,21 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.transfer import DurableAggregator
+from fedsync.core.transfer import Aggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.timeouts import Timeouts
-from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.recorder import Listener, Recorder
+from fedsync.observe.recorder import Listener
+from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.train.weights import initial_model
 
 if TYPE_CHECKING:
+    from fedsync.cipher.keys.keywrap import ServerKeys
     from fedsync.cipher.plan import EncryptionPlan
 
 logger = logging.getLogger(__name__)
@@ -95,13 +96,13 @@ class FedSync(Strategy):
         self.out = out if out is not None else Path(tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None
         self._runtime = runtime
-        self._target_accuracy = config.stop.target_accuracy if target_accuracy is None else target_accuracy
+        self._target_accuracy = target_accuracy
         self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
         self._listeners = listeners
         self._keys = keys
         self._admission = Admission(config.silos, registered)
         self._resume = resume
-        self._checkpoints = checkpoints
+        self._kept = checkpoints
 
     @classmethod
     def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:
@@ -148,33 +149,41 @@ class FedSync(Strategy):
             ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
         """
         config, timing = self._adjusted(num_rounds, timeout)
+        run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, self._listeners)
         self.summary()
-        begin = self._resumed(config) if self._resume else self._fresh(grid, config, timing, initial_arrays)
-        layout, spec = begin.origin.layout, RunSpec.parse(begin.origin.spec)
-        plan = spec.encryption_plan(layout)
+        begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)
+        return self._run(grid, run, timing, begin, evaluate_fn, given=initial_arrays is not None)
+
+    def _run(
+        self,
+        grid: Grid,
+        run: RunBuilder,
+        timing: Timeouts,
+        begin: _Begin,
+        evaluate_fn: EvaluateFn | None,
+        *,
+        given: bool,
+    ) -> Result:
+        layout, moment, result = begin.origin.layout, begin.moment, Result()
+        plan = RunSpec.parse(begin.origin.spec).encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
-        policies = config.policies(self._silos)
-        plain = PlainAggregator(begin.model, keep_bases=policies.weigher.toward)
-        initial = None if initial_arrays is None else begin.model
-        aggregator: DurableAggregator = plain if plan is None else self._encrypted_aggregator(plan, initial)
+        policies = run.policies()
         coordinator = Coordinator(policies)
-        if begin.moment is not None:
-            coordinator.restore(begin.moment.coordinator)
-            aggregator.restore(begin.moment.aggregator)
-        result = Result()
+        first = begin.model if given else None
+        aggregator = run.aggregator(begin.model, policies, plan, self._server_keys(plan), first)
+        if moment is not None:
+            coordinator.restore(moment.coordinator)
+            aggregator.restore(moment.aggregator)
 
         def after_commit(version: int) -> None:
-            metrics = evaluate_fn(version, payloads.to_arrays(plain.model, layout)) if evaluate_fn else None
+            metrics = evaluate_fn(version, _arrays(aggregator, layout)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[version] = metrics
 
-        if begin.moment is None:
+        if moment is None:
             after_commit(0)
-        recorder = self._recorder(config, layout.nbytes, 0.0 if plan is None else plan.share)
-        checkpoints = (
-            Checkpoints(self.out, begin.origin, self._checkpoints, begin.moment) if self._checkpoints else None
-        )
+        recorder = run.recorder(layout.nbytes, plan, resume=self._resume)
         driver = FlowerDriver(
             grid,
             coordinator,
@@ -183,21 +192,18 @@ class FedSync(Strategy):
             begin.origin.spec,
             recorder,
             timing,
-            report_s=config.report_s,
+            report_s=run.config.report_s,
             after_commit=after_commit,
             sealed=plan is not None,
             admission=self._admission,
-            checkpoints=checkpoints,
-            resumed=begin.moment,
+            checkpoints=Checkpoints(self.out, begin.origin, self._kept, moment) if self._kept else None,
+            resumed=moment,
         )
         try:
             driver.run()
-            if plan is None:
-                result.arrays = payloads.to_arrays(plain.model, layout)
-            else:
-                logger.info("the final model is at the silos; the server never had it")
         finally:
             self.run_summary = recorder.finish()
+        result.arrays = _arrays(aggregator, layout)
         _fill_metrics(result, recorder.ledger)
         return result
 
@@ -211,16 +217,6 @@ class FedSync(Strategy):
             self.out,
         )
 
-    @property
-    def _silos(self) -> int | None:
-        """How many there are, where that is known."""
-        return len(self.cluster.silos) if self.cluster is not None else None
-
-    @property
-    def _machines(self) -> list[dict[str, Any]] | None:
-        """What silos emulate, as it is written down."""
-        return None if self.cluster is None else [silo.model_dump(mode="json") for silo in self.cluster.silos]
-
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         """Configuration and timing with what `start` was told."""
         config, timing = self.config, self._timing
@@ -230,34 +226,33 @@ class FedSync(Strategy):
             timing = replace(timing, order_timeout_s=timeout, order_limit_s=timeout)
         return config, timing
 
-    def _resumed(self, config: StrategyConfig) -> _Begin:
-        """From the newest checkpoint; the store's state brings the model."""
-        found = prepare(self.out, digest(config, self._machines))
+    def _resumed(self, run: RunBuilder) -> _Begin:
+        """From the newest checkpoint; the aggregator's state brings the model."""
+        found = prepare(self.out, digest(run.config, run.machines))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
-    def _fresh(self, grid: Grid, config: StrategyConfig, timing: Timeouts, given: ArrayRecord | None) -> _Begin:
-        """From version 0; what is left of another run goes."""
-        spec = RunSpec.of(config, self.cluster, self._silos or config.shares)
-        spec = spec.model_copy(update={"run": new_identity()})
-        clear(self.out)
-        model, layout = self._first_model(grid, config, spec, given, timing)
-        return _Begin(Origin(digest(config, self._machines), spec.dump(), layout), model, None)
+    def _fresh(self, grid: Grid, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None) -> _Begin:
+        """From version 0: the one given, the task's own, or that of a silo where the task needs data to build it.
 
-    def _first_model(
-        self, grid: Grid, config: StrategyConfig, spec: RunSpec, given: ArrayRecord | None, timing: Timeouts
-    ) -> tuple[Vector, Layout]:
-        """Version 0: the one given, the task's own, or that of a silo where the task needs data to build it."""
-        if given is None:
+        What is left of another run goes.
+        """
+        config, spec = run.config, run.spec().model_copy(update={"run": new_identity()}).dump()
+        clear(self.out)
+        if given is not None:
+            layout = payloads.layout_of(given)
+            model = payloads.from_arrays(given, layout, "initial_arrays")
+        else:
             try:
-                return initial_model(config.task.build(), config.seed)
+                model, layout = initial_model(config.task.build(), config.seed)
             except ConfigError as error:
                 logger.info("asking a silo for the model, for the server cannot build it: %s", error)
-                return ask_for_model(grid, spec.dump(), timing, self._admission)
-        layout = payloads.layout_of(given)
-        return payloads.from_arrays(given, layout, "initial_arrays"), layout
+                model, layout = ask_for_model(grid, spec, timing, self._admission)
+        return _Begin(Origin(digest(config, run.machines), spec, layout), model, None)
 
-    def _encrypted_aggregator(self, plan: EncryptionPlan, initial: Vector | None) -> DurableAggregator:
-        """Adds what silos seal; ``initial`` is version 0 where silos cannot build it."""
+    def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
+        """What the server may know of the silos' keys, which opens nothing; None in the clear."""
+        if plan is None:
+            return None
         if self._keys is None:
             raise ConfigError(
                 "cipher.kind",
@@ -265,24 +260,8 @@ class FedSync(Strategy):
                 "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`",
             )
         from fedsync.cipher.keys.keywrap import read_server_file
-        from fedsync.cipher.server.aggregator import EncryptedAggregator
 
-        return EncryptedAggregator(plan, read_server_file(self._keys.read_bytes(), str(self._keys)), initial)
-
-    def _recorder(self, config: StrategyConfig, model_bytes: int, sealed_share: float) -> Recorder:
-        plain = config.model_dump(mode="json")
-        return Recorder(
-            self.out,
-            runtime=self._runtime,
-            config=plain,
-            silos=self._machines,
-            model_bytes=model_bytes,
-            target_accuracy=self._target_accuracy,
-            sealed_share=sealed_share,
-            listeners=self._listeners,
-            exporters=open_exporters(config.export, self.out, {**plain, "runtime": self._runtime}),
-            resume=self._resume,
-        )
+        return read_server_file(self._keys.read_bytes(), str(self._keys))
 
     # The steps of Flower's own loop. FedSync has a loop of its own, in which there is no moment at
     # which all messages of a round are made, or all replies are there.
@@ -308,6 +287,14 @@ class FedSync(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Not a step of FedSync's loop; raises `FedSyncError`."""
         _refuse()
+
+
+def _arrays(aggregator: Aggregator, layout: Layout) -> ArrayRecord:
+    """The model; empty where updates are encrypted, for then only silos have it."""
+    if isinstance(aggregator, PlainAggregator):
+        return payloads.to_arrays(aggregator.model, layout)
+    logger.info("the final model is at the silos; the server never had it")
+    return ArrayRecord()
 
 
 def _refuse() -> NoReturn:
