@@ -8,21 +8,20 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError, not_installed
 from fedsync.core.rng import Stream, derive_seed, generator
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
+from fedsync.tasks.limits import at_least
 
 Rows = NDArray[np.int64]
 
 _SMALLEST_PART = 10
 _DRAWS = 10
+_BY_LABEL = {"partition_by": "label", "shuffle": False}
 
 
 class Partition(Protocol):
@@ -49,11 +48,7 @@ class Iid:
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
-        try:
-            from flwr_datasets.partitioner import IidPartitioner
-        except ImportError as error:
-            raise _not_installed() from error
-        return _deal(IidPartitioner(count), labels, count, seed)
+        return _deal("IidPartitioner", labels, count, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +66,18 @@ class Dirichlet:
     alpha: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ConfigError(
-                "task.partition.alpha", f"{self.alpha} is not a positive number", "Write, for example, 0.5"
-            )
+        _positive("alpha", self.alpha)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
+        options = {
+            "alpha": float(self.alpha),
+            "min_partition_size": max(1, min(_SMALLEST_PART, len(labels) // (2 * count))),
+            "self_balancing": False,
+            "seed": derive_seed(seed, Stream.PARTITION),
+        }
         try:
-            from flwr_datasets.partitioner import DirichletPartitioner
-        except ImportError as error:
-            raise _not_installed() from error
-        partitioner = DirichletPartitioner(
-            num_partitions=count,
-            partition_by="label",
-            alpha=float(self.alpha),
-            min_partition_size=max(1, min(_SMALLEST_PART, len(labels) // (2 * count))),
-            self_balancing=False,
-            shuffle=False,
-            seed=derive_seed(seed, Stream.PARTITION),
-        )
-        try:
-            with warnings.catch_warnings():
-                # One for each redrawing; the error below tells all there is to tell.
-                warnings.simplefilter("ignore")
-                return _deal(partitioner, labels, count, seed)
+            return _deal("DirichletPartitioner", labels, count, seed, **_BY_LABEL, **options)
         except ValueError as error:
             raise ConfigError(
                 "task.partition.alpha",
@@ -122,17 +104,10 @@ class Pathological:
     classes_per_silo: int
 
     def __post_init__(self) -> None:
-        if self.classes_per_silo < 1:
-            raise ConfigError(
-                "task.partition.classes_per_silo", f"{self.classes_per_silo} is below 1", "Write 1 or more"
-            )
+        at_least("task.partition.classes_per_silo", self.classes_per_silo, 1)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
-        try:
-            from flwr_datasets.partitioner import PathologicalPartitioner
-        except ImportError as error:
-            raise _not_installed() from error
         # flwr-datasets deals windows that start at class i, so that neighbours share classes and the last
         # ones belong to nobody. Blocks of classes dealt whole keep silos apart and leave none over.
         ranks = np.unique(labels, return_inverse=True)[1].astype(np.int64).reshape(-1)
@@ -144,18 +119,12 @@ class Pathological:
                 f"{self.classes_per_silo} is more than the {classes} classes there are",
                 "Write fewer",
             )
-        partitioner = PathologicalPartitioner(
-            num_partitions=count,
-            partition_by="label",
-            num_classes_per_partition=self.classes_per_silo // block,
-            class_assignment_mode="deterministic",
-            shuffle=False,
-        )
+        options = {
+            "num_classes_per_partition": self.classes_per_silo // block,
+            "class_assignment_mode": "deterministic",
+        }
         try:
-            with warnings.catch_warnings():
-                # It warns of classes that nobody holds; the docstring above does.
-                warnings.simplefilter("ignore")
-                return _deal(partitioner, ranks // block, count, seed)
+            return _deal("PathologicalPartitioner", ranks // block, count, seed, **_BY_LABEL, **options)
         except ValueError as error:
             raise ConfigError(
                 "task.partition.classes_per_silo",
@@ -180,8 +149,7 @@ class Shards:
     shards_per_silo: int = 2
 
     def __post_init__(self) -> None:
-        if self.shards_per_silo < 1:
-            raise ConfigError("task.partition.shards_per_silo", f"{self.shards_per_silo} is below 1", "Write 1 or more")
+        at_least("task.partition.shards_per_silo", self.shards_per_silo, 1)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
@@ -191,21 +159,8 @@ class Shards:
                 f"{count} silos of {self.shards_per_silo} shards are more shards than the {len(labels)} samples",
                 "Write fewer, or use fewer silos",
             )
-        try:
-            from flwr_datasets.partitioner import ShardPartitioner
-        except ImportError as error:
-            raise _not_installed() from error
-        partitioner = ShardPartitioner(
-            num_partitions=count,
-            partition_by="label",
-            num_shards_per_partition=self.shards_per_silo,
-            shuffle=False,
-            seed=derive_seed(seed, Stream.PARTITION),
-        )
-        with warnings.catch_warnings():
-            # It sorts by an option of pyarrow that is about to change its name.
-            warnings.simplefilter("ignore", FutureWarning)
-            return _deal(partitioner, labels, count, seed)
+        options = {"num_shards_per_partition": self.shards_per_silo, "seed": derive_seed(seed, Stream.PARTITION)}
+        return _deal("ShardPartitioner", labels, count, seed, **_BY_LABEL, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +183,8 @@ class DualDirichlet:
     class_alpha: float
 
     def __post_init__(self) -> None:
-        for name, value in (("size_alpha", self.size_alpha), ("class_alpha", self.class_alpha)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(
-                    f"task.partition.{name}", f"{value} is not a positive number", "Write, for example, 2.0"
-                )
+        _positive("size_alpha", self.size_alpha)
+        _positive("class_alpha", self.class_alpha)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
@@ -277,21 +229,29 @@ class ByOwner:
         return [np.flatnonzero(silo == index) for index in range(count)]
 
 
-def _deal(partitioner: Partitioner, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-    from datasets import Dataset
-
+def _deal(kind: str, labels: NDArray[np.int64], count: int, seed: int, /, **options: Any) -> list[Rows]:
+    """Rows by a partitioner of flwr-datasets; ``labels`` may be keys of any kind."""
+    try:
+        import flwr_datasets.partitioner as partitioners
+        from datasets import Dataset
+    except ImportError as error:
+        raise not_installed("task.partition", "flwr-datasets, which deals data to silos,", "sim") from error
     # The partitioners cut in the order of rows, which in many data sets is the order of classes.
     order = generator(seed, Stream.PARTITION).permutation(len(labels))
+    partitioner = getattr(partitioners, kind)(num_partitions=count, **options)
     partitioner.dataset = Dataset.from_dict({"row": order, "label": labels[order]})
-    return [np.sort(np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64)) for i in range(count)]
+    with warnings.catch_warnings():
+        # Of redrawings, of classes that nobody holds, of pyarrow's options: errors and docstrings here say it.
+        warnings.simplefilter("ignore")
+        return [np.sort(np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64)) for i in range(count)]
 
 
 def _check_count(rows: int, count: int) -> None:
     if not 1 <= count <= rows:
-        raise ConfigError(
-            "task.partition", f"{rows} training samples cannot be dealt to {count} silos", "Use fewer silos"
-        )
+        problem = f"{rows} training samples cannot be dealt to {count} silos"
+        raise ConfigError("task.partition", problem, "Use fewer silos")
 
 
-def _not_installed() -> ConfigError:
-    return not_installed("task.partition", "flwr-datasets, which deals data to silos,", "sim")
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"task.partition.{name}", f"{value} is not a positive number", "Write, for example, 0.5")
