@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from bench.common import in_parallel, print_table, write_json
-from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
 from fedsync.policies.balance.proportional import ProportionalBalancer
 from fedsync.policies.predict.backtest import BacktestErrors, Step, backtest
+from fedsync.policies.predict.base import predictors
 from fedsync.sim.contention import Contention, contention_trace
 
 BATCH = 64
@@ -36,7 +36,7 @@ def steps_of(seed: int, count: int) -> list[Step]:
 
 def one(job: tuple[str, int, int, int]) -> BacktestErrors:
     kind, seed, count, warmup = job
-    return backtest(default_predictor(kind), steps_of(seed, count), warmup)
+    return backtest(predictors()[kind], steps_of(seed, count), warmup)
 
 
 def seconds(shared_by: np.ndarray[Any, Any] | None, speeds: np.ndarray[Any, Any]) -> float:
@@ -63,13 +63,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="600 steps and two seeds")
     options = parser.parse_args()
     count, seeds = (600, 2) if options.quick else (options.steps, options.seeds)
-    jobs = [(kind, seed, count, options.warmup) for kind in reversed(PREDICTORS) for seed in range(seeds)]
+    jobs = [(kind, seed, count, options.warmup) for kind in reversed(list(predictors())) for seed in range(seeds)]
     scores = dict(zip(jobs, in_parallel(one, jobs, options.processes), strict=True))
     speeds = np.array([[step.speed for step in steps_of(seed, count)] for seed in range(seeds)]).T[options.warmup :]
 
     bsp = seconds(None, speeds)
     rows: list[dict[str, Any]] = []
-    for kind in PREDICTORS:
+    for kind in predictors():
         found = [scores[kind, seed, count, options.warmup] for seed in range(seeds)]
         told = np.array([score.forecasts for score in found]).T[options.warmup - 1 :]
         errors = [score.rmse for score in found]

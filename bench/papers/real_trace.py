@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.common import print_table, write_json
-from fedsync.config.predictors import PREDICTORS, default_predictor
 from fedsync.core.orders import WorkOrder
 from fedsync.policies.predict.backtest import Step, backtest
+from fedsync.policies.predict.base import predictors
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.protocol import SiloSlot
@@ -90,7 +90,7 @@ def main() -> None:
         raise SystemExit(
             f"{len(steps)} orders in {options.seconds:g} s, of which {options.warmup} are warm-up: take longer"
         )
-    scores = {kind: backtest(default_predictor(kind), steps, options.warmup) for kind in PREDICTORS}
+    scores = {kind: backtest(known, steps, options.warmup) for kind, known in predictors().items()}
     ema = scores["ema"].rmse
     rows = [[kind, f"{s.rmse:.1f}", f"{s.mae:.1f}", f"{s.rmse / ema:.3f}"] for kind, s in scores.items()]
     speeds = np.array([step.speed for step in steps])

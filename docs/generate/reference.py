@@ -1,28 +1,29 @@
 """The YAML reference as Markdown, from the sections that read the files: nothing in it is written twice.
 
-Keys, kinds, types, bounds and defaults come from the pydantic models of `fedsync.config`, what a section is from its
-docstring, and what a key means from the string below it.
+A section is a pydantic model of `fedsync.config` or a policy. Keys, kinds, types, bounds and defaults come from its
+fields, what it is from its docstring (of a policy the first paragraph), and what a key means from the string below it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
+from fedsync.common.meanings import meaning, meanings
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.meanings import meanings
 from fedsync.config.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.policies.schema import Choice, Chosen, Policy, Settings, kinds
 
 LONGEST_DEFAULT = 60
 """Characters of a default that fit the table; of a longer one, the meaning tells."""
@@ -30,13 +31,51 @@ LONGEST_DEFAULT = 60
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", Any: "anything"}
 _BOUNDS = (("gt", "above {}"), ("ge", "at least {}"), ("lt", "below {}"), ("le", "at most {}"))
 
+Part: TypeAlias = type[Section] | type[Settings]
+"""What may stand in a file: a section or a policy."""
+
+REQUIRED, DEPENDS = object(), object()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a section: its type with all annotations, and its default, `REQUIRED` or `DEPENDS`."""
+
+    annotation: Any
+    default: object
+
+
+def keys(section: Part) -> dict[str, Key]:
+    """The keys of a section but ``kind``."""
+    if issubclass(section, Settings):
+        hints = get_type_hints(section, include_extras=True)
+        return {field.name: Key(hints[field.name], _field_default(field)) for field in dataclasses.fields(section)}
+    found = {}
+    for name, info in section.model_fields.items():
+        if name != "kind":
+            annotation = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+            found[name] = Key(annotation, _model_default(info))
+    return found
+
+
+def _field_default(field: dataclasses.Field[Any]) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return REQUIRED if field.default is dataclasses.MISSING else field.default
+
+
+def _model_default(info: FieldInfo) -> object:
+    if info.is_required():
+        return REQUIRED
+    return DEPENDS if info.default_factory_takes_validated_data else info.get_default(call_default_factory=True)
+
 
 @dataclass(slots=True)
 class Place:
     """A place in a file, such as ``barrier.interval``, and the sections that may stand there, each once."""
 
     path: str
-    sections: list[type[Section]] = field(default_factory=list)
+    sections: list[Part] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +90,7 @@ class Chapter:
 
     title: str
     intro: str
-    roots: dict[str, type[Section]]
+    roots: dict[str, Part]
 
 
 CHAPTERS = {
@@ -84,21 +123,21 @@ def pages() -> dict[str, str]:
     return {path: _page(chapter) for path, chapter in CHAPTERS.items()}
 
 
-def sections() -> list[type[Section]]:
+def sections() -> list[Part]:
     """Every section of every file, each once."""
     found = [places_of(root) for chapter in CHAPTERS.values() for root in chapter.roots.values()]
     return list(dict.fromkeys(section for places in found for place in places for section in place.sections))
 
 
-def places_of(root: type[Section]) -> list[Place]:
+def places_of(root: Part) -> list[Place]:
     """Where sections stand in a file whose whole is ``root``, outer before inner."""
     places = {"": Place("", [root])}
     homes = {root}
 
-    def visit(place: Place, section: type[Section]) -> None:
-        for name, info in section.model_fields.items():
+    def visit(place: Place, section: Part) -> None:
+        for name, key in keys(section).items():
             path = f"{place.path}.{name}".lstrip(".")
-            inner = [each for each in inner_sections(info.annotation) if each not in homes]
+            inner = [each for each in inner_sections(key.annotation) if each not in homes]
             if inner:
                 below = places.setdefault(path, Place(path))
                 below.sections += inner
@@ -112,9 +151,12 @@ def places_of(root: type[Section]) -> list[Place]:
     return sorted(places.values(), key=lambda place: tops.index(place.path.split(".")[0]))
 
 
-def inner_sections(annotation: object) -> Iterator[type[Section]]:
+def inner_sections(annotation: object) -> Iterator[Part]:
     """The sections that an annotation names, at any depth of unions and lists."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    chosen = [item for item in get_args(annotation)[1:] if isinstance(item, Chosen)]
+    if chosen:
+        yield from kinds(chosen[0].section).values()
+    elif isinstance(annotation, type) and issubclass(annotation, Section | Settings):
         yield annotation
     else:
         for part in get_args(annotation):
@@ -134,7 +176,7 @@ def _page(chapter: Chapter) -> str:
             for section in place.sections:
                 if len(place.sections) > 1:
                     lines += [f"### `{_kind(section)}` {{ #{homes[section]} }}", ""]
-                lines += [inspect.cleandoc(section.__doc__ or ""), "", *_table(section, homes), ""]
+                lines += [_about(section), "", *_table(section, homes), ""]
     return "\n".join(lines)
 
 
@@ -142,38 +184,38 @@ def _join(*parts: str) -> str:
     return "-".join(part.replace(".", "-") for part in parts if part)
 
 
-def _anchor(prefix: str, place: Place, section: type[Section]) -> str:
+def _anchor(prefix: str, place: Place, section: Part) -> str:
     return _join(prefix, place.path, _kind(section) if len(place.sections) > 1 else "") or "whole"
 
 
-def _kind(section: type[Section]) -> str:
+def _about(section: Part) -> str:
+    return meaning(section) if issubclass(section, Settings) else inspect.cleandoc(section.__doc__ or "")
+
+
+def _kind(section: Part) -> str:
     """The kind that chooses a section; every member of a union has one."""
+    if issubclass(section, Settings):
+        return section.kind if issubclass(section, Policy) else "section"
     info = section.model_fields.get("kind")
-    return get_args(info.annotation)[0] if info is not None else section.__name__
+    return get_args(info.annotation)[0] if info is not None else "section"
 
 
-def _table(section: type[Section], homes: dict[type[Section], str]) -> list[str]:
-    keys = [name for name in section.model_fields if name != "kind"]
-    if not keys:
+def _table(section: Part, homes: dict[Part, str]) -> list[str]:
+    found = keys(section)
+    if not found:
         return ["No other keys."]
-    told = meanings(section)
+    known = meanings(section)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for name in keys:
-        info = section.model_fields[name]
-        kind = spell(info.annotation, info.metadata, homes)
-        rows.append(f"| `{name}` | {kind} | {default(info)} | {told[name]} |")
+    for name, key in found.items():
+        kind = spell(key.annotation, (), homes)
+        rows.append(f"| `{name}` | {kind} | {default(key.default)} | {known[name]} |")
     return rows
 
 
-def default(info: FieldInfo) -> str:
+def default(value: object) -> str:
     """A key's default as it would stand in the file."""
-    if info.is_required():
-        return "required"
-    if info.default_factory_takes_validated_data:
-        return "depends"
-    value = info.get_default(call_default_factory=True)
-    if value is PydanticUndefined or value is None:
-        return "none"
+    if value is REQUIRED or value is DEPENDS or value is None:
+        return "required" if value is REQUIRED else "depends" if value is DEPENDS else "none"
     plain = _plain(value)
     if isinstance(value, Section) and not plain:
         return "the defaults"
@@ -182,16 +224,30 @@ def default(info: FieldInfo) -> str:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Section):
-        return value.model_dump(mode="json", exclude_defaults=True)
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+    match value:
+        case Section():
+            return value.model_dump(mode="json", exclude_defaults=True)
+        case Settings():
+            kind = {"kind": value.kind} if isinstance(value, Policy) else {}
+            return kind | {
+                name: _plain(own)
+                for name, key in keys(type(value)).items()
+                if (own := getattr(value, name)) != key.default
+            }
+        case list() | tuple():
+            return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Choice) else value
 
 
-def spell(annotation: Any, metadata: Sequence[object], homes: dict[type[Section], str]) -> str:
+def spell(annotation: Any, metadata: Sequence[object], homes: dict[Part, str]) -> str:
     """A type with its bounds in words; sections are links to their ``homes``."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner, *more = parts
+        chosen = [item for item in more if isinstance(item, Chosen)]
+        if chosen:
+            every = ", ".join(f"[{kind}](#{homes[policy]})" for kind, policy in kinds(chosen[0].section).items())
+            return f"list of {every}, 1 or more" if chosen[0].several else every
         flat = [item for each in more for item in (each.metadata if isinstance(each, FieldInfo) else [each])]
         return spell(inner, flat, homes)
     if origin is Literal:
@@ -204,9 +260,10 @@ def spell(annotation: Any, metadata: Sequence[object], homes: dict[type[Section]
         return f"list of {spell(parts[0], (), homes)}" + (f", {least} or more" if least else "")
     if origin is dict:
         return f"{spell(parts[0], (), homes)} to {spell(parts[1], (), homes)}"
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        name = _kind(annotation) if "kind" in annotation.model_fields else "section"
-        return f"[{name}](#{homes[annotation]})"
+    if isinstance(annotation, type) and issubclass(annotation, Section | Settings):
+        return f"[{_kind(annotation)}](#{homes[annotation]})"
+    if isinstance(annotation, type) and issubclass(annotation, Choice):
+        return ", ".join(f"`{word}`" for word in annotation)
     return ", ".join([_WORDS[annotation], *_limits(metadata)]).replace("number, above", "number above")
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedsync.common.files import check_result, write_result
-from fedsync.config.predictors import PREDICTORS, default_predictor
-from fedsync.config.section import near_miss
+from fedsync.common.names import near_miss
 from fedsync.core.checks import MAX_SPEED, MIN_SPEED
 from fedsync.core.errors import ConfigError
+from fedsync.policies.predict.base import predictors as all_predictors
 
 if TYPE_CHECKING:
     from fedsync.policies.predict.backtest import BacktestErrors, Step
@@ -32,7 +32,7 @@ def predict(
     trace: Annotated[Path, typer.Argument(help="CSV file with the columns step, speed, cpu, memory.")],
     predictors: Annotated[
         str, typer.Option("--predictors", metavar="A,B,...", help="Which predictors; all by default.")
-    ] = ",".join(PREDICTORS),
+    ] = ",".join(all_predictors()),
     out: Annotated[Path | None, typer.Option("--out", help="JSON file to write.")] = None,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="First steps that do not count.")] = 500,
 ) -> None:
@@ -42,7 +42,8 @@ def predict(
     """
     from fedsync.policies.predict.backtest import backtest
 
-    kinds = _kinds(predictors)
+    known = all_predictors()
+    kinds = _kinds(predictors, known)
     if out is not None:
         check_result(out, "--out")
     steps = read_trace(trace)
@@ -58,7 +59,7 @@ def predict(
         line = bar.add_task("", total=len(asked) * len(steps))
         for kind in asked:
             bar.update(line, description=kind)
-            scores[kind] = backtest(default_predictor(kind), steps, warmup, lambda: bar.advance(line))
+            scores[kind] = backtest(known[kind], steps, warmup, lambda: bar.advance(line))
     table = _table(scores, kinds, len(steps), warmup)
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
     if out is not None:
@@ -126,13 +127,13 @@ def _number(place: str, name: str, row: Sequence[str], index: int) -> float:
     return number
 
 
-def _kinds(text: str) -> list[str]:
+def _kinds(text: str, known: Collection[str]) -> list[str]:
     kinds = list(dict.fromkeys(kind.strip() for kind in text.split(",") if kind.strip()))
     if not kinds:
-        raise ConfigError("--predictors", "names none", near_miss("", PREDICTORS))
+        raise ConfigError("--predictors", "names none", near_miss("", known))
     for kind in kinds:
-        if kind not in PREDICTORS:
-            raise ConfigError("--predictors", f"unknown predictor {kind!r}", near_miss(kind, PREDICTORS))
+        if kind not in known:
+            raise ConfigError("--predictors", f"unknown predictor {kind!r}", near_miss(kind, known))
     return kinds
 
 

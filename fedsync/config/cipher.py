@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedsync.config.aggregation import AggregationConfig
 from fedsync.config.section import Section
 from fedsync.core.errors import ConfigError
+from fedsync.policies.aggregate.base import AggregationPolicy
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -85,7 +85,7 @@ CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Fie
 
 
 def encryption_plan(
-    cipher: CipherConfig, aggregation: AggregationConfig, solver: Solver, layout: Layout, quorum: int
+    cipher: CipherConfig, aggregation: AggregationPolicy, solver: Solver, layout: Layout, quorum: int
 ) -> EncryptionPlan | None:
     """How updates of a model with this layout are sealed; None in the clear.
 
@@ -101,7 +101,7 @@ def encryption_plan(
     """
     if isinstance(cipher, PlainConfig):
         return None
-    weighting = aggregation.build(solver).weighting
+    weighting = aggregation.weigher(solver).weighting
     if weighting is None:
         raise ConfigError(
             "aggregation.kind",

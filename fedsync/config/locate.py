@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsync.config.section import near_miss
+from fedsync.common.names import near_miss
 from fedsync.core.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
-from fedsync.config.aggregation import AggregationConfig, FedAvgConfig
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.section import Section
@@ -16,6 +15,9 @@ from fedsync.config.tasks import TaskConfig
 from fedsync.config.training import LocalConfig
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
+from fedsync.policies.aggregate.base import AggregationPolicy
+from fedsync.policies.aggregate.kinds import FedAvg
+from fedsync.policies.schema import Chosen
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -42,7 +44,7 @@ class RunSpec(Section):
     local: LocalConfig
     emulate: list[SiloConfig] = Field(default_factory=list)
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
-    aggregation: AggregationConfig = Field(default_factory=lambda: FedAvgConfig(kind="fedavg"))
+    aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
     quorum: Annotated[int, Field(ge=1)] = 1
     run: str = ""
 

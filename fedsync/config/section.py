@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsync.config.meanings import meanings
+from fedsync.common.meanings import meaning, meanings
+from fedsync.common.names import near_miss
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
-
-
-def near_miss(word: str, allowed: Iterable[str]) -> str:
-    """``Did you mean 'x'?`` where something close is allowed, and the list of what is."""
-    options = sorted(allowed)
-    close = difflib.get_close_matches(word, options, n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Allowed: {', '.join(options)}"
 
 
 Scores = Literal["share", "error", "any"]
@@ -32,7 +24,7 @@ Scores = Literal["share", "error", "any"]
 class Section(BaseModel):
     """A frozen part of a file: unknown keys are errors, and numbers are numbers.
 
-    A string below a key says what it means, to the JSON Schema and the YAML reference: see `fedsync.config.meanings`.
+    A string below a key says what it means, to the JSON Schema and the YAML reference: see `fedsync.common.meanings`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -54,8 +46,8 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The JSON Schema, in which every property has its key's meaning for a description."""
         schema = handler(core_schema)
-        told = meanings(cls)
+        known = {**meanings(cls), "kind": meaning(cls)}
         for key, own in handler.resolve_ref_schema(schema).get("properties", {}).items():
-            if key in told:
-                own["description"] = told[key]
+            if key in known:
+                own["description"] = known[key]
         return schema

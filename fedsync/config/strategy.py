@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.common.names import SILO_NAME
-from fedsync.config.aggregation import AggregationConfig, ConstantConfig, FedAvgConfig, FedNovaConfig
-from fedsync.config.balancers import BalancerConfig, ForecastSharingConfig, LeaderStragglerConfig, SharingConfig
-from fedsync.config.barriers import AbspConfig, BspConfig, ElasticConfig, FspConfig
+from fedsync.common.names import SILO_NAME, near_miss
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, encryption_plan
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
-from fedsync.config.peers import CompassConfig, innermost, mixes_rounds
-from fedsync.config.policies import BarrierConfig
-from fedsync.config.predictors import EmaConfig, PredictorConfig, Share
-from fedsync.config.section import Section, near_miss
+from fedsync.config.section import Section
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.config.training import LocalConfig, PositiveInt
@@ -29,8 +23,16 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
+from fedsync.policies.aggregate.base import AggregationPolicy
+from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.kinds import FedAvg
+from fedsync.policies.balance.base import BalancerPolicy
+from fedsync.policies.barrier.base import Inner
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
+from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.predict.ema import Ema
+from fedsync.policies.schema import Chosen, Share
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**63 - 1
 """Of 63 bits, as those that follow from it: PyTorch, NumPy and every message take such a number."""
-
-UNEQUAL_STEPS = ("fsp", "a-bsp", "elastic", "fedcompass")
-"""Barriers under which silos do unequal numbers of local steps, so that a plain mean would follow the fast."""
 
 
 class StopConfig(Section):
@@ -89,12 +88,10 @@ def _unreachable(target: float, task: TaskConfig) -> tuple[str, str]:
     return f"{target:g} is not allowed: accuracy of this {task.kind} task is {what}", remedy
 
 
-def _usual_aggregation(sections: dict[str, Any]) -> AggregationConfig:
+def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
     """For the barrier, which stands before."""
     barrier = sections.get("barrier")
-    if barrier is not None and innermost(barrier).kind in UNEQUAL_STEPS:
-        return FedNovaConfig(kind="fednova")
-    return FedAvgConfig(kind="fedavg")
+    return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
 
 
 class StrategyConfig(Section):
@@ -118,16 +115,16 @@ class StrategyConfig(Section):
     local: LocalConfig = Field(default_factory=LocalConfig)
     """What a silo does with an order, and on what."""
 
-    predictor: PredictorConfig = Field(default_factory=lambda: EmaConfig(kind="ema"))
+    predictor: Annotated[PredictorPolicy[Any], Chosen("predictor")] = Field(default_factory=Ema)
     """How fast each silo will be in its next order."""
 
-    balancer: BalancerConfig
+    balancer: Annotated[BalancerPolicy, Chosen("balancer")]
     """How much work each silo gets."""
 
-    barrier: BarrierConfig
+    barrier: Inner
     """When updates are committed, and who may go on."""
 
-    aggregation: AggregationConfig = Field(default_factory=_usual_aggregation)
+    aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=_usual_aggregation)
     """How a commit weighs its updates; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""
 
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
@@ -162,15 +159,13 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        balancer, barrier = self.balancer, innermost(self.barrier)
-        if isinstance(balancer, SharingConfig):
-            balancer.check(self.local.batch_size)
-        if isinstance(balancer, ForecastSharingConfig):
-            if balancer.scale == "steps" and isinstance(barrier, CompassConfig | ElasticConfig | FspConfig):
-                raise ValueError(f"balancer.scale 'steps' has no effect: barrier.kind {barrier.kind} sets the steps")
-        elif isinstance(balancer, LeaderStragglerConfig) and not isinstance(barrier, BspConfig):
+        balancer, barrier = self.balancer, self.barrier.innermost
+        balancer.check(self.local.batch_size)
+        if balancer.scales_steps and barrier.sets_steps:
+            raise ValueError(f"balancer.scale 'steps' has no effect: barrier.kind {barrier.kind} sets the steps")
+        if balancer.needs_lockstep and not barrier.lockstep:
             raise ValueError(
-                f"balancer.kind leader-straggler compares the times of rounds, and barrier.kind {barrier.kind} has no "
+                f"balancer.kind {balancer.kind} compares the times of rounds, and barrier.kind {barrier.kind} has no "
                 "rounds in which all silos do the same steps; write balancer: {kind: equalise}, or barrier: {kind: bsp}"
             )
         return self
@@ -178,7 +173,7 @@ class StrategyConfig(Section):
     @model_validator(mode="after")
     def _normalises(self) -> Self:
         swings = self.local.learning_rate * self.local.proximal >= 1 or self._solver.pull > 1
-        if isinstance(self.aggregation, FedNovaConfig) and swings:
+        if self.aggregation.normalises and swings:
             raise ValueError(
                 f"local.proximal {self.local.proximal:g} times local.learning_rate {self.local.learning_rate:g} is not "
                 "below 1: silos would swing around the model they start from"
@@ -187,11 +182,7 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _discounts(self) -> Self:
-        barrier, aggregation = innermost(self.barrier), self.aggregation
-        counts_on_it = isinstance(barrier, FspConfig) and barrier.late == "stale"
-        if counts_on_it and (
-            isinstance(aggregation, FedAvgConfig) or isinstance(aggregation.staleness, ConstantConfig)
-        ):
+        if self.barrier.innermost.needs_discount and not self.aggregation.discounts:
             raise ValueError(
                 "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; "
                 "give aggregation a staleness: {kind: polynomial}, or write late: next"
@@ -206,13 +197,13 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_added(self) -> Self:
-        if not isinstance(self.cipher, PlainConfig) and self.aggregation.build(self._solver).weighting is None:
-            remedy = "write staleness: {kind: constant}" if self.aggregation.kind != "fedasync" else "choose fedbuff"
+        if not isinstance(self.cipher, PlainConfig) and self.aggregation.weigher(self._solver).weighting is None:
+            remedy = "write staleness: {kind: constant}" if self.aggregation.additive else "choose fedbuff"
             raise ValueError(
                 f"aggregation.kind {self.aggregation.kind!r} as configured needs a server that sees the updates, and "
                 f"cipher.kind {self.cipher.kind!r} hides them: {remedy}"
             )
-        if isinstance(self.cipher, MaskedConfig) and mixes_rounds(self.barrier):
+        if isinstance(self.cipher, MaskedConfig) and self.barrier.mixes_rounds:
             raise ValueError(
                 "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
                 "alone or with later ones: choose bsp, a-bsp or elastic, or write late: drop"
@@ -247,8 +238,7 @@ class StrategyConfig(Section):
     @property
     def report_s(self) -> float | None:
         """How often the server hears of orders in work [s]; None where no barrier wants to."""
-        barrier = innermost(self.barrier)
-        return barrier.report_s if isinstance(barrier, AbspConfig) else None
+        return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Iterable[str]) -> None:
         """Check that silos of these names may take part.
@@ -310,10 +300,10 @@ class StrategyConfig(Section):
         local = self.local
         return Policies(
             seed=self.seed,
-            predictor=self.predictor.build(),
-            sizing=self.balancer.build(LocalWork(local.steps, local.batch_size, local.learning_rate)),
-            barrier=MinimumSilos(Resting(self.barrier.build()), self.quorum(silos)),
-            weigher=self.aggregation.build(self._solver),
+            predictor=self.predictor.loaded(),
+            sizing=self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate)),
+            barrier=MinimumSilos(Resting(self.barrier), self.quorum(silos)),
+            weigher=self.aggregation.weigher(self._solver),
             stop=self.stop.build(),
             declared_speeds=self.balancer.declared,
         )

@@ -11,7 +11,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fedsync.config.section import Section, near_miss
+from fedsync.common.names import near_miss
+from fedsync.config.section import Section
 from fedsync.core.errors import ConfigError
 
 Model = TypeVar("Model", bound=Section)
@@ -28,7 +29,7 @@ _SLIPS = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 _PLAIN = "Quote it, or write a plain value"
 _QUOTED = re.compile(r"'([^']*)'")
 _DOTTED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
-_SECTION_EXPECTED = ("model_type", "model_attributes_type", "dict_type")
+_SECTION_EXPECTED = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
 _REMEDIES = {
     "int": "Write a whole number",
     "float": "Write a number",

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
+from fedsync.common.meanings import meaning, meanings
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.meanings import meanings
 from fedsync.config.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
@@ -67,7 +67,8 @@ def test_a_meaning_is_the_string_below_a_key_on_one_line() -> None:
 
 
 def test_meanings_are_inherited_until_a_section_says_otherwise() -> None:
-    assert meanings(Narrow) == {"size": "Of the base.", "depth": "Its own word.", "kind": "A narrow one."}
+    assert meanings(Narrow) == {"size": "Of the base.", "depth": "Its own word."}
+    assert meaning(Narrow) == "A narrow one."
 
 
 def test_a_description_stands_beside_a_reference() -> None:

@@ -1,15 +1,18 @@
 """Every registered kind, and an example configuration of each.
 
-A new barrier, balancer, predictor or aggregation needs one line in `EXAMPLES`; without it the suite fails.
+What is registered is found by itself. `EXAMPLES` has settings that make laws bite in short runs.
 """
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
+import yaml
+
+from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.state import Policies
+from fedsync.policies.schema import kinds
 
 EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "predictor": {
@@ -77,23 +80,23 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 """Further settings of kinds in `EXAMPLES` that change what the coordinator does."""
 
-UNIONS: dict[str, Any] = {section: StrategyConfig.model_fields[section].annotation for section in EXAMPLES}
-
 STEPS, BATCH_SIZE = 4, 10
 
 
-def registered(union: Any) -> set[str]:
-    """Kinds of an annotated union of sections, or of a single section."""
-    if typing.get_origin(union) is typing.Annotated:
-        union = typing.get_args(union)[0]
-    members = typing.get_args(union) or (union,)
-    return {kind for member in members for kind in typing.get_args(member.model_fields["kind"].annotation)}
+def examples(section: str) -> dict[str, dict[str, Any]]:
+    """Settings of every registered kind: those of `EXAMPLES`, else of the first shipped strategy that chooses it."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(shipped_folder().glob("*.yaml")):
+        chosen = yaml.safe_load(path.read_text(encoding="utf-8")).get(section)
+        if chosen is not None:
+            found.setdefault(chosen["kind"], {key: value for key, value in chosen.items() if key != "kind"})
+    return {kind: EXAMPLES[section].get(kind, found.get(kind, {})) for kind in kinds(section)}
 
 
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
     """(section, kind, settings) of every example and variant."""
-    examples = [(section, kind, more) for section, kinds in EXAMPLES.items() for kind, more in kinds.items()]
-    return examples + VARIANTS
+    every = [(section, kind, more) for section in EXAMPLES for kind, more in examples(section).items()]
+    return every + VARIANTS
 
 
 def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any]) -> StrategyConfig:

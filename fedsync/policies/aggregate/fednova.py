@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Weighting, progress
+from fedsync.core.weighting import Share, Solver, Weighting, progress
+from fedsync.policies.aggregate.base import DiscountedPolicy, Staleness
+from fedsync.policies.aggregate.staleness import Constant
+from fedsync.policies.aggregate.weighers import WeightedMean
+from fedsync.policies.schema import Positive, register
 
 
 @dataclass(frozen=True, slots=True)
-class FedNova:
+class Normalised:
     """Normalise each update by its local progress before averaging: c_i = p_i tau_eff / |a_i|.
 
     An update is ``-eta sum_k a_ik g_ik``, where a_ik is how much the gradient of step k came to count; its L1
@@ -49,3 +53,28 @@ class FedNova:
         norms = [progress(meta.steps, self.momentum, self.pull) for meta in metas]
         effective = sum(share * norm for share, norm in zip(shares, norms, strict=True))
         return [share * effective / norm for share, norm in zip(shares, norms, strict=True)]
+
+
+@register("fednova")
+@dataclass(frozen=True, slots=True)
+class FedNova(DiscountedPolicy):
+    """Weighted mean of the updates, each divided by its silo's own progress: for unequal numbers of steps.
+
+    Progress follows from the steps, from momentum, learning rate and proximal term of ``local``, and from the task;
+    see `Normalised`.
+    """
+
+    weight: Share = "silo"
+    """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
+    processed."""
+
+    server_rate: Positive = 1.0
+    """The commit's step is multiplied by it."""
+
+    staleness: Staleness = field(default_factory=Constant)
+
+    normalises = True
+
+    def weigher(self, solver: Solver) -> Weigher:
+        mean = Normalised(WeightedMean(self.weight), solver.momentum, solver.pull)
+        return self._discounted(mean, self.server_rate)

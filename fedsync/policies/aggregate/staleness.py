@@ -10,18 +10,22 @@ al. 2022, arXiv:2106.06639) takes the polynomial one with exponent 1/2.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from fedsync.core.orders import UpdateMeta
+from fedsync.policies.schema import Count, NonNegative, Policy, register
 
 
-class Discount(Protocol):
+class Discount(Policy):
     """A factor in (0, 1] that does not grow with staleness."""
 
+    __slots__ = ()
+    section = "staleness"
+
+    @abstractmethod
     def __call__(self, staleness: int) -> float:
         """Factor of an update that is ``staleness`` versions old; 1 at 0."""
-        ...
 
 
 def staleness(meta: UpdateMeta, version: int) -> int:
@@ -29,42 +33,37 @@ def staleness(meta: UpdateMeta, version: int) -> int:
     return version - 1 - meta.base_version
 
 
+@register("constant")
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """1, however stale."""
+class Constant(Discount):
+    """A stale update counts as much as a fresh one."""
 
     def __call__(self, staleness: int) -> float:
-        """1."""
         return 1.0
 
 
+@register("polynomial")
 @dataclass(frozen=True, slots=True)
-class Polynomial:
-    """``(1 + s)^-a``.
+class Polynomial(Discount):
+    """``(1 + s)^-exponent`` for an update that is s versions old."""
 
-    Args:
-        exponent: a, at least 0.
-    """
-
-    exponent: float = 0.5
+    exponent: NonNegative = 0.5
+    """How fast the weight falls; 0 does not discount."""
 
     def __call__(self, staleness: int) -> float:
-        """``(1 + s)^-a``."""
         return float((1 + staleness) ** -self.exponent)
 
 
+@register("hinge")
 @dataclass(frozen=True, slots=True)
-class Hinge:
-    """1 up to a staleness of b, then ``1 / (1 + a (s - b))``.
+class Hinge(Discount):
+    """1 up to ``grace`` versions, then ``1 / (1 + slope * (s - grace))``."""
 
-    Args:
-        slope: a, at least 0.
-        grace: b, versions.
-    """
+    slope: NonNegative = 10.0
+    """How fast the weight falls after ``grace``."""
 
-    slope: float = 10.0
-    grace: int = 4
+    grace: Count = 4
+    """Versions up to which an update counts in full."""
 
     def __call__(self, staleness: int) -> float:
-        """1, or ``1 / (1 + a (s - b))`` beyond b."""
         return 1.0 / (1.0 + self.slope * max(staleness - self.grace, 0))

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
+from fedsync.policies.balance.base import ForecastBalancer
 from fedsync.policies.balance.whole import check_total, round_shares
+from fedsync.policies.schema import register
 
 Sizes = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -29,9 +31,10 @@ class Times(Protocol):
         ...
 
 
+@register("equalise")
 @dataclass(frozen=True, slots=True)
-class EqualisingBalancer:
-    """Size batches so that the slowest silo finishes as early as possible.
+class EqualisingBalancer(ForecastBalancer):
+    """Work such that the slowest silo is done as early as possible, overhead included, whatever the curves.
 
     The exact solution over whole numbers of ``min max_i t_i(x_i)`` with ``sum x_i = X`` within bounds: LB-BSP's problem
     (3), which the paper solves for linear curves only. Flat, affine and linear curves may be mixed.
@@ -40,17 +43,6 @@ class EqualisingBalancer:
     """
 
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
-
-        Args:
-            curves: one predicted curve a silo, n of them.
-            total: samples to share (X).
-            bounds: smallest and largest size of each silo.
-
-        Raises:
-            ConfigError: the bounds cannot hold ``total``.
-            ValueError: a speed is not finite and positive, or a constant time not finite.
-        """
         return minimise_slowest(CurveTimes.of(curves), total, bounds)
 
 

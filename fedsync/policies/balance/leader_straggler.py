@@ -8,16 +8,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import Bounds, RoundSeen
+from fedsync.core.sizing import Sizing
+from fedsync.policies.balance.base import SharingBalancer
 from fedsync.policies.balance.multiples import in_multiples
+from fedsync.policies.schema import PositiveInt, Settings, Share, register
 
 
 @dataclass(frozen=True, slots=True)
-class MovePace:
-    """One phase: ``step`` samples are moved once the leader was ahead for ``window`` rounds in a row."""
+class MovePace(Settings):
+    """How fast samples are moved from the slowest silo to the fastest."""
 
-    step: int
-    window: int
+    step: PositiveInt
+    """Samples that are moved at once [samples]."""
+
+    window: PositiveInt
+    """Rounds in a row in which the fastest silo has to be ahead of the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +44,10 @@ class Search:
     reported: frozenset[str] = frozenset()
 
 
+@register("leader-straggler")
 @dataclass(frozen=True, slots=True)
-class LeaderStraggler:
-    """Move samples from the slowest silo to the fastest, many at first, then one by one: LB-BSP for GPUs.
+class LeaderStraggler(SharingBalancer):
+    """Move samples from the slowest silo to the fastest, step by step, by what the rounds took: LB-BSP for GPUs.
 
     Needs no curve. Once the leader (the least time of the last round) was faster than the straggler (the most) in every
     round of the window, `step` samples go from one to the other. Once it was not, although it is now, the two have
@@ -50,19 +58,22 @@ class LeaderStraggler:
     window, not in all: where the first test fails, one of its own rounds shows why, but for exact ties. A silo that
     cannot take the step within its bounds is no leader, as one whose memory is nearly full.
 
-    Args:
-        fast: pace until the first oscillation.
-        fine: pace from then on.
-        memory: share of its memory in use above which a silo is no leader.
-        multiple: sizes and steps are multiples of it, where bounds allow; see `in_multiples`.
-
     Source: LB-BSP, Algorithm 2 (section 3.3.2).
     """
 
-    fast: MovePace = MovePace(5, 5)
-    fine: MovePace = MovePace(1, 20)
-    memory: float = 0.95
-    multiple: int = 1
+    fast: MovePace = field(default_factory=lambda: MovePace(step=5, window=5))
+    """Pace until two silos have changed places."""
+
+    fine: MovePace = field(default_factory=lambda: MovePace(step=1, window=20))
+    """Pace from then on."""
+
+    memory: Share = 0.95
+    """Share of its memory in use above which a silo is given no more."""
+
+    needs_lockstep = True
+
+    def sizing(self, work: LocalWork) -> Sizing:
+        return Sizing(work, floor=self.floor, cap=self.cap, adaptive=self, fitter=self.curve.fitter())
 
     def init(self) -> Search:
         """State before the first round: nobody has a size."""

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
+from fedsync.policies.balance.base import CurvePolicy, ForecastBalancer, LinearCurve
 from fedsync.policies.balance.whole import check_total, round_shares
+from fedsync.policies.schema import Chosen, register
 
 
+@register("proportional")
 @dataclass(frozen=True, slots=True)
-class ProportionalBalancer:
-    """Size batches so that all silos finish a step together: ``x_i = X v_i / sum v``.
+class ProportionalBalancer(ForecastBalancer):
+    """Work in proportion to predicted speed; what a cap cuts off is shared among the others.
 
-    Looks at the speeds alone, so it is exact for linear curves. Integers by largest remainder, ties to
-    the lowest index. Where a floor or a cap binds, the rest is shared in proportion among the others.
+    ``x_i = X v_i / sum v``: all silos finish a step together. Looks at the speeds alone, so it is exact for linear
+    curves. Integers by largest remainder, ties to the lowest index. Where a floor or a cap binds, the rest is shared in
+    proportion among the others.
 
     Source: LB-BSP, Algorithm 1 (section 3.2) and section 3.5 for federated learning.
     """
 
+    curve: Annotated[CurvePolicy, Chosen("curve")] = field(default_factory=LinearCurve)
+
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
-
-        Args:
-            curves: one predicted curve a silo, n of them.
-            total: samples to share (X).
-            bounds: smallest and largest size of each silo.
-
-        Raises:
-            ConfigError: the bounds cannot hold ``total``.
-            ValueError: a speed is not finite and positive.
-        """
         speeds = np.array([curve.speed for curve in curves], dtype=np.float64)
         if not (np.isfinite(speeds) & (speeds > 0)).all():
             raise ValueError(f"speeds must be finite and positive, not {speeds}")

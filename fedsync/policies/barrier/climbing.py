@@ -10,8 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
+from typing import Annotated
 
-from fedsync.policies.barrier.intervals import Attempt, IntervalRound
+from annotated_types import Ge, Gt
+
+from fedsync.policies.barrier.intervals import Attempt, IntervalPolicy, IntervalRound
+from fedsync.policies.schema import NonNegative, Positive, PositiveInt, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,9 @@ class ClimbingState:
     cost_s: float = 0.0
 
 
+@register("climb")
 @dataclass(frozen=True, slots=True)
-class ClimbingInterval:
+class ClimbingInterval(IntervalPolicy[ClimbingState]):
     """Begin with the shortest interval, and climb once trials agree that a longer one is better.
 
     - The search begins at the bottom, where a round, and so an error, costs least.
@@ -74,25 +79,33 @@ class ClimbingInterval:
     The score of a trial is ``(r - u) / (abs(r) + abs(u))`` for its rate r and the usual rate u: from -1 to 1, so that
     no single trial outweighs all others.
 
-    Args:
-        floor_s: no round is shorter; nor is one shorter than twice its barrier cost.
-        ceiling_s: no round is longer.
-        factor: by which a trial is longer or shorter.
-        gains: of a phase; it takes one round more.
-        trials: least number, at least 2; the last eight count.
-        confidence: standard errors.
-        rest: rounds.
-
     Source: the question is FSP's (section 3.3); the answer departs from the paper's two for the reasons above.
     """
 
-    floor_s: float
-    ceiling_s: float
-    factor: float = 1.5
-    gains: int = 1
-    trials: int = 3
-    confidence: float = 2.0
-    rest: int = 6
+    floor_s: Positive = 0.1
+    """No round is shorter; nor is one shorter than twice what an order costs besides training [s]."""
+
+    ceiling_s: Positive = 60.0
+    """No round is longer [s]."""
+
+    factor: Annotated[float, Gt(1)] = 1.5
+    """By how much a trial is longer or shorter."""
+
+    gains: PositiveInt = 1
+    """Gains of the loss in a trial, which takes one round more."""
+
+    trials: Annotated[int, Ge(2)] = 3
+    """Trials of an interval, at least, before it can be taken; the last eight count."""
+
+    confidence: NonNegative = 2.0
+    """Standard errors by which trials have to be better, in the mean, than what came before and after."""
+
+    rest: PositiveInt = 6
+    """Rounds between two trials; twice as many after each that was no better."""
+
+    def __post_init__(self) -> None:
+        if self.floor_s > self.ceiling_s:
+            raise ValueError(f"floor_s {self.floor_s:g} exceeds ceiling_s {self.ceiling_s:g}; lower the floor")
 
     def init(self) -> ClimbingState:
         """The shortest interval."""

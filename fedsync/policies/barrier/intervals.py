@@ -14,8 +14,13 @@ Source: Wang et al., "FSP", section 3.3.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from annotated_types import Ge
+
+from fedsync.policies.schema import PartOfOne, Policy, Positive, register
 
 S = TypeVar("S")
 
@@ -55,34 +60,32 @@ class IntervalRound:
         return max(self.seconds - self.cost_s, 1e-9)
 
 
-class IntervalPolicy(Protocol[S]):
+class IntervalPolicy(Policy, Generic[S]):
     """Chooses the length of each round."""
 
+    __slots__ = ()
+    section = "interval"
+
+    @abstractmethod
     def init(self) -> S:
         """State before the first round."""
-        ...
 
+    @abstractmethod
     def attempt(self, state: S) -> Attempt:
         """How to run the next round. Asked again if that round came to nothing."""
-        ...
 
+    @abstractmethod
     def observe(self, state: S, seen: IntervalRound) -> S:
         """State after a committed round."""
-        ...
 
 
-AnyIntervalPolicy = IntervalPolicy[Any]
-
-
+@register("fixed")
 @dataclass(frozen=True, slots=True)
-class FixedInterval:
-    """The same length for ever.
+class FixedInterval(IntervalPolicy[None]):
+    """Every round takes ``interval_s`` seconds."""
 
-    Args:
-        interval_s: of every round.
-    """
-
-    interval_s: float
+    interval_s: Positive
+    """Seconds of a round, transfer included [s]."""
 
     def init(self) -> None:
         """No state."""
@@ -112,9 +115,10 @@ class HalvingState:
     settled: bool = False
 
 
+@register("binary")
 @dataclass(frozen=True, slots=True)
-class HalvingInterval:
-    """Divide the interval as long as the loss then falls faster: recursive binary search, FSPB.
+class HalvingInterval(IntervalPolicy[HalvingState]):
+    """Divide the interval by ``factor`` as long as the loss then falls faster: recursive binary search, FSPB.
 
     One round at eta is compared with ``factor`` rounds at ``eta / factor``: the smaller takes effect if
     its decrease of loss per second of elapsed time is the greater, and is divided in turn; otherwise the
@@ -125,17 +129,21 @@ class HalvingInterval:
     down; `FittedInterval` does not. The paper searches anew when the environment changes, without saying
     how to tell; here a search is for the run.
 
-    Args:
-        interval_s: eta_0, to begin with.
-        factor: lambda.
-        floor_s: the interval does not fall below this.
-
     Source: FSP, section 3.3, "Recursive Binary Searching", figure 2a.
     """
 
-    interval_s: float
-    factor: int = 2
-    floor_s: float = 0.0
+    interval_s: Positive
+    """Seconds of a round to begin with [s]."""
+
+    factor: Annotated[int, Ge(2)] = 2
+    """What the interval is divided by."""
+
+    floor_s: Positive = 0.1
+    """The interval does not fall below this [s]."""
+
+    def __post_init__(self) -> None:
+        if self.floor_s > self.interval_s:
+            raise ValueError(f"floor_s {self.floor_s:g} exceeds interval_s {self.interval_s:g}; lower the floor")
 
     def init(self) -> HalvingState:
         """The first interval is under trial."""
@@ -216,11 +224,12 @@ class FittingState:
     rounds: int = 0
 
 
+@register("linear")
 @dataclass(frozen=True, slots=True)
-class FittedInterval:
-    """Fit how the quality of training depends on the interval, and take the best: FSPV.
+class FittedInterval(IntervalPolicy[FittingState]):
+    """Fit how the decrease of loss depends on the interval, stage by stage, and take the best: FSPV.
 
-    In stages. A stage begins at some model X with two trials: rounds with eta, back to X, a round with
+    A stage begins at some model X with two trials: rounds with eta, back to X, a round with
     2 eta on the same data. Each gives a point (eta, loss decrease per second of training), both together
     a line ``g(eta) = a eta + b``, whose best interval (equation 7, `QualityFit.best`) is used for the rest of the
     stage. The stage ends when the loss falls behind the prediction, or after ``stage_s``.
@@ -228,22 +237,35 @@ class FittedInterval:
     The paper's trials are two rounds with eta and one with 2 eta. Here each has one more, since a gain is
     known a round later; the first one's is rolled back with the rest, the second's is kept.
 
-    Args:
-        interval_s: length of a round in the first trial, barrier cost included.
-        stage_s: longest stage (T), in seconds of training.
-        floor_s: no round is shorter.
-        ceiling_s: no round is longer, trials with 2 eta included.
-        behind: share of the predicted decrease below which the stage ends. Looked at from the third
-            gain on: one or two rounds are noise.
-
     Source: FSP, section 3.3, "Multi-Stage Self-Corrected Linear Fitting", equation 7, figure 2b and c.
     """
 
-    interval_s: float
-    stage_s: float
-    floor_s: float
-    ceiling_s: float
-    behind: float = 0.5
+    interval_s: Positive
+    """Seconds of a round in the first trial, transfer included [s]. The second trial has about twice that."""
+
+    stage_s: Positive = 60.0
+    """Longest stage, in seconds of training [s]."""
+
+    floor_s: Positive | None = None
+    """No round is shorter; left out, a quarter of ``interval_s`` [s]."""
+
+    ceiling_s: Positive | None = None
+    """No round is longer, trials included; left out, four times ``interval_s`` [s]."""
+
+    behind: PartOfOne = 0.5
+    """Share of the predicted decrease of the loss below which a stage ends. Looked at from the third gain on: one or
+    two rounds are noise."""
+
+    def __post_init__(self) -> None:
+        low, high = self._bounds()
+        if not low <= self.interval_s <= high:
+            raise ValueError(
+                f"interval_s {self.interval_s:g} lies outside floor_s {low:g} to ceiling_s {high:g}; move the bounds"
+            )
+
+    def _bounds(self) -> tuple[float, float]:
+        """A line fitted over a factor of two is trusted over a factor of four either way."""
+        return self.floor_s or self.interval_s / 4, self.ceiling_s or self.interval_s * 4
 
     def init(self) -> FittingState:
         """The first trial comes next."""
@@ -280,7 +302,7 @@ class FittedInterval:
         if rate > 0 and abs(double[0] - single[0]) > 1e-3 * single[0]:
             slope = (double[1] - single[1]) / (double[0] - single[0])
             fit = QualityFit(slope, single[1] - slope * single[0])
-            low, high = (max(bound - state.cost_s, 1e-3 * bound) for bound in (self.floor_s, self.ceiling_s))
+            low, high = (max(bound - state.cost_s, 1e-3 * bound) for bound in self._bounds())
             eta = fit.best(state.cost_s, low, high)
         return FittingState(fit=fit, eta=eta, in_stage=True, cost_s=state.cost_s, rounds=1)
 
@@ -294,7 +316,8 @@ class FittedInterval:
         return FittingState() if over else state
 
     def _clipped(self, interval_s: float) -> float:
-        return min(max(interval_s, self.floor_s), self.ceiling_s)
+        low, high = self._bounds()
+        return min(max(interval_s, low), high)
 
 
 def _point(rounds: tuple[IntervalRound, ...]) -> tuple[float, float]:

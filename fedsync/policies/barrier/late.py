@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.schema import Choice
+
+S = TypeVar("S")
 
 
-class LateRule(StrEnum):
+class LateRule(Choice):
     """What becomes of a late update: nothing, or a part of the next commit."""
 
     DROP = "drop"
@@ -33,6 +36,33 @@ class LateState:
 
     late: frozenset[str]
     inner: Any
+
+
+class Wrapper(BarrierPolicy[S]):
+    """A barrier around a barrier, of which some orders may be late."""
+
+    __slots__ = ()
+    inner: BarrierPolicy[Any]
+    """Any barrier, a wrapper too."""
+
+    late: LateRule
+    """Whether late updates are discarded, or part of the next commit."""
+
+    def __post_init__(self) -> None:
+        inner = self.inner
+        if self.late is LateRule.NEXT and isinstance(inner, Wrapper) and inner.late is LateRule.DROP:
+            raise ValueError(
+                f"late 'next' of {self.kind} would commit what {inner.kind} inside it drops; "
+                "write the same `late` in both"
+            )
+
+    @property
+    def innermost(self) -> BarrierPolicy[Any]:
+        return self.inner.innermost
+
+    @property
+    def mixes_rounds(self) -> bool:
+        return self.late is not LateRule.DROP or self.inner.mixes_rounds
 
 
 def decide_without_late(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.policies.predict.base import Memory, PredictorPolicy
 from fedsync.policies.predict.threads import one_thread
+from fedsync.policies.schema import PositiveInt, register
 
 Floats = NDArray[np.float64]
+Order = Annotated[int, Ge(0), Le(5)]
 
 _ALPHA = 0.2
 _FACTOR = 2.0
@@ -63,37 +67,42 @@ class ArimaState:
     due: int = 0
 
 
+@register("arima")
 @dataclass(frozen=True, slots=True)
-class Arima:
-    """ARIMA(p, d, q) of the orders' speeds; a moving average (0.2) until it is fitted, and where it cannot be.
+class Arima(PredictorPolicy[ArimaState]):
+    """Autoregressive integrated moving average of order (p, d, q); a moving average until it is fitted.
 
     Fitting, by maximum likelihood in statsmodels, is training: it happens in `learn`, counts as one epoch and takes
     some 50 to 150 ms. In between the fitted filter goes on with each speed in microseconds: its gain has converged
     by the end of the speeds it was fitted to. A forecast lies within a factor of 2 of the least and the greatest of
     the last 50 speeds.
 
-    Args:
-        order: (p, d, q).
-        samples: orders before the first fit.
-        memory: newest orders to fit to.
-        renew: orders between two fits.
-
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (p, d, q = 2, 2, 1).
     """
 
-    order: tuple[int, int, int] = (2, 2, 1)
-    samples: int = 60
-    memory: int = 300
-    renew: int = 100
+    p: Order = 2
+    """Order of the autoregressive part."""
 
-    @property
-    def learns(self) -> bool:
-        """It is fitted."""
-        return True
+    d: Annotated[int, Ge(0), Le(2)] = 2
+    """How often the series is differenced."""
+
+    q: Order = 1
+    """Order of the moving average."""
+
+    samples: PositiveInt = 60
+    """Orders of a silo before the first fit."""
+
+    memory: Memory = 300
+    """Newest orders that it is fitted to."""
+
+    renew: PositiveInt = 100
+    """Orders between two fits."""
+
+    learns = True
 
     def init(self) -> ArimaState:
         """Nothing seen yet."""
-        return ArimaState(due=max(self.samples, 3 * (sum(self.order) + 1)))
+        return ArimaState(due=max(self.samples, 3 * (self.p + self.d + self.q + 1)))
 
     def observe(self, state: ArimaState, sample: SpeedSample) -> ArimaState:
         """State after one more speed; never fits."""
@@ -126,20 +135,8 @@ class Arima:
             return state
         state = replace(state, due=state.seen + self.renew)
         with one_thread():
-            fitted = _fit(np.array(state.speeds), self.order)
+            fitted = _fit(np.array(state.speeds), (self.p, self.d, self.q))
         return state if fitted is None else replace(state, filter=fitted[0], predicted=fitted[1])
-
-    def reuse(self, state: ArimaState, donor: ArimaState) -> ArimaState:
-        """The same state: a fit needs the silo's own speeds."""
-        return state
-
-    def promise(self, state: ArimaState) -> float | None:
-        """None: no speed is held out of a fit."""
-        return None
-
-    def export(self, state: ArimaState) -> dict[str, Any] | None:
-        """Nothing that another run could use."""
-        return None
 
 
 def _fit(speeds: Floats, order: tuple[int, int, int]) -> tuple[Filter, Floats] | None:

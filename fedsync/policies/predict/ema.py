@@ -1,33 +1,45 @@
-"""Exponential moving average of a silo's speed."""
+"""Exponential moving average of a silo's speed, and the newest speed alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.policies.predict.plain import Plain
+from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.schema import Share, register
 
 
+@register("memoryless")
 @dataclass(frozen=True, slots=True)
-class Ema(Plain[float | None]):
-    """Forecast ``f <- alpha v + (1 - alpha) f``, beginning with the first speed seen.
+class Memoryless(PredictorPolicy[float | None]):
+    """Tomorrow is as today."""
 
-    Args:
-        alpha: weight of the newest speed, in (0, 1]; 1 is memoryless.
+    def init(self) -> float | None:
+        return None
+
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
+        return sample.speed
+
+    def forecast(self, state: float | None, drivers: Drivers | None = None) -> float | None:
+        return state
+
+
+@register("ema")
+@dataclass(frozen=True, slots=True)
+class Ema(PredictorPolicy[float | None]):
+    """Exponential moving average of the speed: ``f <- alpha v + (1 - alpha) f``, beginning with the first speed seen.
 
     Source: LB-BSP, sections 3.2.2 and 3.5 (the predictor for federated learning).
     """
 
-    alpha: float = 0.2
+    alpha: Share = 0.2
+    """Weight of the newest speed; 1 is ``memoryless``."""
 
     def init(self) -> float | None:
-        """Nothing seen yet."""
         return None
 
-    def observe(self, state: float | None, sample: SpeedSample) -> float | None:
-        """Average after one more speed [samples/s]."""
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
         return sample.speed if state is None else self.alpha * sample.speed + (1 - self.alpha) * state
 
     def forecast(self, state: float | None, drivers: Drivers | None = None) -> float | None:
-        """The average [samples/s], or None before the first observation."""
         return state

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.policies.predict.plain import Plain
+from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.schema import Positive, register
 
 FIRST_NOISE = 0.1**2
 """Variance of the noise before anything is known of it: 10 % of the speed."""
@@ -32,9 +33,12 @@ class KalmanState:
     suspect: float | None = None
 
 
+@register("kalman")
 @dataclass(frozen=True, slots=True)
-class Kalman(Plain[KalmanState | None]):
-    """Local level model, ``y_k = l_k + noise``, ``l_k = l_{k-1} + drift``, with change points.
+class Kalman(PredictorPolicy[KalmanState | None]):
+    """A drifting level with change points: two orders in a row beyond ``gate`` standard deviations are one.
+
+    Local level model, ``y_k = l_k + noise``, ``l_k = l_{k-1} + drift``, with change points.
 
     A measurement y with innovation ``z = y - l`` of variance ``S = P + Q + R`` is believed if ``z^2 <= gate^2 S``;
     then ``l += K z``, ``K = (P + Q) / S``, ``P = (1 - K)(P + Q)``. One beyond the gate changes nothing yet: it is a
@@ -44,18 +48,17 @@ class Kalman(Plain[KalmanState | None]):
     The variance of the noise is learned: ``R += rate (z^2 R / S - R)``, z^2 at most at the gate, so that a spike
     moves it a little and lasting noise opens the gate. The variance of the drift is in proportion, ``Q = drift R``.
 
-    Args:
-        drift: variance of the level's drift in an order, against the noise's.
-        gate: standard deviations beyond which a measurement is not believed at once.
-        rate: weight of the newest innovation in the variance of the noise.
-
     Source: the local level model with an innovation gate, as any textbook on Kalman filters has it; the papers do
     without.
     """
 
-    drift: float = 0.2
-    gate: float = 3.0
-    rate: float = 0.05
+    drift: Positive = 0.2
+    """Variance of the level's drift in an order, against that of the noise, which is learned."""
+
+    gate: Positive = 3.0
+    """Standard deviations beyond which a speed is not believed at once."""
+
+    rate = 0.05  # weight of the newest innovation in the variance of the noise
 
     def init(self) -> KalmanState | None:
         """Nothing seen yet."""

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsync.policies.predict.recurrent import Recurrent, Weights, finish
+from fedsync.policies.schema import register
 
 if TYPE_CHECKING:
     import torch
 
 
+@register("lstm")
 @dataclass(frozen=True, slots=True)
 class LstmPredictor(Recurrent):
-    """Gates i, f, o and candidate g: ``c <- f c + i g``, ``h <- o tanh(c)``; see `Recurrent` for all else.
+    """Long short-term memory over the last two speeds; a moving average before there are ``samples`` orders.
+
+    Gates i, f, o and candidate g: ``c <- f c + i g``, ``h <- o tanh(c)``; see `Recurrent` for all else.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1.
     """

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fedsync.core.protocols import Drivers, Predictor, SpeedSample
-
-S = TypeVar("S")
+from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.policies.predict.arima import Arima
+from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.predict.ema import Ema, Memoryless
+from fedsync.policies.predict.kalman import Kalman
+from fedsync.policies.predict.lstm import LstmPredictor
+from fedsync.policies.predict.narx import Narx
+from fedsync.policies.predict.rnn import RnnPredictor
+from fedsync.policies.schema import Chosen, Positive, Share, register
 
 _LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0
-
-
-class Expert(Predictor[S], Protocol[S]):
-    """A predictor that can say what its training has found."""
-
-    def promise(self, state: S) -> float | None:
-        """Squared error of the trained model against the moving average's, on samples held out of training.
-
-        None while there is no model, or where nothing was held out.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +38,16 @@ class MixtureState:
     turn: int = 0
 
 
+def _one_of_each() -> tuple[PredictorPolicy[Any], ...]:
+    return Memoryless(), Ema(), Arima(), RnnPredictor(), LstmPredictor(), Narx(), Kalman()
+
+
+@register("mixture")
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """Mean of the experts' forecasts, weighed by ``e_i^-power``, e_i the recent mean squared error of expert i.
+class Mixture(PredictorPolicy[MixtureState]):
+    """The mean of other predictors' forecasts, weighed by how well each has done lately.
+
+    Weights are ``e_i^-power``, e_i the recent mean squared error of expert i.
 
     These are exponential weights on the logarithm of the error: no unit and no learning rate that depends on it. At
     ``power`` 8 an expert with 1.2 times the best one's root mean squared error has a twentieth of its weight, one
@@ -61,23 +63,32 @@ class Mixture:
 
     Experts are judged by what they would have forecast from what was known before the order (`SpeedSample.known`).
 
-    Args:
-        experts: predictors; one at least.
-        power: of the inverse error.
-        forget: weight of the newest squared error.
-
     Source: none of the papers. Exponentially weighted experts with discounting: Cesa-Bianchi and Lugosi, "Prediction,
     Learning, and Games", section 2.11.
     """
 
-    experts: tuple[Expert[Any], ...]
-    power: float = 8.0
-    forget: float = 0.01
+    experts: Annotated[tuple[PredictorPolicy[Any], ...], Chosen("predictor", several=True)] = field(
+        default_factory=_one_of_each
+    )
+    """The predictors; left out, one of each other kind."""
+
+    power: Positive = 8.0
+    """Power of the inverse mean squared error that is an expert's weight."""
+
+    forget: Share = 0.01
+    """Weight of the newest squared error in that mean."""
+
+    def __post_init__(self) -> None:
+        if any(isinstance(expert, Mixture) for expert in self.experts):
+            raise ValueError("a mixture holds no mixture; write that one's experts instead")
 
     @property
     def learns(self) -> bool:
         """If an expert does."""
         return any(expert.learns for expert in self.experts)
+
+    def loaded(self) -> Mixture:
+        return replace(self, experts=tuple(expert.loaded() for expert in self.experts))
 
     def init(self) -> MixtureState:
         """Nothing seen yet."""
@@ -128,10 +139,6 @@ class Mixture:
             learned = expert.export(inner)
             if learned is not None:
                 return learned
-        return None
-
-    def promise(self, state: MixtureState) -> float | None:
-        """None: what its experts promise counts inside."""
         return None
 
     def weights(self, state: MixtureState) -> tuple[float, ...]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedsync.core.errors import ConfigError
 from fedsync.core.protocols import Drivers, SpeedSample
 from fedsync.core.rng import Stream, generator
+from fedsync.policies.predict.base import Hidden, Memory, PredictorPolicy
 from fedsync.policies.predict.network import Floats, Training, improve, random_parameters, split
 from fedsync.policies.predict.threads import one_thread
+from fedsync.policies.schema import PositiveInt, register
 
 LOOK_BACK = 2
 _INPUTS = LOOK_BACK + 2 * (LOOK_BACK + 1)
@@ -92,9 +97,12 @@ class NarxState:
     due: int
 
 
+@register("narx")
 @dataclass(frozen=True, slots=True)
-class Narx:
-    """``v_k = F(v_{k-1}, v_{k-2}, c_k, c_{k-1}, c_{k-2}, m_k, m_{k-1}, m_{k-2})``, F a network with one hidden layer.
+class Narx(PredictorPolicy[NarxState]):
+    """A network over past speeds, processors and memory, trained on the windows that silos report.
+
+    ``v_k = F(v_{k-1}, v_{k-2}, c_k, c_{k-1}, c_{k-2}, m_k, m_{k-1}, m_{k-2})``, F a network with one hidden layer.
 
     A step k is one *window* of an order, for one order is too little to learn from. The order to be forecast has
     many windows, of which the first is the next one: F is asked window after window, its own answers as past speeds and
@@ -114,26 +122,45 @@ class Narx:
     Training begins again after ``renew`` more windows, where it ended the last time; it stops early on the newest fifth
     of the windows remembered, which it does not train on.
 
-    Args:
-        samples: windows before the first training.
-        hidden: size of the hidden layer.
-        memory: newest windows remembered.
-        renew: windows between two trainings.
-        start: parameters of a former run to begin with, or None.
-
     Source: LB-BSP, sections 3.2.2 (equation 4), 4 (online training) and 5.4.1.
     """
 
-    samples: int = 500
-    hidden: int = 8
-    memory: int = 2000
-    renew: int = 50
-    start: tuple[float, ...] | None = None
+    samples: PositiveInt = 500
+    """Windows of a silo before the first training; an order has several."""
+
+    hidden: Hidden = 8
+    """Width of the hidden layer."""
+
+    memory: Memory = 2000
+    """Newest windows that it is trained on."""
+
+    renew: PositiveInt = 50
+    """Windows between two trainings."""
+
+    warm_start: str | None = None
+    """The ``predictor.json`` of a former run, as a path from where the server runs: training begins there, and
+    sooner."""
+
+    learns = True
 
     @property
-    def learns(self) -> bool:
-        """It does."""
-        return True
+    def start(self) -> tuple[float, ...] | None:
+        """Parameters of a former run to begin with, or None; see `loaded`."""
+        return None
+
+    def loaded(self) -> Narx:
+        if self.warm_start is None:
+            return self
+        try:
+            content = json.loads(Path(self.warm_start).read_text(encoding="utf-8"))
+            start = load(content if isinstance(content, dict) else {}, self.hidden)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "predictor.warm_start",
+                f"{self.warm_start}: {error}",
+                "Name the predictor.json in the folder of a run whose narx has the same `hidden`, or leave it out",
+            ) from error
+        return WarmNarx(self.samples, self.hidden, self.memory, self.renew, self.warm_start, start)
 
     def init(self) -> NarxState:
         """Nothing seen yet."""
@@ -257,6 +284,13 @@ class Narx:
             normal=None,
             due=state.seen + self.renew,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WarmNarx(Narx):
+    """`Narx` with the parameters that its ``warm_start`` names."""
+
+    start: tuple[float, ...] | None = None
 
 
 def load(content: Mapping[str, Any], hidden: int) -> tuple[float, ...]:

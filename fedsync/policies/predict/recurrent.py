@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from fedsync.core.protocols import Drivers, SpeedSample
 from fedsync.core.rng import Stream, generator
+from fedsync.policies.predict.base import Hidden, Memory, PredictorPolicy
+from fedsync.policies.schema import PositiveInt
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +94,7 @@ class RecurrentState:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent(ABC):
+class Recurrent(PredictorPolicy[RecurrentState]):
     """A recurrent cell read over the last two speeds, and a linear layer; a moving average (0.2) until it is trained.
 
     It learns the series that it forecasts, one speed an order. Training goes over the remembered speeds with Adam, in
@@ -100,19 +102,22 @@ class Recurrent(ABC):
     forecast lies within a factor of 2 of the least and the greatest of the last 50 speeds. PyTorch is needed for
     training only: a forecast is two steps of the cell in NumPy.
 
-    Args:
-        samples: orders before the first training.
-        hidden: size of the cell.
-        memory: newest orders remembered.
-        renew: orders between two trainings.
-
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (look-back 2).
     """
 
-    samples: int = 500
-    hidden: int = 16
-    memory: int = 1000
-    renew: int = 100
+    samples: PositiveInt = 500
+    """Orders of a silo before the first training."""
+
+    hidden: Hidden = 16
+    """Width of the recurrent layer."""
+
+    memory: Memory = 1000
+    """Newest orders that it is trained on."""
+
+    renew: PositiveInt = 100
+    """Orders between two trainings."""
+
+    learns = True
 
     @abstractmethod
     def cell(self) -> torch.nn.RNNBase:
@@ -121,11 +126,6 @@ class Recurrent(ABC):
     @abstractmethod
     def output(self, weights: Weights, inputs: list[float]) -> float:
         """The network's answer to normalised speeds, the oldest first."""
-
-    @property
-    def learns(self) -> bool:
-        """It does."""
-        return True
 
     def init(self) -> RecurrentState:
         """Nothing seen yet."""

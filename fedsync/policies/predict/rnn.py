@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsync.policies.predict.recurrent import Recurrent, Weights, finish
+from fedsync.policies.schema import register
 
 if TYPE_CHECKING:
     import torch
 
 
+@register("rnn")
 @dataclass(frozen=True, slots=True)
 class RnnPredictor(Recurrent):
-    """``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for all else.
+    """A plain recurrent network over the last two speeds; a moving average before there are ``samples`` orders.
+
+    ``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for all else.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (SimpleRNN).
     """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.weighting import Weighting, progress
-from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.fednova import Normalised
 from fedsync.policies.aggregate.weighers import Toward, WeightedMean
 
 
@@ -33,12 +33,12 @@ def vector(steps: int, momentum: float, pull: float) -> list[float]:
 
 def test_by_hand_without_momentum() -> None:
     """p = 1/2, tau = 2 and 6: tau_eff = 4, so c = 1/2 x 4/2 = 1 and 1/2 x 4/6 = 1/3."""
-    assert FedNova(WeightedMean("silo")).coefficients(metas(2, 6), 1) == pytest.approx([1.0, 1 / 3])
+    assert Normalised(WeightedMean("silo")).coefficients(metas(2, 6), 1) == pytest.approx([1.0, 1 / 3])
 
 
 def test_by_hand_with_the_weights_of_the_mean_inside() -> None:
     """p = 1/3, 2/3 and tau = 1, 4: tau_eff = 3, c = 1/3 x 3 = 1 and 2/3 x 3/4 = 1/2."""
-    assert FedNova(WeightedMean("examples")).coefficients(metas(1, 4), 1) == pytest.approx([1.0, 0.5])
+    assert Normalised(WeightedMean("examples")).coefficients(metas(1, 4), 1) == pytest.approx([1.0, 0.5])
 
 
 def test_momentum_by_hand() -> None:
@@ -60,7 +60,7 @@ def test_a_running_mean_by_hand() -> None:
             here += rate * (target - here)
         updates.append(here - start)
     assert updates == [4.0, 7.0]
-    weights = FedNova(WeightedMean(), pull=rate).coefficients(metas(1, 3), 0)
+    weights = Normalised(WeightedMean(), pull=rate).coefficients(metas(1, 3), 0)
     assert sum(w * u for w, u in zip(weights, updates, strict=True)) == pytest.approx(5.5), "as far as their mean"
     assert weights[0] * updates[0] == pytest.approx(weights[1] * updates[1]), "both count the same"
 
@@ -81,12 +81,12 @@ def test_the_formulas_are_the_norm_of_the_vector(steps: int, momentum: float, pu
 
 def test_equal_steps_are_a_plain_mean() -> None:
     for momentum, pull in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)):
-        nova = FedNova(WeightedMean("examples"), momentum, pull)
+        nova = Normalised(WeightedMean("examples"), momentum, pull)
         assert nova.coefficients(metas(5, 5, 5), 1) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
 def test_one_update_alone_counts_once() -> None:
-    assert FedNova(WeightedMean(), momentum=0.9).coefficients(metas(17), 1) == pytest.approx([1.0])
+    assert Normalised(WeightedMean(), momentum=0.9).coefficients(metas(17), 1) == pytest.approx([1.0])
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1, 1)), min_size=1, max_size=6), st.floats(0, 0.95))
@@ -94,15 +94,15 @@ def test_a_silo_with_more_steps_steers_no_more(silos: list[tuple[int, float]], m
     """Silo i always sees gradient g_i, so it sends -eta |a_i| g_i. The model walks along the mean of the g_i."""
     taus, gradients = [tau for tau, _ in silos], np.array([gradient for _, gradient in silos])
     norms = np.array([progress(tau, momentum, 0.0) for tau in taus])
-    c = np.array(FedNova(WeightedMean("silo"), momentum).coefficients(metas(*taus), 1))
+    c = np.array(Normalised(WeightedMean("silo"), momentum).coefficients(metas(*taus), 1))
     moved = float(np.sum(c * -0.1 * norms * gradients))
     assert moved == pytest.approx(-0.1 * float(norms.mean()) * float(gradients.mean()), rel=1e-9, abs=1e-9)
 
 
 def test_it_is_as_linear_as_what_is_inside() -> None:
-    assert FedNova(WeightedMean(), 0.9, 0.1).weighting == Weighting(normalised=True, momentum=0.9, pull=0.1)
-    assert FedNova(Toward(WeightedMean())).weighting is None
-    assert FedNova(Toward(WeightedMean())).toward
+    assert Normalised(WeightedMean(), 0.9, 0.1).weighting == Weighting(normalised=True, momentum=0.9, pull=0.1)
+    assert Normalised(Toward(WeightedMean())).weighting is None
+    assert Normalised(Toward(WeightedMean())).toward
 
 
 @pytest.mark.parametrize("steps", [100_000, 10**12])  # the second is what a silo may claim

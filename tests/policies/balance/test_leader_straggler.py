@@ -91,7 +91,9 @@ def test_a_round_without_a_time_breaks_the_window_and_nothing_else() -> None:
 
 def test_a_straggler_without_five_to_give_is_reported_once() -> None:
     """32, 27, ... 7, 2: and then 2 is no five."""
-    _, sizes, notes = play(*[seen(times(1, 2, 3))] * 9, balancer=LeaderStraggler(MovePace(5, 1), MovePace(1, 4)))
+    _, sizes, notes = play(
+        *[seen(times(1, 2, 3))] * 9, balancer=LeaderStraggler(fast=MovePace(5, 1), fine=MovePace(1, 4))
+    )
     assert sizes[5:] == [[62, 32, 2]] * 4
     assert notes == ["c is the slowest, and its 2 samples a step cannot be 5 fewer: leave it out"]
 
@@ -118,7 +120,7 @@ def test_a_silo_at_its_cap_is_given_no_more() -> None:
 
 def test_steps_are_multiples_where_sizes_have_to_be() -> None:
     _, sizes, _ = play(
-        *[seen(times(1, 2, 3))] * 3, balancer=LeaderStraggler(MovePace(5, 3), MovePace(1, 4), multiple=8)
+        *[seen(times(1, 2, 3))] * 3, balancer=LeaderStraggler(fast=MovePace(5, 3), fine=MovePace(1, 4), multiple=8)
     )
     assert sizes[-1] == [40, 32, 24]
 

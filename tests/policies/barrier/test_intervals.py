@@ -18,18 +18,18 @@ from fedsync.core.actions import Commit, Dispatch, Rollback, Savepoint
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.policies.barrier.intervals import (
-    AnyIntervalPolicy,
     Attempt,
     FittedInterval,
     FixedInterval,
     HalvingInterval,
+    IntervalPolicy,
     IntervalRound,
     QualityFit,
 )
 from tests.policies.barrier.make import race
 
 
-def follow(policy: AnyIntervalPolicy, losses: list[float], cost_s: float = 0.0) -> list[Attempt]:
+def follow(policy: IntervalPolicy[Any], losses: list[float], cost_s: float = 0.0) -> list[Attempt]:
     """Rounds that take what was asked for, one a loss; returns what was asked for each time, and then next."""
     state, attempts = policy.init(), []
     for loss in losses:
@@ -191,7 +191,7 @@ def test_trials_of_the_same_length_cannot_be_fitted() -> None:
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0, 5))
 def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float], cost_s: float) -> None:
-    policies: list[tuple[AnyIntervalPolicy, float, float]] = [
+    policies: list[tuple[IntervalPolicy[Any], float, float]] = [
         (HalvingInterval(8.0, 2, 0.5), 0.5, 8.0),
         (FittedInterval(1.5, 5.0, 0.5, 8.0), 0.5, 8.0),
     ]

@@ -182,7 +182,7 @@ def test_a_quorum_by_hand(required: Required, silos: int, expected: int) -> None
 
 
 def test_enough_is_enough() -> None:
-    barrier = Quorum(Bsp(), Required(count=2))
+    barrier = Quorum(Bsp(), count=2)
     silos = {"a": silo(clock=1), "b": silo(clock=1), "c": busy("c"), "d": busy("d")}
     state, verdict = barrier.decide(barrier.init(), view(silos, meta("a"), meta("b")))
     assert (verdict.commit, state.late) == (("a/1", "b/1"), {"c/1", "d/1"})
@@ -193,13 +193,13 @@ def test_enough_is_enough() -> None:
 
 def test_silos_that_take_no_part_do_not_count() -> None:
     """b joined in the middle of the round: of a and c, who take part, half is enough."""
-    barrier = Quorum(Bsp(), Required(share=0.5))
+    barrier = Quorum(Bsp(), share=0.5)
     silos = {"a": silo(clock=1), "b": silo(), "c": busy("c")}
     assert barrier.decide(barrier.init(), view(silos, meta("a")))[1].commit == ("a/1",)
 
 
 def test_two_updates_of_one_silo_are_no_quorum_of_two() -> None:
-    barrier = Quorum(Bsp(), Required(count=2))
+    barrier = Quorum(Bsp(), count=2)
     silos = {"a": silo(clock=2), "c": busy("c")}
     assert barrier.decide(barrier.init(), view(silos, meta("a"), meta("a", number=2)))[1].commit == ()
 
@@ -242,14 +242,14 @@ def test_the_deadline_is_median_plus_spread_times_mad(spread: float, floor_s: fl
 
 
 def test_without_a_quorum_the_deadline_is_a_bad_one() -> None:
-    barrier = Deadline(Bsp(), required=Required(share=0.5))
+    barrier = Deadline(Bsp(), share=0.5)
     silos = {"a": silo(clock=1), "b": busy("b"), "c": busy("c")}
     after, _ = barrier.decide(learned(1.0, 1.0, 1.0), view(silos, meta("a"), now_s=99.0))
     assert after.inner.late == frozenset()
 
 
 def test_nobody_is_late_before_every_silo_was_measured_once() -> None:
-    barrier = Deadline(Bsp(), required=Required(share=0.1))
+    barrier = Deadline(Bsp(), share=0.1)
     silos = {"a": silo(clock=1), "b": busy("b"), "c": busy("c")}
     after, verdict = barrier.decide(learned(1.0, 1.0), view(silos, meta("a"), now_s=99.0))
     assert (after.inner.late, verdict.wake_at_s) == (frozenset(), None)

@@ -22,7 +22,7 @@ def seen(arima: Arima, speeds: list[float]) -> ArimaState:
 
 def test_it_forecasts_what_statsmodels_forecasts_with_the_same_parameters() -> None:
     """Fitted to 120 speeds, ten more appended: as `append` without a new fit."""
-    arima = Arima(order=(2, 1, 1), samples=120)
+    arima = Arima(d=1, samples=120)
     state = arima.learn(seen(arima, SPEEDS[:120].tolist()), 1)
     unit = SPEEDS[:120].mean()
     result = ARIMA(SPEEDS[:120] / unit, order=(2, 1, 1), trend="n").fit(method_kwargs={"maxiter": 30, "disp": 0})

@@ -17,11 +17,11 @@ def observe(kalman: Kalman, state: KalmanState | None, log_speed: float) -> Kalm
 
 
 def test_one_step_by_hand() -> None:
-    """P + Q = 0.03 + 0.5 x 0.02 = 0.04, S = 0.06, K = 2/3; z = 0.3, z^2 = 0.09 = 1.5 S, so R <- R (1 + 0.1 x 0.5)."""
-    after = observe(Kalman(drift=0.5, gate=3.0, rate=0.1), KalmanState(1.0, 0.03, 0.02), 1.3)
+    """P + Q = 0.03 + 0.5 x 0.02 = 0.04, S = 0.06, K = 2/3; z = 0.3, z^2 = 0.09 = 1.5 S, so R <- R (1 + 0.05 x 0.5)."""
+    after = observe(Kalman(drift=0.5, gate=3.0), KalmanState(1.0, 0.03, 0.02), 1.3)
     assert after.level == pytest.approx(1.0 + 2 / 3 * 0.3)
     assert after.variance == pytest.approx(0.04 / 3)
-    assert after.noise == pytest.approx(0.021)
+    assert after.noise == pytest.approx(0.0205)
     assert after.suspect is None
 
 

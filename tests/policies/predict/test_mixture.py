@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
 from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import Narx
-from fedsync.policies.predict.plain import Plain
 from fedsync.policies.predict.rnn import RnnPredictor
 
 
 @dataclass(frozen=True)
-class Off(Plain[float | None]):
+class Off(PredictorPolicy[float | None]):
     """Forecasts the last speed plus so much."""
 
     by: float

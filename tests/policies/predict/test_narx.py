@@ -12,7 +12,7 @@ import pytest
 from fedsync.core.orders import Window
 from fedsync.core.protocols import Drivers, SpeedSample
 from fedsync.policies.predict.ema import Ema
-from fedsync.policies.predict.narx import Narx, NarxState, load
+from fedsync.policies.predict.narx import Narx, NarxState, WarmNarx, load
 
 DRAW = np.random.default_rng(5)
 CPU = DRAW.uniform(0.2, 1.0, 400)
@@ -143,7 +143,7 @@ def test_weights_survive_a_file() -> None:
     assert state.model is not None
     start = load(content, 3)
     assert start == tuple(state.model.parameters)
-    assert Narx(samples=100, hidden=3, start=start).init().due == 22
+    assert WarmNarx(samples=100, hidden=3, start=start).init().due == 22
     for bad in ({}, {**content, "hidden": 4}, {**content, "parameters": [math.nan] * len(start)}):
         with pytest.raises(ValueError):
             load(bad, 3)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.schema import PartOfOne, Positive, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,10 @@ class AbspState:
     halted: bool = False
 
 
+@register("a-bsp")
 @dataclass(frozen=True, slots=True)
-class Absp:
-    """BSP in which the first silo to finish ends the superstep, once enough has been processed.
+class Absp(BarrierPolicy[AbspState]):
+    """Stop everybody once the first has finished and ``sync_ratio`` of all samples are processed.
 
     All silos get the same order. When the first is in, the share of the superstep's samples that are
     processed, those of the updates and those that the others tell of, is compared with R_s: at or above it,
@@ -36,16 +39,22 @@ class Absp:
     What a silo had no time for comes first in its next order (section 3.3.1): that is the sampler's doing.
     A silo that failed or was lost leaves the superstep with its share; one that joins waits for the next.
 
-    Args:
-        sync_ratio: R_s, 0..1.
-        report_s: seconds between two questions; 1 in the paper.
-
     Source: A-BSP, section 3.2.1, Algorithm 1. There tasks report all the time; here nobody is asked before
     the first has finished, since nothing depends on it.
     """
 
-    sync_ratio: float
-    report_s: float = 1.0
+    sync_ratio: PartOfOne = 0.5
+    """Share of all samples of the round that have to be processed; R_s in the paper. 1 is ``bsp``."""
+
+    report_s: Positive = 1.0
+    """Seconds between two questions how far silos are [s]."""
+
+    unequal_steps = True
+    mixes_rounds = False
+
+    @property
+    def needs_progress(self) -> float:
+        return self.report_s
 
     def init(self) -> AbspState:
         """Between two supersteps."""

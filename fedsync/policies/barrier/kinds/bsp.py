@@ -5,19 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.schema import register
 
 WAIT = Verdict(reason="waiting for the silos still at work")
 """The answer to all arrivals of a round but the last."""
 
 
+@register("bsp")
 @dataclass(frozen=True, slots=True)
-class Bsp:
-    """Wait for everybody, commit everything, let everybody go on.
+class Bsp(BarrierPolicy[None]):
+    """Wait for everybody, then go on together.
 
     A silo that failed its order is not waited for: it sits the round out and goes on with the others.
 
     Source: the baseline of all the papers, for example LB-BSP, section 2.1.
     """
+
+    lockstep = True
+    mixes_rounds = False
 
     def init(self) -> None:
         """Bsp needs no state: the view says it all."""

@@ -6,25 +6,26 @@ from dataclasses import dataclass
 from itertools import islice
 
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
+from fedsync.policies.schema import PositiveInt, register
 
 
+@register("buffered")
 @dataclass(frozen=True, slots=True)
-class Buffered:
-    """Commit the oldest ``size`` updates whenever there are that many; every silo goes on at once.
+class Buffered(BarrierPolicy[Failures]):
+    """Commit every ``size`` updates, the oldest first; nobody waits: FedBuff.
 
     A silo never waits: it uploads, takes the newest model and trains again, so a fast silo may have several
     updates in one commit. Since everybody goes on, any ``size`` is reached, be it more than there are silos.
     With size 1 this is ASP.
 
-    Args:
-        size: K, updates a commit.
-
     Source: FedBuff (Nguyen et al. 2022, arXiv:2106.06639), Algorithm 1. The coefficients are the aggregation's
     part: eta_g / K * s(staleness).
     """
 
-    size: int
+    size: PositiveInt
+    """Updates of a commit, whoever sent them; K in the paper."""
 
     def init(self) -> Failures:
         """Nobody has failed."""

@@ -25,9 +25,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge
 
 from fedsync.core.views import ClusterView, SiloView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
+from fedsync.policies.schema import PositiveInt, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +82,31 @@ class SiloPace:
         return self.overhead_s + steps * self.step_s
 
 
+@register("fedcompass")
 @dataclass(frozen=True, slots=True)
-class Compass:
-    """Computing-power-aware scheduling in arrival groups; see the module.
+class Compass(BarrierPolicy[CompassState]):
+    """Between ``min_steps`` and ``max_steps`` for each silo, so that they arrive in groups: FedCompass.
 
     The time of a step comes from the silo's forecast, and to it comes what its last order cost besides training:
     the paper speaks of local steps a second only, but what has to meet are arrivals.
 
-    Args:
-        min_steps: Q_min.
-        max_steps: Q_max.
-        latest_factor: lambda, at least 1: latest time / expected time, from the founding of a group.
-
     Source: FedCompass (Li et al. 2024, arXiv:2309.14675), the Compass scheduler.
     """
 
-    min_steps: int
-    max_steps: int
-    latest_factor: float = 1.2
+    min_steps: PositiveInt = 20
+    """Least local steps of an order; Q_min in the paper."""
+
+    max_steps: PositiveInt = 100
+    """Most local steps of an order; Q_max in the paper."""
+
+    latest_factor: Annotated[float, Ge(1)] = 1.2
+    """How long a group is waited for, as a multiple of its expected duration; lambda in the paper."""
+
+    sets_steps = True
+
+    def __post_init__(self) -> None:
+        if self.max_steps < self.min_steps:
+            raise ValueError(f"max_steps {self.max_steps} lies below min_steps {self.min_steps}; raise max_steps")
 
     def init(self) -> CompassState:
         """No group."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.barrier.zipline import find_sync_point
+from fedsync.policies.schema import PositiveInt, register
 
 
+@register("elastic")
 @dataclass(frozen=True, slots=True)
-class Elastic:
-    """BSP in which each silo does as many local steps as let all finish together.
+class Elastic(BarrierPolicy[None]):
+    """Give each silo the number of local steps that lets all finish together.
 
     After each superstep the ends of every silo's next steps are predicted,
 
@@ -29,25 +33,29 @@ class Elastic:
     and equal silos, which meet after any number of steps, would meet after each. So a superstep has at
     least ``floor`` steps of every silo; 1 is the paper's rule.
 
-    Args:
-        lookahead: R, in local steps; None takes twice the configured steps. A silo that is f times as fast
-            as the slowest can use it up only after ``R / f`` of the slowest's steps.
-        floor: least local steps; None takes half of the configured steps.
-        method: how the point is searched, see `zipline.METHODS`.
-
     Raises:
         ValueError: both are given and ``floor`` exceeds ``lookahead``.
 
     Source: "ZipLine", sections 3 and 4.
     """
 
-    lookahead: int | None = None
-    floor: int | None = None
-    method: str = "sweep"
+    lookahead: PositiveInt | None = None
+    """Most local steps that a silo gets, R in the paper; left out, twice ``local.steps``. A silo that is f times as
+    fast as the slowest can use it up only after ``R / f`` of the slowest's steps."""
+
+    floor: PositiveInt | None = None
+    """Least local steps that a silo gets; left out, half of ``local.steps``; 1 in the paper."""
+
+    # `naive` tries R^n combinations: for tests only.
+    method: Literal["sweep", "zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan"] = "sweep"
+    """How the instant is searched; all but the two scans are exact, and ``sweep`` is the fastest."""
+
+    sets_steps = True
+    mixes_rounds = False
 
     def __post_init__(self) -> None:
         if self.lookahead is not None and self.floor is not None and self.floor > self.lookahead:
-            raise ValueError(f"floor {self.floor} exceeds lookahead {self.lookahead}")
+            raise ValueError(f"floor {self.floor} exceeds lookahead {self.lookahead}; lower the floor")
 
     def init(self) -> None:
         """No state: the view says it all."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.intervals import AnyIntervalPolicy, IntervalRound
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.intervals import IntervalPolicy, IntervalRound
 from fedsync.policies.barrier.kinds.sampled import Sampling
+from fedsync.policies.schema import Choice, Chosen, Count, PartOfOne, Positive, Settings, Share, register
 
 
-class Late(StrEnum):
+class Late(Choice):
     """What becomes of an update that started from an older version than the current one.
 
     - ``drop``: it is discarded by name.
@@ -29,16 +32,14 @@ class Late(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitFor:
-    """From the deadline on, wait only for a few.
+class WaitFor(Settings):
+    """After the deadline wait only for ``sample_size`` silos."""
 
-    Args:
-        sample_size: beta, of the silos that began with the round.
-        sampling: how they are chosen, round by round.
-    """
+    sample_size: Count
+    """Silos that the round waits for after the deadline; 0 commits on the dot."""
 
-    sample_size: int
-    sampling: Sampling
+    sampling: Sampling = Sampling.DYNAMIC
+    """How they are drawn, round by round: ``basic`` the same, ``dynamic`` anew, ``grouped`` half fast and half slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,10 @@ class FspState:
     fresh: int = 0
 
 
+@register("fsp")
 @dataclass(frozen=True, slots=True)
-class Fsp:
-    """Every round takes the same time for everybody; how much a silo gets done in it is its own affair.
+class Fsp(BarrierPolicy[FspState]):
+    """Rounds of so many seconds for everybody; how much a silo gets done in them is its own affair.
 
     Coordination is semi-centralised: a silo stops by itself after ``interval - delta_i``, where delta_i is
     its own overhead (start, transfer, evaluation...), learned from order to order by an exponential moving
@@ -124,25 +126,44 @@ class Fsp:
     A silo that comes late joins the round in work if there is time for a step, else the next one. One that
     failed, or that nobody knows yet, joins the next one. An update that began with an older version is late.
 
-    Args:
-        interval: how long each round is.
-        overrun: see `WorkOrder`.
-        grace: how long stragglers are waited for, as a share of the interval.
-        passes: largest order, in passes over a silo's data.
-        late: what becomes of late updates. What began before a rollback is dropped in any case.
-        wait_for: whom to wait for after the deadline; None waits for all.
-        smoothing: weight of the newest overhead, 0..1.
-
     Source: FSP, sections 3.1, 3.3 and 5.2; ``wait_for`` is PSP's sampling (section 10.4.1) of a commit.
     """
 
-    interval: AnyIntervalPolicy
-    overrun: float = 0.5
-    grace: float = 0.5
-    passes: float = 1.0
+    interval: Annotated[IntervalPolicy[Any], Chosen("interval")]
+    """How long each round is."""
+
+    overrun: PartOfOne = 0.5
+    """Share of its last step by which a silo may be late."""
+
+    grace: Annotated[float, Ge(0)] = 0.5
+    """How long stragglers are waited for, as a share of the interval."""
+
+    passes: Positive = 1.0
+    """Most that a silo goes through its data in one round; whoever is through ends the round for all."""
+
     late: Late = Late.NEXT
+    """What becomes of updates that come too late: discarded, part of the next commit, or the same and discounted. What
+    began before a rollback is discarded in any case."""
+
     wait_for: WaitFor | None = None
-    smoothing: float = 0.5
+    """After the deadline wait only for a few; left out, for all."""
+
+    smoothing: Share = 0.5
+    """Weight of the newest measurement in what a silo's orders cost besides training."""
+
+    sets_steps = True
+
+    def __post_init__(self) -> None:
+        if self.wait_for is not None and self.late is Late.DROP:
+            raise ValueError("late 'drop' throws away what wait_for does not wait for; write late: next")
+
+    @property
+    def mixes_rounds(self) -> bool:
+        return self.late is not Late.DROP
+
+    @property
+    def needs_discount(self) -> bool:
+        return self.late is Late.STALE
 
     def init(self) -> FspState:
         """No round, nothing learned."""

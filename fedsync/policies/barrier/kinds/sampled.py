@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from hashlib import blake2b
 from math import inf
 from random import Random
@@ -14,7 +13,9 @@ import numpy as np
 
 from fedsync.core.rng import Stream, derive_seed, draw
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.barrier.kinds.ssp import Clocks, Failures, advance, commit_next, failed, ready, told
+from fedsync.policies.schema import Choice, Count, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Pools:
         object.__setattr__(self, "quick", frozenset(self.fast))
 
 
-class Sampling(StrEnum):
+class Sampling(Choice):
     """How a sample is chosen.
 
     - ``basic``: once; it changes only when a silo comes or goes.
@@ -181,35 +182,40 @@ class SampledState:
     news: int | None = None
 
 
+@register("sampled")
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """Commit each update as it arrives; let a silo go on unless one of a few others lags too far behind.
+class Sampled(BarrierPolicy[SampledState]):
+    """Wait only when more than ``staleness`` orders ahead of one of ``sample_size`` others.
 
-    When a silo has finished an order, beta of the others are drawn without replacement. It waits while
-    one of them lags more than ``staleness`` orders behind it. It looks again whenever an update has arrived, and
-    then at others: a draw depends on the run's seed, the silo, the orders it has done and the model version, so
-    that a wake-up at which nothing has arrived draws nothing anew. A ``basic`` sample is always the same.
-    Whoever is gone is not waited for. The slowest silo never waits, so somebody always works.
+    Each update is committed as it arrives. When a silo has finished an order, beta of the others are drawn without
+    replacement. It waits while one of them lags more than ``staleness`` orders behind it. It looks again whenever an
+    update has arrived, and then at others: a draw depends on the run's seed, the silo, the orders it has done and the
+    model version, so that a wake-up at which nothing has arrived draws nothing anew. A ``basic`` sample is always the
+    same. Whoever is gone is not waited for. The slowest silo never waits, so somebody always works.
 
     beta = 0 is `Asp`; beta = n - 1 is `Ssp`; staleness 0 is pBSP, above that pSSP.
 
-    Args:
-        sample_size: beta.
-        staleness: s, in orders.
-        sampling: how the sample is chosen.
-        redraw: look at others each time. Off, a silo keeps its sample until it goes on, and whoever it has seen
-            close enough is not looked at again. Then a silo that lags is missed by nobody who has drawn it: less
-            spread, down to a silo that is slow for good setting everybody's pace, and less progress.
+    Without ``redraw`` whoever a silo has seen close enough is not looked at again. Then a silo that lags is missed by
+    nobody who has drawn it: less spread, down to a silo that is slow for good setting everybody's pace, and less
+    progress.
 
     Source: PSP, sections 10.4.1 and 10.5.2; the barrier function there samples whenever it is evaluated. There a
     worker may draw itself, which tells it nothing; here it draws from the others. What stays fixed in ``basic``
     is each silo's own sample, not one for all: one for all would let its members never wait for the rest.
     """
 
-    sample_size: int
-    staleness: int = 0
+    sample_size: Count
+    """Silos that a silo looks at; beta in the paper. 0 is ``asp``, all others ``ssp``."""
+
+    staleness: Count = 0
+    """Orders that a silo may be ahead of those; 0 is pBSP, more is pSSP."""
+
     sampling: Sampling = Sampling.DYNAMIC
+    """``basic`` always looks at the same, ``dynamic`` draws anew, ``grouped`` draws half from the fast and half from
+    the slow."""
+
     redraw: bool = True
+    """Whether a waiting silo looks at others whenever an update arrives; else it waits for its first sample."""
 
     def init(self) -> SampledState:
         """Nobody has been seen."""

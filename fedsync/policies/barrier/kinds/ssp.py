@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from fedsync.core.views import ClusterView, SiloView, Verdict
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.schema import Count, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +195,20 @@ class SspState:
     news: int | None = None
 
 
+@register("ssp")
 @dataclass(frozen=True, slots=True)
-class Ssp:
-    """Commit each update as it arrives; let nobody run more than ``staleness`` orders ahead of the slowest.
+class Ssp(BarrierPolicy[SspState]):
+    """Wait only when ``staleness`` orders ahead of the slowest; commit each update as it arrives.
 
     An idle silo goes on while ``its clock - slowest clock <= staleness``. The slowest is never held, so
     somebody always works. Of simultaneous arrivals all are committed before anybody goes on.
 
-    Args:
-        staleness: s, in orders; 0 keeps the silos in lockstep, as BSP does, but commits one by one.
-
     Source: "ZipLine", section 2.2; PSP, section 10.3.
     """
 
-    staleness: int
+    staleness: Count = 3
+    """Orders that a silo may be ahead of the slowest; s in the papers. 0 keeps the silos in lockstep, as ``bsp`` does,
+    but commits one by one."""
 
     def init(self) -> SspState:
         """Nobody has been seen."""
@@ -235,11 +237,12 @@ class Ssp:
         )
 
 
+@register("asp")
 @dataclass(frozen=True, slots=True)
-class Asp:
-    """Commit each update as it arrives and let its silo go on at once.
+class Asp(BarrierPolicy[Failures]):
+    """Wait for nobody.
 
-    Nobody waits for anybody, and nothing bounds how stale an update may be.
+    Each update is committed as it arrives, its silo goes on at once, and nothing bounds how stale an update may be.
 
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """

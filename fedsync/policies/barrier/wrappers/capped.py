@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.late import LateRule, LateState, decide_without_late, due_s, overdue, wake_by
+from fedsync.policies.barrier.base import Inner
+from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue, wake_by
+from fedsync.policies.schema import Positive, register
 
 
+@register("capped")
 @dataclass(frozen=True, slots=True)
-class Capped:
-    """An order that has been in work for ``cap_s`` is late: ``inner`` goes on without its silo.
+class Capped(Wrapper[LateState]):
+    """``inner``, but no silo is waited for longer than ``cap_s`` seconds.
 
     Around BSP, whose silos begin together, a round ends when ``cap_s`` is over, with what is there. Around a
     barrier with a staleness bound, nobody is held for longer than that by one slow silo.
 
     If nobody is in when the cap is over, the first one is waited for: a cap that is too short makes rounds small,
     not endless.
-
-    Args:
-        inner: the barrier to bound.
-        cap_s: seconds from the release of a silo.
-        late: what becomes of late updates.
     """
 
-    inner: AnyBarrier
-    cap_s: float
+    inner: Inner
+    cap_s: Positive
+    """Seconds since a silo was sent its order after which it is late, and nobody waits for it [s]."""
+
     late: LateRule = LateRule.NEXT
 
     def init(self) -> LateState:

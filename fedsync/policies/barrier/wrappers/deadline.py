@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.late import LateRule, LateState, decide_without_late, due_s, overdue, wake_by
+from fedsync.policies.barrier.base import Inner
+from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue, wake_by
 from fedsync.policies.barrier.wrappers.quorum import Required, has_quorum
+from fedsync.policies.schema import NonNegative, PositiveInt, Share, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +28,32 @@ class DeadlineState:
     durations: tuple[float, ...] = ()
 
 
+@register("deadline")
 @dataclass(frozen=True, slots=True)
-class Deadline:
-    """An order is late once it has been in work for longer than usual: ``inner`` goes on without its silo.
+class Deadline(Wrapper[DeadlineState]):
+    """``inner``, but no silo is waited for much longer than orders usually take.
 
     Usual is ``median + spread * MAD`` of the last ``window`` orders' seconds, all silos' together, where MAD is the
     median absolute deviation from the median: unlike mean and variance, neither is moved by a few that took ages.
     Late orders count too when they are in, or the deadline would learn from the fast only and fall for ever.
 
     Nobody is late before as many orders are in as there are silos, or ``window`` if that is less, nor before
-    ``required`` silos have sent: a deadline that is missed by most is a bad deadline.
-
-    Args:
-        inner: the barrier to bound.
-        spread: how many MAD beyond the median; 0 halves the silos.
-        floor_s: no deadline is shorter.
-        required: so many silos have to be in.
-        window: orders that are remembered.
-        late: what becomes of late updates.
+    ``share`` of the silos have sent: a deadline that is missed by most is a bad deadline.
     """
 
-    inner: AnyBarrier
-    spread: float = 3.0
-    floor_s: float = 0.0
-    required: Required = field(default_factory=lambda: Required(share=0.5))
-    window: int = 100
+    inner: Inner
+    spread: NonNegative = 3.0
+    """Median absolute deviations beyond the median after which an order is late; 0 halves the silos."""
+
+    floor_s: NonNegative = 0.0
+    """No deadline is shorter [s]."""
+
+    share: Share = 0.5
+    """Part of the silos that has to be in before anybody is late."""
+
+    window: PositiveInt = 100
+    """Newest orders that the median is taken of."""
+
     late: LateRule = LateRule.NEXT
 
     def init(self) -> DeadlineState:
@@ -64,7 +66,7 @@ class Deadline:
         limit_s = self._limit_s(durations, len(view.silos))
 
         def judge(visible: ClusterView) -> list[str]:
-            if limit_s is None or not has_quorum(visible, self.required):
+            if limit_s is None or not has_quorum(visible, Required(share=self.share)):
                 return []
             return overdue(visible, limit_s)
 

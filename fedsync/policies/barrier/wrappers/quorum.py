@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.late import LateRule, LateState, decide_without_late
+from fedsync.policies.barrier.base import Inner
+from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late
+from fedsync.policies.schema import PositiveInt, Share, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +38,32 @@ def has_quorum(view: ClusterView, required: Required) -> bool:
     return len(sent) >= required.of(len(part))
 
 
+@register("quorum")
 @dataclass(frozen=True, slots=True)
-class Quorum:
-    """Once enough silos have sent, those still at work are late: ``inner`` goes on without them.
+class Quorum(Wrapper[LateState]):
+    """``inner``, but ``count`` silos, or a ``share`` of those that take part, are enough.
+
+    Once so many have sent, those still at work are late.
 
     Around BSP this is a round that ends with the quorum. Asking more silos than the quorum is over-selection: the
     slowest do not delay a round, and with ``late: drop`` their updates are discarded by name.
 
-    Args:
-        inner: the barrier that waits for all.
-        required: what is enough.
-        late: what becomes of the others' updates.
-
     Source: over-selection as in Bonawitz et al. 2019, "Towards federated learning at scale", arXiv:1902.01046.
     """
 
-    inner: AnyBarrier
-    required: Required
+    inner: Inner
+    count: PositiveInt | None = None
+    """Silos that are enough. Write either this or ``share``."""
+
+    share: Share | None = None
+    """Part of the silos in the round that is enough, rounded up. Write either this or ``count``."""
+
     late: LateRule = LateRule.NEXT
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.share is None):
+            raise ValueError("how many are enough is not clear; write either `count` or `share`")
+        Wrapper.__post_init__(self)
 
     def init(self) -> LateState:
         """Nobody is late."""
@@ -65,6 +74,6 @@ class Quorum:
         return decide_without_late(self.inner, state, view, self.late, self._judge)
 
     def _judge(self, visible: ClusterView) -> list[str]:
-        if not has_quorum(visible, self.required):
+        if not has_quorum(visible, Required(self.count, self.share or 1.0)):
             return []
         return [name for name, silo in visible.silos.items() if silo.order is not None]

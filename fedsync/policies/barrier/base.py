@@ -1,0 +1,69 @@
+"""What every barrier has that a strategy file may choose, and what others must know of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any, Generic, TypeVar
+
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.schema import Chosen, Policy
+
+S = TypeVar("S")
+
+
+class BarrierPolicy(Policy, Generic[S]):
+    """Base of barriers: decide when updates are committed and who may go on; see `fedsync.core.protocols.Barrier`.
+
+    The properties are true of most barriers; one of which they are not overrides them. They are asked of the barrier
+    inside all wrappers (`innermost`), but for `mixes_rounds`.
+    """
+
+    __slots__ = ()
+    section = "barrier"
+
+    @property
+    def innermost(self) -> BarrierPolicy[Any]:
+        """The barrier inside all wrappers."""
+        return self
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether it has rounds in which all silos do the same steps."""
+        return False
+
+    @property
+    def sets_steps(self) -> bool:
+        """Whether it says how many steps a silo does."""
+        return False
+
+    @property
+    def unequal_steps(self) -> bool:
+        """Whether silos do unequal numbers of steps, so that a plain mean of updates would follow the fast."""
+        return self.sets_steps
+
+    @property
+    def mixes_rounds(self) -> bool:
+        """Whether a commit may hold updates that began with different versions, or one alone."""
+        return True
+
+    @property
+    def needs_discount(self) -> bool:
+        """Whether it counts on stale updates to be discounted."""
+        return False
+
+    @property
+    def needs_progress(self) -> float | None:
+        """How often it wants to hear of orders in work [s]; None if never."""
+        return None
+
+    @abstractmethod
+    def init(self) -> S:
+        """State before the first call."""
+
+    @abstractmethod
+    def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
+        """New state and answer."""
+
+
+Inner = Annotated[BarrierPolicy[Any], Chosen("barrier")]
+"""Any barrier, a wrapper too."""
