@@ -91,9 +91,10 @@ class Settings:
         from pydantic_core import core_schema as cs
 
         fields: Any = handler(source)
-        if fields["type"] == "dataclass":  # where the class is met again, it is a reference to this
-            fields["strict"] = False  # that is for the fields: the whole is read from a mapping
-        return cs.no_info_before_validator_function(cls._known, fields)
+        if fields["type"] != "dataclass":
+            return fields  # a reference to what is below
+        fields["strict"] = False  # that is for the fields: the whole is read from a mapping
+        return cs.no_info_before_validator_function(cls._known, fields, ref=fields.pop("ref"))
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -212,7 +213,7 @@ class Chosen:
         choices: dict[Any, CoreSchema] = {}
         for kind, policy in kinds(self.section).items():
             whole: Any = _adapter(policy).core_schema
-            choices[kind] = cs.definition_reference_schema(whole["schema"]["ref"]) if inside else whole
+            choices[kind] = cs.definition_reference_schema(whole["ref"]) if inside else whole
         _being_written.add(self.section)
         try:
             union = handler(cs.tagged_union_schema(choices, discriminator="kind"))

@@ -258,7 +258,7 @@ def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -
         if isinstance(a, Savepoint | Rollback | Commit)
     ]
     assert done == [
-        ("Remember", 0), ("Commit", 1), ("Commit", 2), ("Commit", 3),
+        ("Savepoint", 0), ("Commit", 1), ("Commit", 2), ("Commit", 3),
         ("Rollback", 4), ("Commit", 5), ("Commit", 6), ("Commit", 7),
     ]  # fmt: skip
     bases = {a.order.base_version for entry in result.entries for a in entry.actions if isinstance(a, Dispatch)}
