@@ -18,17 +18,21 @@ QUICK = ["local.steps=2", "local.batch_size=8", "stop.patience=null", "stop.targ
 SILOS = ClusterConfig.model_validate(
     {"silos": [{"name": name, "speed": speed} for name, speed in (("a", 90), ("b", 70), ("c", 40))]}
 )
-# Those that need a server that sees updates: staleness is discounted, or models are mixed.
-MENDED = {name: ["aggregation.staleness={kind: constant}"] for name in ("fedbuff", "fedcompass", "lb-fsp-psp")}
-MENDED["lb-fsp-psp"].append("barrier.late=next")
-IMPOSSIBLE = {"fedasync"}
 NAMES = sorted(path.stem for path in shipped_folder().glob("*.yaml"))
 
 
+IMPOSSIBLE = {name for name in NAMES if not StrategyConfig.load(name).aggregation.additive}
+
+
 def config(name: str, *overrides: str) -> StrategyConfig:
-    loaded = StrategyConfig.load(name, [*QUICK, *MENDED.get(name, ()), *overrides])
-    rounds = 3 if loaded.barrier.kind in ("bsp", "fsp", "a-bsp", "elastic") else 8
-    return loaded.model_copy(update={"stop": loaded.stop.model_copy(update={"rounds": rounds})})
+    """A shipped strategy with few rounds, and without what only a server that sees the updates can do."""
+    shipped = StrategyConfig.load(name)
+    mended = ["aggregation.staleness={kind: constant}"] * (
+        shipped.aggregation.discounts and shipped.aggregation.additive
+    )
+    mended += ["barrier.late=next"] * shipped.barrier.innermost.needs_discount
+    rounds = 8 if shipped.barrier.mixes_rounds else 3
+    return StrategyConfig.load(name, [*QUICK, f"stop.rounds={rounds}", *mended, *overrides])
 
 
 @pytest.fixture
