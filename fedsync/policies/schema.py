@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 from annotated_types import Ge, Gt, Le
 
@@ -90,11 +90,13 @@ class Settings:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema as cs
 
-        fields: Any = handler(source)
-        if fields["type"] != "dataclass":
-            return fields  # a reference to what is below
+        found = handler(source)
+        if found["type"] != "dataclass":
+            return found  # a reference to what is below
+        fields = cast(dict[str, Any], found)
         fields["strict"] = False  # that is for the fields: the whole is read from a mapping
-        return cs.no_info_before_validator_function(cls._known, fields, ref=fields.pop("ref"))
+        ref = fields.pop("ref")
+        return cs.no_info_before_validator_function(cls._known, found, ref=ref)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
