@@ -103,8 +103,8 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
         ConfigError: the suite or the number of bits does not exist, or cannot add so many updates.
     """
     form = form_of(kind)
-    lanes = Packing(bits, form.slot_bits)
-    limit = smallest_limit(form, lanes.additions)
+    packing = Packing(bits, form.slot_bits)
+    limit = smallest_limit(form, packing.additions)
     if silos > limit:
         raise ConfigError("--silos", f"{silos}, but sums of {bits} bits hold {limit} updates", "Take fewer, or 16 bits")
     if kind == "masked" and silos < MIN_SURVIVORS:
@@ -112,7 +112,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
     layout = resnet_layout(params)
     # What silos agree on by their votes: enough for all.
     needed = [needed_exponents(update_of(silo, params), layout, 1.0, bits) for silo in range(silos)]
-    round_ = _Round(kind, QuantizationGrid(layout, lanes, tuple(map(max, zip(*needed, strict=True))), _CAP), silos)
+    round_ = _Round(kind, QuantizationGrid(layout, packing, tuple(map(max, zip(*needed, strict=True))), _CAP), silos)
     clock = Clock()
     mean = np.zeros(params)
     total: Words | None = None
@@ -159,7 +159,7 @@ class _Round:
         grid, keys = self._grid, self._keys[silo]
         member = Member(f"{keys.name}/1", 0, secrets.token_bytes(NONCE_BYTES))
         factor = weight_of(silo) / grid.cap
-        votes = needed_exponents(update, grid.layout, factor, grid.lanes.bits)
+        votes = needed_exponents(update, grid.layout, factor, grid.packing.bits)
         own = tally.build(tally.Contribution(weight_of(silo), votes), grid.cap)
         rng = np.random.Generator(np.random.SFC64(silo))
         portions: Iterator[Slots] = (slots for slots, _ in grid.encode(own, update, factor, rng))
@@ -210,7 +210,19 @@ class _Round:
     def _head(self, kind: wire.Kind, sender: str, members: tuple[Member, ...]) -> wire.Head:
         grid = self._grid
         return wire.Head(
-            *(kind, self._form, grid.lanes, sender, 0, 0, 1, self._group.fingerprint, grid.digest, grid.chunks, members)
+            *(
+                kind,
+                self._form,
+                grid.packing,
+                sender,
+                0,
+                0,
+                1,
+                self._group.fingerprint,
+                grid.digest,
+                grid.chunks,
+                members,
+            )
         )
 
     def _expected(
@@ -218,7 +230,7 @@ class _Round:
     ) -> wire.Expected:
         head = self._head(kind, sender, ())
         return wire.Expected(
-            *(head.kind, head.form, head.lanes, head.sender, head.round, head.attempt, head.epoch, head.fingerprint),
+            *(head.kind, head.form, head.packing, head.sender, head.round, head.attempt, head.epoch, head.fingerprint),
             *(head.grid, head.chunks, update_id, public),
         )
 

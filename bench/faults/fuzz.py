@@ -5,7 +5,7 @@
 The messages are those of the wire: an update for the server, which checks and adds it, and a sum for a silo, which
 checks it, decrypts it in native code, reads the header and checks the tag. Signatures are not checked, as if the
 sender had a key: all that is behind them is to withstand him. A third target is the whole: the server's store, which
-checks signatures too, and a silo's copy, which is sent packages of sums.
+checks signatures too, and a silo's copy, which is sent sums.
 """
 
 from __future__ import annotations
@@ -184,12 +184,12 @@ class Targets:
 
     def _head(self, kind: wire.Kind, members: tuple[Member, ...]) -> wire.Head:
         grid, form = self._grid, self._adder.form
-        return wire.Head(kind, form, grid.lanes, "silo", 0, 0, 1, bytes(16), grid.digest, grid.chunks, members)
+        return wire.Head(kind, form, grid.packing, "silo", 0, 0, 1, bytes(16), grid.digest, grid.chunks, members)
 
     def _expected(self, kind: wire.Kind, update_id: str | None) -> wire.Expected:
         head = self._head(kind, ())
         return wire.Expected(
-            kind, head.form, head.lanes, "silo", 0, 0, 1, head.fingerprint, head.grid, head.chunks, update_id
+            kind, head.form, head.packing, "silo", 0, 0, 1, head.fingerprint, head.grid, head.chunks, update_id
         )
 
 

@@ -51,7 +51,7 @@ class Whole:
         return bytes(data) == self.update
 
     def silo(self, data: bytes | bytearray) -> bool:
-        """A silo that has nothing yet takes a package. True: it ends with the model of all."""
+        """A silo that has nothing yet takes a catch-up. True: it ends with the model of all."""
         silo = self._copy("b")
         try:
             model = silo.receive(np.frombuffer(bytes(data), dtype=np.uint8), 1)

@@ -31,7 +31,7 @@ class EncryptionPlan:
         kind: name of the suite.
         bits: of a quantised value.
         layout: of the whole model.
-        terms: how a commit weighs its updates.
+        weighting: how a commit weighs its updates.
         quorum: updates after which silos agree on the next exponents.
         only: patterns of tensor names, as in file names; what none matches travels in the clear. Empty: all is sealed.
         seal_metrics: evaluations travel in the header chunk instead of the report.
@@ -66,7 +66,7 @@ class EncryptionPlan:
         return form_of(self.kind)
 
     @cached_property
-    def lanes(self) -> Packing:
+    def packing(self) -> Packing:
         """How values share slots."""
         return Packing(self.bits, self.form.slot_bits)
 
@@ -91,7 +91,7 @@ class EncryptionPlan:
     @property
     def limit(self) -> int:
         """Updates that one sum may hold."""
-        return smallest_limit(self.form, self.lanes.additions)
+        return smallest_limit(self.form, self.packing.additions)
 
     @cached_property
     def _hidden(self) -> tuple[bool, ...]:
@@ -113,7 +113,7 @@ class EncryptionPlan:
 
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
         """The grid of the sealed values with these exponents."""
-        return QuantizationGrid(self.sealed, self.lanes, tuple(exponents), self.cap)
+        return QuantizationGrid(self.sealed, self.packing, tuple(exponents), self.cap)
 
     @property
     def first_exponents(self) -> tuple[int, ...]:

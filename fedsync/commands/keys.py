@@ -24,9 +24,9 @@ _MAX_FILE_BYTES = 4 * 2**20
 @app.command()
 def init(folder: AdminFolder) -> None:
     """Make the administrator's signing key and the group secret. On a machine that is not the server."""
-    from fedsync.cipher.keys.authority import new_administrator
+    from fedsync.cipher.keys.authority import new_authority
 
-    public = new_administrator(folder)
+    public = new_authority(folder)
     sys.stdout.write(public.hex() + "\n")
     _tell("This is the administrator's public key. Give it to each silo in person or by telephone.")
 
@@ -57,7 +57,7 @@ def issue(
     from fedsync.cipher.keys import authority
 
     issued = authority.issue(folder, [_line(text) for text in silos or ()])
-    members = authority.open_administrator(folder).members
+    members = authority.open_authority(folder).members
     _tell("Compare these with the silos by telephone before you send anything:")
     for name, public in members.items():
         _tell(f"  {name} {public.fingerprint}")
@@ -114,9 +114,9 @@ def show(
 
 
 def _administrator(folder: Path) -> list[str]:
-    from fedsync.cipher.keys.authority import issued_folder, open_administrator
+    from fedsync.cipher.keys.authority import issued_folder, open_authority
 
-    held = open_administrator(folder)
+    held = open_authority(folder)
     lines = [f"administrator {held.public.hex()}", f"epoch {held.epoch}, group {held.fingerprint.hex()}"]
     lines += [f"silo {name} {public.fingerprint}" for name, public in held.members.items()]
     lines += [f"revoked keys of {name}" for name in held.revoked]

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsync.cipher.keys.authority import issue, new_administrator
+from fedsync.cipher.keys.authority import issue, new_authority
 from fedsync.cipher.keys.keyring import new_silo
 from fedsync.cipher.keys.keywrap import announce
 from fedsync.cipher.keys.material import GroupKey, PublicKeys, SiloKeys
@@ -32,7 +32,7 @@ class Place:
 
     @classmethod
     def make(cls, root: Path) -> Place:
-        return cls(root, new_administrator(root / "admin", new_context=some_context))
+        return cls(root, new_authority(root / "admin", new_context=some_context))
 
     @property
     def admin(self) -> Path:

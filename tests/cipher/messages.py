@@ -30,7 +30,7 @@ def expected(of: Head) -> Expected:
     """Exactly this message, signed."""
     update_id = of.members[0].update_id if of.kind is Kind.UPDATE else None
     return Expected(
-        of.kind, of.form, of.lanes, of.sender, of.round, of.attempt, of.epoch, of.fingerprint, of.grid, of.chunks,
+        of.kind, of.form, of.packing, of.sender, of.round, of.attempt, of.epoch, of.fingerprint, of.grid, of.chunks,
         update_id, KEYS.public.signing,
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ Piece = bytes | memoryview
 
 
 class Start(IntEnum):
-    """What a package begins with. Numbers on the wire: never renumber."""
+    """What a catch-up begins with. Numbers on the wire: never renumber."""
 
     HELD = 0
     """The version that the silo holds."""
@@ -66,7 +66,7 @@ class SumGroup:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """See the module.
+    """All that a silo has not seen; see the module for its form.
 
     Args:
         start: what it begins with.
@@ -111,7 +111,7 @@ def decode(payload: Payload, sender: str = "server") -> CatchUp:
         ProtocolError: the message is not of that form.
     """
     if payload.dtype != np.uint8 or payload.ndim != 1:
-        raise ProtocolError(sender, "package", f"{payload.dtype} {payload.shape} instead of bytes")
+        raise ProtocolError(sender, "catch-up", f"{payload.dtype} {payload.shape} instead of bytes")
     reader = _Reader(memoryview(payload.tobytes()), sender)
     magic, version, start, base, to, attempt, model_bytes, calibration_bytes, count = reader.fields(_HEAD)
     if magic != _MAGIC or version != _VERSION or start not in set(Start):
@@ -137,7 +137,7 @@ class _Reader:
         self._view, self._sender, self._at = view, sender, 0
 
     def fail(self, detail: str) -> None:
-        raise ProtocolError(self._sender, "package", detail)
+        raise ProtocolError(self._sender, "catch-up", detail)
 
     def fields(self, form: struct.Struct) -> tuple[Any, ...]:
         """The next numbers."""

@@ -33,7 +33,7 @@ class QuantizationGrid:
 
     Args:
         layout: names and shapes of the tensors that are sealed.
-        lanes: how values share slots.
+        packing: how values share slots.
         exponents: of each tensor, in the order of ``layout``.
         cap: largest weight n_i of an update; updates are sent as n_i / cap times themselves.
 
@@ -42,7 +42,7 @@ class QuantizationGrid:
     """
 
     layout: Layout
-    lanes: Packing
+    packing: Packing
     exponents: tuple[int, ...]
     cap: int
 
@@ -62,23 +62,23 @@ class QuantizationGrid:
     @property
     def chunks(self) -> int:
         """Chunks of an update, header included; the last is filled up with zeros."""
-        return 1 + -(-max(self.layout.size - self._first_values, 0) // self.lanes.per_chunk)
+        return 1 + -(-max(self.layout.size - self._first_values, 0) // self.packing.per_chunk)
 
     @property
     def _first_values(self) -> int:
         """Values for which chunk 0 has room."""
-        return self.lanes.count * (SLOTS - self.head)
+        return self.packing.count * (SLOTS - self.head)
 
     @property
     def steps(self) -> tuple[float, ...]:
         """Step of each tensor, 2^(e - bits + 1)."""
-        return tuple(math.ldexp(1.0, exponent - self.lanes.bits + 1) for exponent in self.exponents)
+        return tuple(math.ldexp(1.0, exponent - self.packing.bits + 1) for exponent in self.exponents)
 
     @property
     def digest(self) -> bytes:
         """32 bytes that two grids share only if they are equal."""
         tensors = [[*pair] for pair in zip(self.layout.names, self.layout.shapes, strict=True)]
-        lanes = [self.lanes.bits, self.lanes.count, self.lanes.width]
+        lanes = [self.packing.bits, self.packing.count, self.packing.width]
         value = {"tensors": tensors, "lanes": lanes, "exponents": self.exponents, "cap": self.cap}
         return hashlib.sha256(b"fedsync grid 1\0" + json.dumps(value, sort_keys=True).encode()).digest()
 
@@ -105,20 +105,20 @@ class QuantizationGrid:
         if not math.isfinite(factor) or header.shape != (self.head,):
             raise ValueError(f"the factor is {factor}, the header has {header.shape} slots, not {self.head}")
         # Fixed point with as many fractional bits as an int32 leaves: exact, and fast to round.
-        fraction = 32 - self.lanes.bits
+        fraction = 32 - self.packing.bits
         spans = _Spans(self.layout, [factor / step * 2.0**fraction for step in self.steps])
         for chunk, count in self._groups():
             start, stop = self._values(chunk, count)
             scaled = np.zeros(stop - start, dtype=np.float32)
             for low, high, scale in spans.within(start, stop):
                 np.multiply(values[low:high], np.float32(scale), out=scaled[low - start : high - start])
-            integers, clipped = _round(scaled, self.lanes.bits, fraction, rng)
+            integers, clipped = _round(scaled, self.packing.bits, fraction, rng)
             if chunk:
-                yield self.lanes.pack(integers), clipped
+                yield self.packing.pack(integers), clipped
                 continue
-            whole = np.zeros((self.lanes.count, SLOTS), dtype=np.int32)
-            whole[:, self.head :] = integers.reshape(self.lanes.count, -1)
-            slots = self.lanes.pack(whole)
+            whole = np.zeros((self.packing.count, SLOTS), dtype=np.int32)
+            whole[:, self.head :] = integers.reshape(self.packing.count, -1)
+            slots = self.packing.pack(whole)
             slots[0, : self.head] = header
             yield slots, clipped
 
@@ -147,10 +147,10 @@ class QuantizationGrid:
             if chunk + len(slots) > self.chunks:
                 raise ValueError(f"more than the {self.chunks} chunks that the layout takes")
             if chunk == 0 and len(slots):
-                first = self.lanes.unpack(slots[:1]).reshape(self.lanes.count, SLOTS)[:, self.head :]
+                first = self.packing.unpack(slots[:1]).reshape(self.packing.count, SLOTS)[:, self.head :]
                 spans.scale(first.reshape(-1), 0, out)
                 slots, chunk = slots[1:], 1
-            spans.scale(self.lanes.unpack(slots), self._values(chunk, len(slots))[0], out)
+            spans.scale(self.packing.unpack(slots), self._values(chunk, len(slots))[0], out)
             chunk += len(slots)
         if chunk != self.chunks:
             raise ValueError(f"{chunk} chunks, the layout takes {self.chunks}")
@@ -168,9 +168,9 @@ class QuantizationGrid:
     def _values(self, chunk: int, count: int) -> tuple[int, int]:
         """(from, to) of the values in ``count`` chunks from ``chunk`` on, filling included."""
         if chunk == 0:
-            return 0, self._first_values + (count - 1) * self.lanes.per_chunk
-        start = self._first_values + (chunk - 1) * self.lanes.per_chunk
-        return start, start + count * self.lanes.per_chunk
+            return 0, self._first_values + (count - 1) * self.packing.per_chunk
+        start = self._first_values + (chunk - 1) * self.packing.per_chunk
+        return start, start + count * self.packing.per_chunk
 
 
 class _Spans:

@@ -69,20 +69,20 @@ class Head:
     Args:
         kind: what the words are.
         form: the suite's.
-        lanes: how values share slots.
+        packing: how values share slots.
         sender: who sends the message.
         round: base version of an update; version that an aggregate or a snapshot brings.
         attempt: how often the round was begun before.
         epoch: of the group key.
         fingerprint: of the group key, 16 bytes.
         grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, 32 bytes.
-        chunks: of the payload: `Grid.chunks`, or 1 for a header alone.
+        chunks: of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
         members: the update itself, or every update in the sum.
     """
 
     kind: Kind
     form: Form
-    lanes: Packing
+    packing: Packing
     sender: str
     round: int
     attempt: int
@@ -120,7 +120,7 @@ class Expected:
     Args:
         kind: what it asked for.
         form: the run's suite.
-        lanes: the run's.
+        packing: the run's.
         sender: who sent it, authenticated by the transport.
         round: base version of the update, or version that is brought.
         attempt: of the round.
@@ -134,7 +134,7 @@ class Expected:
 
     kind: Kind
     form: Form
-    lanes: Packing
+    packing: Packing
     sender: str
     round: int
     attempt: int
@@ -254,8 +254,8 @@ def _read_head(view: memoryview, expected: Expected, check: _Check) -> tuple[Hea
     check.same("version", version, VERSION)
     check.same("kind", kind, int(expected.kind))
     check.same("suite", suite, expected.form.code)
-    check.same("bits", bits, expected.lanes.bits)
-    check.same("lanes", lanes, expected.lanes.count)
+    check.same("bits", bits, expected.packing.bits)
+    check.same("lanes", lanes, expected.packing.count)
     check.same("chunks", chunks, expected.chunks)
     if not 1 <= count <= MAX_MEMBERS:
         check.fail("members", f"{count} members, at most {MAX_MEMBERS}")
@@ -273,8 +273,8 @@ def _read_head(view: memoryview, expected: Expected, check: _Check) -> tuple[Hea
         members.append(Member(update_id, base, nonce))
     if size - at >= _ALIGN or any(view[at:size]):
         check.fail("header", "goes on after the members")
-    told = (round_, attempt, epoch, fingerprint, grid, chunks)
-    return Head(Kind(kind), expected.form, expected.lanes, sender, *told, tuple(members)), size
+    rest = (round_, attempt, epoch, fingerprint, grid, chunks)
+    return Head(Kind(kind), expected.form, expected.packing, sender, *rest, tuple(members)), size
 
 
 def _name(header: memoryview, at: int, check: _Check) -> tuple[str, int]:
@@ -299,7 +299,7 @@ def _compare(head: Head, expected: Expected, check: _Check) -> None:
     check.same("attempt", head.attempt, expected.attempt)
     if expected.grid is not None:
         check.same("grid", head.grid, expected.grid)
-    check_additions(head.members, smallest_limit(head.form, head.lanes.additions), expected.sender)
+    check_additions(head.members, smallest_limit(head.form, head.packing.additions), expected.sender)
     if head.kind is not Kind.AGGREGATE:
         check.same("members", len(head.members), 1)
         check.same("round", head.members[0].round, head.round)
@@ -316,10 +316,10 @@ def _pack(head: Head) -> bytes:
         names += [_packed_name(member.update_id), _MEMBER.pack(member.round, member.nonce)]
     rest = b"".join(names)
     rest += bytes(-(_FIXED.size + len(rest)) % _ALIGN)
-    lanes = head.lanes
+    packing = head.packing
     try:
         fixed = _FIXED.pack(
-            *(_MAGIC, VERSION, head.kind, head.form.code, lanes.bits, lanes.count, len(head.members)),
+            *(_MAGIC, VERSION, head.kind, head.form.code, packing.bits, packing.count, len(head.members)),
             *(_FIXED.size + len(rest), head.chunks, head.epoch, head.attempt, head.round),
             *(_sized(head.fingerprint, 16), _sized(head.grid, 32)),
         )

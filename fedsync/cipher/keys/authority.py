@@ -34,7 +34,7 @@ def bfv_context() -> bytes:
     return new_context()
 
 
-class _AdministratorRecord(Record):
+class _AuthorityRecord(Record):
     """``issued``: whether bundles of this epoch are out. ``revoked``: names of silos left out, by public key (hex)."""
 
     kind: Literal["fedsync administrator 1"] = "fedsync administrator 1"
@@ -83,7 +83,7 @@ class KeyAuthority:
     issued: bool
 
 
-def new_administrator(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
+def new_authority(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
     """Make a signing key and the first epoch's group secret. To be done offline.
 
     Args:
@@ -102,7 +102,7 @@ def new_administrator(folder: Path, signing: bytes | None = None, new_context: C
     if path.exists():
         remedy = "Use another folder; `fedsync keys rotate` makes a new group secret"
         raise ConfigError(str(path), "an administrator's keys are here already", remedy)
-    record = _AdministratorRecord(
+    record = _AuthorityRecord(
         signing=signing or secrets.token_bytes(KEY_BYTES),
         epoch=1,
         key=secrets.token_bytes(KEY_BYTES),
@@ -124,13 +124,13 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
     Args:
         folder: the administrator's.
         lines: (how errors call it, what `announce` returned) of each silo to pin.
-        new_context: as for `new_administrator`.
+        new_context: as for `new_authority`.
 
     Raises:
         ConfigError: the administrator's file is missing or damaged, or no silo is pinned.
         ProtocolError: a line is damaged, or at odds with what is pinned.
     """
-    record = _administrator(folder)
+    record = _read(folder)
     members = dict(record.members)
     for source, line in lines:
         name, public = read_announcement(line, source)
@@ -148,12 +148,12 @@ def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker 
     Args:
         folder: the administrator's.
         without: silos that get none, and whose keys are never pinned again.
-        new_context: as for `new_administrator`.
+        new_context: as for `new_authority`.
 
     Raises:
         ConfigError: the administrator's file is missing or damaged, a name is not pinned, or none is left.
     """
-    record = _administrator(folder)
+    record = _read(folder)
     members, revoked = dict(record.members), dict(record.revoked)
     for name in without:
         if name not in members:
@@ -167,13 +167,13 @@ def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker 
     return _give_out(folder, _next_epoch(record, new_context).model_copy(update=update))
 
 
-def open_administrator(folder: Path) -> KeyAuthority:
+def open_authority(folder: Path) -> KeyAuthority:
     """The public part of the administrator's folder.
 
     Raises:
         ConfigError: its file is missing, damaged or open to others.
     """
-    record = _administrator(folder)
+    record = _read(folder)
     group = _group(record)
     revoked = tuple(dict.fromkeys(record.revoked.values()))
     return KeyAuthority(group.administrator, group.epoch, group.fingerprint, group.members, revoked, record.issued)
@@ -202,12 +202,12 @@ def _pin(
     members[name] = MemberKeys.of(public)
 
 
-def _next_epoch(record: _AdministratorRecord, new_context: ContextMaker) -> _AdministratorRecord:
+def _next_epoch(record: _AuthorityRecord, new_context: ContextMaker) -> _AuthorityRecord:
     key, context = secrets.token_bytes(KEY_BYTES), new_context()
     return record.model_copy(update={"epoch": record.epoch + 1, "key": key, "context": context})
 
 
-def _give_out(folder: Path, record: _AdministratorRecord) -> Issue:
+def _give_out(folder: Path, record: _AuthorityRecord) -> Issue:
     # The record first: after a crash between the two, the same epoch is wrapped once more.
     write_record(folder / ADMINISTRATOR_FILE, record)
     group = _group(record)
@@ -220,10 +220,10 @@ def _give_out(folder: Path, record: _AdministratorRecord) -> Issue:
     return Issue(group.epoch, bundles, out / SERVER_FILE)
 
 
-def _group(record: _AdministratorRecord) -> GroupKey:
+def _group(record: _AuthorityRecord) -> GroupKey:
     members = {name: member.keys for name, member in record.members.items()}
     return GroupKey(record.epoch, record.context, record.key, members, verification_key(record.signing))
 
 
-def _administrator(folder: Path) -> _AdministratorRecord:
-    return read_record(folder / ADMINISTRATOR_FILE, _AdministratorRecord, "Make it with `fedsync keys init`")
+def _read(folder: Path) -> _AuthorityRecord:
+    return read_record(folder / ADMINISTRATOR_FILE, _AuthorityRecord, "Make it with `fedsync keys init`")

@@ -14,8 +14,8 @@ from fedsync.cipher.keys.authority import (
     bfv_context,
     issue,
     issued_folder,
-    new_administrator,
-    open_administrator,
+    new_authority,
+    open_authority,
 )
 from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file
@@ -51,7 +51,7 @@ def emulated_keys(
         folder: for the keys, of mode 0700; those that are there already are used, so that a run can go on.
         seed: makes the signing and exchange pairs the same each time; the group secret is always fresh, for the
             library draws its part itself.
-        new_context: as for `fedsync.cipher.keys.authority.new_administrator`.
+        new_context: as for `fedsync.cipher.keys.authority.new_authority`.
 
     Raises:
         ConfigError: the folder is open to others, or has the keys of other silos.
@@ -60,22 +60,22 @@ def emulated_keys(
     home = folder / "administrator"
     silos = {name: folder / "silos" / name for name in names}
     if not (home / ADMINISTRATOR_FILE).exists():
-        new_administrator(home, _seeded(seed, "administrator", "signing"), new_context)
-    administrator = open_administrator(home)
-    if not administrator.issued:
+        new_authority(home, _seeded(seed, "administrator", "signing"), new_context)
+    authority = open_authority(home)
+    if not authority.issued:
         private_folder(folder / "silos")
         own = [new_silo(path, name, _pairs(seed, name)) for name, path in silos.items()]
         issue(home, [(keys.name, announce(keys).encode()) for keys in own], new_context)
-        administrator = open_administrator(home)
-    if administrator.members.keys() != silos.keys():
-        found = ", ".join(administrator.members)
+        authority = open_authority(home)
+    if authority.members.keys() != silos.keys():
+        found = ", ".join(authority.members)
         raise ConfigError(str(folder), f"these are the keys of other silos: {found}", "Use a folder for each run")
-    out = issued_folder(home, administrator.epoch)
+    out = issued_folder(home, authority.epoch)
     for name, path in silos.items():
-        if not (path / GROUP_FILE).exists() or open_ring(path).group.epoch < administrator.epoch:
-            accept(path, read_bundle(out / f"{name}.bundle"), administrator.public)
+        if not (path / GROUP_FILE).exists() or open_ring(path).group.epoch < authority.epoch:
+            accept(path, read_bundle(out / f"{name}.bundle"), authority.public)
     server_path = out / SERVER_FILE
-    server = read_server_file(server_path.read_bytes(), str(server_path), administrator.public)
+    server = read_server_file(server_path.read_bytes(), str(server_path), authority.public)
     return EmulatedKeys(server, server_path, silos)
 
 

@@ -61,7 +61,7 @@ class MaskRound:
     """One silo's part in one attempt of one round. Its masks blind one update, once, and none after it signed.
 
     The self mask is drawn here. The pair masks follow from the keys and the context, so nobody may make a second round
-    with both the same: see `fedsync.cipher.masking.book`.
+    with both the same: see `fedsync.cipher.masking.mask_log`.
 
     Args:
         own: the silo's keys.

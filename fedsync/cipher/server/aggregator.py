@@ -48,7 +48,7 @@ _NAMES: Names = {
     "calibration": "_calibration",
     "scale": "_scale",
     "since_scale": "_since_scale",
-    "savepoint": "_remembered",
+    "savepoint": "_savepoint",
 }
 """What a checkpoint holds: what comes from silos, and not what was given at the start."""
 
@@ -78,7 +78,7 @@ class EncryptedAggregator:
         self._keys = keys
         adder = Adder(plan.form)
         self._adding = Adding(plan, adder)
-        self._intake = Inbox(plan, keys, adder)
+        self._inbox = Inbox(plan, keys, adder)
         self._version = 0
         self._links: list[Link] = []
         self._where: dict[str, _Where] = {}
@@ -88,9 +88,9 @@ class EncryptedAggregator:
         self._calibration: bytes | None = None
         self._scale = 0
         self._since_scale = 0
-        self._remembered: int | None = None
+        self._savepoint: int | None = None
         self._made: dict[tuple[int, int], Payload] = {}
-        self._opening: tuple[Unmasking, LinkGroup] | None = None
+        self._unmasking: tuple[Unmasking, LinkGroup] | None = None
 
     # Silos come, and are sent what they lack.
 
@@ -111,7 +111,7 @@ class EncryptedAggregator:
             return
         if greeting is None:
             raise ProtocolError(silo, "greeting", "it does not say how large its updates are")
-        envelope = self._intake.greeting(silo, greeting)
+        envelope = self._inbox.greeting(silo, greeting)
         self.holds(silo, version)
         self._calibrations[silo] = envelope
 
@@ -124,7 +124,7 @@ class EncryptedAggregator:
         Raises:
             ProtocolError: there is no such version yet, or never, or no such silo.
         """
-        self._intake.key_of(silo)
+        self._inbox.key_of(silo)
         if not -1 <= version <= self._version:
             raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._version}")
         known = version if version in self._bases else -1
@@ -138,16 +138,16 @@ class EncryptedAggregator:
         return {link.base for link in self._links} | {self._version}
 
     def outgoing(self, silo: str) -> Payload:
-        """A package, uint8 [bytes], from the version that the silo holds to the current one."""
-        if self._opening is not None:
+        """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current one."""
+        if self._unmasking is not None:
             raise PolicyError("the newest sum waits for silos to reveal their masks")
         if self._calibration is None:
             self._calibrate()
         where = self._where.setdefault(silo, _Where(-1))
         where.sent.add(self._version)
-        key = where.known, self._intake.attempt(silo, self._version)
+        key = where.known, self._inbox.attempt(silo, self._version)
         if key not in self._made:
-            self._made[key] = replace(self._package(where.known), attempt=key[1]).encode()
+            self._made[key] = replace(self._catch_up(where.known), attempt=key[1]).encode()
         return self._made[key]
 
     def _calibrate(self) -> None:
@@ -158,7 +158,7 @@ class EncryptedAggregator:
         self._calibration = self._message(total, 0, chunks=1)
         self._calibrations.clear()
 
-    def _package(self, known: int) -> CatchUp:
+    def _catch_up(self, known: int) -> CatchUp:
         """From ``known``, or from a version that can be sent whole where no link begins there."""
         calibration = self._calibration or b""
         if known in self._bases:
@@ -189,7 +189,7 @@ class EncryptedAggregator:
     def _message(self, total: Sum, version: int, chunks: int) -> bytes:
         plan, keys = self._plan, self._keys
         head = wire.Head(
-            wire.Kind.AGGREGATE, plan.form, plan.lanes, "server", version, 0, keys.epoch, keys.fingerprint,
+            wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, 0, keys.epoch, keys.fingerprint,
             total.grid, chunks, total.members,
         )  # fmt: skip
         return wire.encode(head, total.words, total.tag, None)
@@ -198,7 +198,7 @@ class EncryptedAggregator:
 
     def begin(self, update_id: str) -> None:
         """An order starts from the current model, on the grid that silos with this version have."""
-        self._intake.begin(update_id, self._version, self._scale)
+        self._inbox.begin(update_id, self._version, self._scale)
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         """Keep a sealed update, after every check that needs no key.
@@ -206,7 +206,7 @@ class EncryptedAggregator:
         Raises:
             ProtocolError: it is not what was ordered, or not the silo's.
         """
-        self._intake.put(silo, update_id, update)
+        self._inbox.put(silo, update_id, update)
 
     def commit(self, commit: Commit) -> None:
         """Add the updates of a commit; their weights are inside already.
@@ -218,7 +218,7 @@ class EncryptedAggregator:
         """
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
-        updates = self._intake.take(commit.weights)
+        updates = self._inbox.take(commit.weights)
         # Of what does not count the others make up the weight.
         share = sum(commit.weights[update_id] for update_id in updates) / sum(commit.weights.values())
         clear = np.zeros(self._plan.clear_values, dtype=np.float32)
@@ -229,7 +229,7 @@ class EncryptedAggregator:
         sums = tuple(self._adding.total(envelopes) for _, envelopes in sorted(by_grid.items()))
         group = LinkGroup(1, 1, len(updates), sums, clear)
         if self._plan.masked:
-            self._begin_opening(group, next(iter(updates.values())).attempt)
+            self._begin_unmasking(group, next(iter(updates.values())).attempt)
         else:
             self._add_group(group)
 
@@ -243,7 +243,7 @@ class EncryptedAggregator:
 
     # Masks have to come off before a sum can be opened.
 
-    def _begin_opening(self, group: LinkGroup, attempt: int) -> None:
+    def _begin_unmasking(self, group: LinkGroup, attempt: int) -> None:
         members = [member for one in group.sums for member in one.members]
         bases = {member.round for member in members}
         silos = tuple(sorted(member.update_id.rpartition("/")[0] for member in members))
@@ -255,16 +255,16 @@ class EncryptedAggregator:
             )
             self._extend((), last=False)
             return
-        self._opening = Unmasking(bases.pop(), attempt, silos), group
+        self._unmasking = Unmasking(bases.pop(), attempt, silos), group
 
     @property
     def blocked(self) -> bool:
         """Whether silos must answer before the newest sum can be sent."""
-        return self._opening is not None
+        return self._unmasking is not None
 
     def questions(self) -> dict[str, Payload]:
         """What silos are to be asked now; see `Unmasking`."""
-        return {} if self._opening is None else self._opening[0].questions()
+        return {} if self._unmasking is None else self._unmasking[0].questions()
 
     def answer(self, silo: str, answer: Payload) -> None:
         """A silo's answer.
@@ -272,20 +272,20 @@ class EncryptedAggregator:
         Raises:
             ProtocolError: it is not one.
         """
-        if self._opening is None:
+        if self._unmasking is None:
             raise ProtocolError(silo, "answer", "nobody asked")
-        opening, group = self._opening
-        opening.answer(silo, answer)
-        if opening.done:
-            self._opening = None
-            self._add_group(replace(group, reveals=opening.reveals()))
+        unmasking, group = self._unmasking
+        unmasking.answer(silo, answer)
+        if unmasking.done:
+            self._unmasking = None
+            self._add_group(replace(group, reveals=unmasking.reveals()))
 
     def give_up(self, silo: str) -> None:
         """A silo that is in the sum does not answer: the sum stays closed, and the version is as the one before."""
-        if self._opening is None or silo not in self._opening[0].survivors:
+        if self._unmasking is None or silo not in self._unmasking[0].survivors:
             return
         logger.warning("%s was lost before it revealed its masks: the commit brings nothing, and silos go on", silo)
-        self._opening = None
+        self._unmasking = None
         self._extend((), last=False)
 
     def _extend(self, groups: tuple[LinkGroup, ...], *, last: bool) -> None:
@@ -296,20 +296,20 @@ class EncryptedAggregator:
 
     def savepoint(self) -> None:
         """Keep the current version for `rollback`."""
-        self._remembered = self._version
+        self._savepoint = self._version
 
     def rollback(self) -> None:
-        """The next version takes back all that was added since the one remembered."""
-        back_to = self._remembered or 0
+        """The next version takes back all that was added since the savepoint."""
+        back_to = self._savepoint or 0
         if back_to != self._version and all(link.base != back_to for link in self._links):
             raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")
         added = [group for link in self._links if link.base >= back_to for group in link.groups]
         self._extend(tuple(replace(group, sign=-group.sign) for group in reversed(added)), last=False)
-        self._remembered = self._version
+        self._savepoint = self._version
 
     def discard(self, update_id: str) -> None:
         """Forget an update, if it is there."""
-        self._intake.discard(update_id)
+        self._inbox.discard(update_id)
 
     # The chain stays short.
 
@@ -330,30 +330,30 @@ class EncryptedAggregator:
         if version not in self._bases:
             raise ProtocolError(silo, "snapshot", f"of version {version}, which is not among those kept")
         self._snapshot = version, snapshot
-        # What the remembered version needs must stay, or there would be no way back.
-        keep = version if self._remembered is None else min(version, self._remembered)
+        # What the savepoint needs must stay, or there would be no way back.
+        keep = version if self._savepoint is None else min(version, self._savepoint)
         self._links = [link for link in self._links if link.base >= keep]
         self._made.clear()
 
     def _shorten(self) -> None:
         """Add up what no silo stands between."""
         between = {version for where in self._where.values() for version in (where.known, *where.sent)}
-        if self._remembered is not None:
-            between.add(self._remembered)
+        if self._savepoint is not None:
+            between.add(self._savepoint)
         if self._snapshot is not None:
             between.add(self._snapshot[0])
         self._links = self._adding.shortened(self._links, between)
 
     def state(self) -> Mapping[str, Any]:
         """Sums and pending updates, for `restore` in another process; nothing in it needs a key to be made."""
-        return {**named(self, _NAMES), "unmasking": self._opening is not None, "inbox": self._intake.state()}
+        return {**named(self, _NAMES), "unmasking": self._unmasking is not None, "inbox": self._inbox.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from another store's `state`. A sum whose masks were to come off stays closed."""
+        """Go on from another aggregator's `state`. A sum whose masks were to come off stays closed."""
         fill(self, _NAMES, state)
         if state["unmasking"]:
             self._extend((), last=False)
-        self._intake.restore(state["inbox"], self._version)
+        self._inbox.restore(state["inbox"], self._version)
 
     def links(self) -> Iterator[tuple[int, int]]:
         """Versions that each link leads from and to, for people and tests."""

@@ -25,7 +25,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class LinkGroup:
-    """As `package.LinkGroup`; ``updates`` are those of each version."""
+    """As `catch_up.SumGroup`; ``updates`` are those of each version."""
 
     sign: int
     versions: int

@@ -124,8 +124,8 @@ class Inbox:
             raise ProtocolError(silo, "sealed message", f"{message.dtype} {message.shape} instead of bytes")
         plan, keys = self._plan, self._keys
         expected = wire.Expected(
-            wire.Kind.UPDATE, plan.form, plan.lanes, silo, ordered.base, ordered.attempt, keys.epoch, keys.fingerprint,
-            grid, chunks, update_id, self.key_of(silo),
+            wire.Kind.UPDATE, plan.form, plan.packing, silo, ordered.base, ordered.attempt, keys.epoch,
+            keys.fingerprint, grid, chunks, update_id, self.key_of(silo),
         )  # fmt: skip
         return wire.decode(memoryview(message.tobytes()), expected, self._adder)
 

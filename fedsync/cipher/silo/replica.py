@@ -22,7 +22,7 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_expone
 from fedsync.cipher.encoding.tally import Contribution, Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
-from fedsync.cipher.masking.book import Masking
+from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.unmask import decode_reveals
 from fedsync.cipher.plan import EncryptionPlan
@@ -194,7 +194,7 @@ class EncryptedReplica:
     def _head(self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0) -> wire.Head:
         plan, group = self._plan, self._ring.group
         return wire.Head(
-            wire.Kind.UPDATE, plan.form, plan.lanes, self._ring.own.name, member.round, attempt, group.epoch,
+            wire.Kind.UPDATE, plan.form, plan.packing, self._ring.own.name, member.round, attempt, group.epoch,
             group.fingerprint, grid.digest, chunks, (member,),
         )  # fmt: skip
 
@@ -210,7 +210,7 @@ class EncryptedReplica:
         """
         received = catch_up.decode(payload)
         if received.version != version or version < 0:
-            raise ProtocolError(_SERVER, "version", f"the package brings version {received.version}, not {version}")
+            raise ProtocolError(_SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
         self._attempt = received.attempt
         if self._state.version == version:
             return self._state.model  # a repeated order: what it brings is here already
@@ -226,7 +226,7 @@ class EncryptedReplica:
         return self._state.model
 
     def _begin(self, received: CatchUp) -> ReplicaState:
-        """The state that the package continues.
+        """The state that the catch-up continues.
 
         A snapshot or the beginning replaces whatever is here: the server may have nothing that leads on from it.
         """
@@ -329,7 +329,7 @@ class EncryptedReplica:
         expected = wire.Expected(
             wire.Kind.AGGREGATE,
             plan.form,
-            plan.lanes,
+            plan.packing,
             _SERVER,
             version,
             0,

@@ -15,8 +15,8 @@ from fedsync.cipher.keys.authority import (
     SERVER_FILE,
     issue,
     issued_folder,
-    new_administrator,
-    open_administrator,
+    new_authority,
+    open_authority,
     rotate,
 )
 from fedsync.cipher.keys.emulated import emulated_keys, emulated_rings
@@ -46,7 +46,7 @@ def test_silos_share_a_group_key_that_came_by_bundle(place: Place) -> None:
     groups = [accept(place.silo(name), bundle, place.public) for name, bundle in bundles.items()]
     assert groups[0] == groups[1] == open_group(place.silo("a")) == open_ring(place.silo("b")).group
     assert groups[0].members == {name: open_silo(place.silo(name)).public for name in "ab"}
-    assert open_administrator(place.admin).fingerprint == groups[0].fingerprint
+    assert open_authority(place.admin).fingerprint == groups[0].fingerprint
 
 
 def test_every_secret_file_is_its_owners_alone(place: Place) -> None:
@@ -82,10 +82,10 @@ def test_rotation_leaves_out_whom_it_is_told_and_older_bundles_are_refused(place
     half_fresh = SiloKeys("b", open_silo(place.silo("b")).exchange, SiloKeys.generate("b").signing)
     with pytest.raises(ProtocolError, match="revoked"):
         issue(place.admin, [("line", announce(half_fresh).encode())], some_context)
-    assert open_administrator(place.admin).revoked == ("b",)
+    assert open_authority(place.admin).revoked == ("b",)
     (place.silo("b") / SILO_FILE).unlink()
     assert list(place.issue("b")) == ["a", "b"], "with fresh keys it may come back"
-    assert open_administrator(place.admin).epoch == 3
+    assert open_authority(place.admin).epoch == 3
 
 
 def test_rotation_needs_a_silo_that_is_pinned_and_one_that_is_left(place: Place) -> None:
@@ -96,7 +96,7 @@ def test_rotation_needs_a_silo_that_is_pinned_and_one_that_is_left(place: Place)
         rotate(place.admin, ["b"], some_context)
     with pytest.raises(ConfigError, match="no silo would be left"):
         rotate(place.admin, ["a"], some_context)
-    assert open_administrator(place.admin).epoch == 1
+    assert open_authority(place.admin).epoch == 1
 
 
 def test_keys_other_than_the_pinned_ones_are_refused(place: Place) -> None:
@@ -107,7 +107,7 @@ def test_keys_other_than_the_pinned_ones_are_refused(place: Place) -> None:
     for line, check in ((imposter, "pinned key"), (alias, "shared key")):
         with pytest.raises(ProtocolError, match=check):
             issue(place.admin, [("line", line)], some_context)
-    assert list(open_administrator(place.admin).members) == ["a"]
+    assert list(open_authority(place.admin).members) == ["a"]
 
 
 def test_nothing_is_issued_without_silos(place: Place) -> None:
@@ -123,7 +123,7 @@ def test_the_administrator_is_pinned_with_the_first_bundle(place: Place, tmp_pat
         accept(place.silo("a"), bundles["a"], bytes(32))
     assert not (place.silo("a") / GROUP_FILE).exists()
     accept(place.silo("a"), bundles["a"], place.public)
-    usurper = new_administrator(tmp_path / "usurper", new_context=some_context)
+    usurper = new_authority(tmp_path / "usurper", new_context=some_context)
     forged = issue(tmp_path / "usurper", [place.line("a")], some_context).bundles["a"]
     with pytest.raises(ProtocolError, match="'administrator'"):
         accept(place.silo("a"), read_bundle(forged))
@@ -137,7 +137,7 @@ def test_keys_that_are_there_are_not_overwritten(place: Place) -> None:
     with pytest.raises(ConfigError, match="keys of 'a'"):
         new_silo(place.silo("a"), "b")
     with pytest.raises(ConfigError, match="already"):
-        new_administrator(place.admin, new_context=some_context)
+        new_authority(place.admin, new_context=some_context)
 
 
 def test_a_ring_needs_both_files_and_that_they_fit(place: Place) -> None:
@@ -158,7 +158,7 @@ def test_a_ring_needs_both_files_and_that_they_fit(place: Place) -> None:
 def test_a_damaged_or_open_file_is_refused_without_telling_its_secret(place: Place, name: str) -> None:
     accept(place.silo("a"), place.issue("a")["a"], place.public)
     folder = place.admin if name == ADMINISTRATOR_FILE else place.silo("a")
-    opened = {ADMINISTRATOR_FILE: open_administrator, SILO_FILE: open_silo, GROUP_FILE: open_group}[name]
+    opened = {ADMINISTRATOR_FILE: open_authority, SILO_FILE: open_silo, GROUP_FILE: open_group}[name]
     path = folder / name
     whole = path.read_bytes()
     secret = json.loads(whole)["signing" if name != GROUP_FILE else "key"]

@@ -67,7 +67,7 @@ def test_a_sum_of_two_stays_closed(tmp_path: Path) -> None:
 
 def _as_the_server_and_a_silo_see_it(federation: Federation, victim: str, spy: str) -> Vector:
     """The attack: take the victim's upload as it is and open it with the key that the spy has."""
-    envelope = federation.aggregator._intake._pending[f"{victim}/1"].envelope
+    envelope = federation.aggregator._inbox._pending[f"{victim}/1"].envelope
     silo = federation.silos[spy]
     grid = federation.plan.grid(silo._state.scales.exponents[-1])
     found = np.empty(federation.plan.sealed.size, dtype=np.float32)

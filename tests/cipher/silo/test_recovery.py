@@ -164,7 +164,7 @@ def test_no_two_uploads_have_one_nonce_whatever_they_are_called(kind: str, tmp_p
     for seed in range(2):
         update = silo.send(change(seed), order("a/1", 0), report(0))
         expected = wire.Expected(
-            wire.Kind.UPDATE, sealed.form, sealed.lanes, "a", 0, 0, keys.epoch, keys.fingerprint, None, sealed.chunks,
+            wire.Kind.UPDATE, sealed.form, sealed.packing, "a", 0, 0, keys.epoch, keys.fingerprint, None, sealed.chunks,
             "a/1", keys.senders["a"],
         )  # fmt: skip
         envelopes.append(wire.decode(memoryview(update.tobytes()), expected))

@@ -71,11 +71,11 @@ def test_sums_are_exact_whoever_drops_out(kind: str, data: st.DataObject) -> Non
 @every_kind
 @pytest.mark.parametrize("bits", BITS)
 def test_the_largest_sums_that_are_allowed_are_exact(kind: str, bits: int) -> None:
-    lanes = Packing(bits, FORMS[kind].slot_bits)
-    limit = suite.smallest_limit(FORMS[kind], lanes.additions)
-    integers = np.full(lanes.per_chunk, lanes.peak, np.int32)
+    packing = Packing(bits, FORMS[kind].slot_bits)
+    limit = suite.smallest_limit(FORMS[kind], packing.additions)
+    integers = np.full(packing.per_chunk, packing.peak, np.int32)
     integers[::2] *= -1
-    slots = lanes.pack(integers)
+    slots = packing.pack(integers)
     adder = Adder(FORMS[kind])
     # A few ciphertexts again and again: noise adds up faster than that of fresh ones.
     fresh = [sealer(kind).seal(slots, member(i)) for i in range(limit if kind == "pad" else 4)]
@@ -83,7 +83,7 @@ def test_the_largest_sums_that_are_allowed_are_exact(kind: str, bits: int) -> No
     for i in range(1, limit):
         adder.add(total, fresh[i % len(fresh)])
     opened = sealer(kind).open(total, [member(i) for i in range(limit)])
-    np.testing.assert_array_equal(lanes.unpack(opened), integers * limit)
+    np.testing.assert_array_equal(packing.unpack(opened), integers * limit)
 
 
 @every_kind

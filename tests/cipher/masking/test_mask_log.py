@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import Ring, open_ring
-from fedsync.cipher.masking.book import MAX_ATTEMPTS, MaskBook
+from fedsync.cipher.masking.mask_log import MAX_ATTEMPTS, MaskLog
 from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
@@ -36,62 +36,62 @@ def _ring(federation: Federation, name: str = "a") -> Ring:
     return open_ring(federation.keys.silos[name])
 
 
-# The book.
+# The log.
 
 
 def test_masks_are_entered_once_and_never_for_an_older_version(federation: Federation) -> None:
     ring = _ring(federation)
-    book = MaskBook(ring, "run")
-    book.enter(3, 0)
-    book.enter(3, 7)
+    log = MaskLog(ring, "run")
+    log.enter(3, 0)
+    log.enter(3, 7)
     for base, attempt in ((3, 0), (3, 7), (2, 1)):
-        for asked in (book, MaskBook(ring, "run"), MaskBook(_ring(federation), "run")):
+        for asked in (log, MaskLog(ring, "run"), MaskLog(_ring(federation), "run")):
             with pytest.raises(ProtocolError, match="have blinded an update already"):
                 asked.enter(base, attempt)
-    MaskBook(ring, "another run").enter(3, 0)
-    MaskBook(_ring(federation, "b"), "run").enter(3, 0)
-    MaskBook(ring, "run").enter(3, 8)
-    MaskBook(ring, "run").enter(4, 0)
+    MaskLog(ring, "another run").enter(3, 0)
+    MaskLog(_ring(federation, "b"), "run").enter(3, 0)
+    MaskLog(ring, "run").enter(3, 8)
+    MaskLog(ring, "run").enter(4, 0)
 
 
 def test_keys_in_memory_have_their_book_in_memory(federation: Federation) -> None:
     ring = replace(_ring(federation), folder=None)
-    book = MaskBook(ring, "run")
-    book.enter(0, 0)
+    log = MaskLog(ring, "run")
+    log.enter(0, 0)
     with pytest.raises(ProtocolError):
-        book.enter(0, 0)
+        log.enter(0, 0)
 
 
 def test_another_epoch_s_masks_are_others(federation: Federation) -> None:
     ring = _ring(federation)
-    MaskBook(ring, "run").enter(5, 0)
-    MaskBook(replace(ring, group=replace(ring.group, epoch=2)), "run").enter(0, 0)
+    MaskLog(ring, "run").enter(5, 0)
+    MaskLog(replace(ring, group=replace(ring.group, epoch=2)), "run").enter(0, 0)
 
 
 def test_a_book_that_cannot_be_read_or_written_masks_nothing(federation: Federation) -> None:
     ring = _ring(federation)
-    book = MaskBook(ring, "run")
-    book.enter(0, 0)
+    log = MaskLog(ring, "run")
+    log.enter(0, 0)
     assert ring.folder is not None
     (file,) = (path for path in (ring.folder / "masks").iterdir() if path.name != "lock")
     for text in ("", "0 -1", "\xff", "nonsense"):
         file.write_text(text, encoding="latin-1")
         with pytest.raises(ConfigError, match=r"damaged.*rotate"):
-            book.enter(1, 0)
+            log.enter(1, 0)
     file.unlink()
     (ring.folder / "masks" / "lock").unlink()
     (ring.folder / "masks" / "lock").mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
-        book.enter(1, 0)
+        log.enter(1, 0)
 
 
 def test_a_server_cannot_fill_the_disk_with_attempts(federation: Federation) -> None:
-    book = MaskBook(replace(_ring(federation), folder=None), "run")
+    log = MaskLog(replace(_ring(federation), folder=None), "run")
     for attempt in range(MAX_ATTEMPTS):
-        book.enter(0, 2**32 - 1 - attempt)
+        log.enter(0, 2**32 - 1 - attempt)
     with pytest.raises(ProtocolError):
-        book.enter(0, 0)
-    book.enter(1, 0)
+        log.enter(0, 0)
+    log.enter(1, 0)
 
 
 _RUNS = itertools.count()
@@ -104,12 +104,12 @@ def test_whatever_is_asked_and_restarted_nothing_is_entered_twice(
     federation: Federation, asked: list[tuple[int, int, bool]]
 ) -> None:
     ring, run = _ring(federation), str(next(_RUNS))
-    book = MaskBook(ring, run)
+    log = MaskLog(ring, run)
     granted: list[tuple[int, int]] = []
     for base, attempt, restarted in asked:
-        book = MaskBook(ring, run) if restarted else book
+        log = MaskLog(ring, run) if restarted else log
         try:
-            book.enter(base, attempt)
+            log.enter(base, attempt)
         except ProtocolError:
             assert granted and (base < granted[-1][0] or (base, attempt) in granted)
         else:
@@ -160,7 +160,7 @@ def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federatio
 
 def _opened_by_a_spy(federation: Federation, update_id: str) -> Slots:
     """Slots of an update, masks still on, as server and a silo together see them."""
-    envelope = federation.aggregator._intake._pending[update_id].envelope
+    envelope = federation.aggregator._inbox._pending[update_id].envelope
     group = _ring(federation, "b").group
     return open_suite("masked", group).open(envelope.words, envelope.head.members)
 

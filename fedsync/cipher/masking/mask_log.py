@@ -34,11 +34,11 @@ _ROUNDS = 4
 _MAX_BYTES = 2**16
 
 
-class MaskBook:
+class MaskLog:
     """Which masks of one run a silo has put on.
 
     Args:
-        ring: the silo's keys; the book is a file in their folder, or in memory where they are in none.
+        ring: the silo's keys; the log is a file in their folder, or in memory where they are in none.
         run: name of the run.
     """
 
@@ -94,7 +94,7 @@ class Masking:
     def __init__(self, ring: Ring, run: str) -> None:
         self._ring = ring
         self._run = run
-        self._book = MaskBook(ring, run)
+        self._log = MaskLog(ring, run)
         self._rounds: dict[tuple[int, int], MaskRound] = {}
         self._revealed: set[tuple[int, int]] = set()
 
@@ -110,7 +110,7 @@ class Masking:
             ProtocolError: they were used before.
             ConfigError: it cannot be put on disk that they are used.
         """
-        self._book.enter(base, attempt)
+        self._log.enter(base, attempt)
         group = self._ring.group
         context = f"{group.epoch}/{group.fingerprint.hex()}/{self._run}/{base}/{attempt}".encode()
         masks = self._rounds[base, attempt] = MaskRound(self._ring.own, group.members, context)
@@ -134,9 +134,9 @@ class Masking:
             raise ProtocolError(SERVER, "question", detail)
         if asked.signatures is None:
             return np.frombuffer(masks.sign(asked.survivors), dtype=np.uint8)
-        told = encode_reveal(masks.reveal(asked.signatures))
+        revealed = encode_reveal(masks.reveal(asked.signatures))
         self._revealed.add((asked.base, asked.attempt))
-        return told
+        return revealed
 
 
 def _read(file: Path) -> tuple[int, tuple[int, ...]]:
