@@ -62,12 +62,10 @@ class EncryptionPlan:
 
     @cached_property
     def form(self) -> Form:
-        """The suite's public numbers."""
         return form_of(self.kind)
 
     @cached_property
     def packing(self) -> Packing:
-        """How values share slots."""
         return Packing(self.bits, self.form.slot_bits)
 
     @property
@@ -140,7 +138,6 @@ class EncryptionPlan:
         return sealed, clear
 
     def unite(self, sealed: Vector, clear: Vector) -> Vector:
-        """The inverse of `divide`."""
         if not self.clear_values:
             return sealed
         vector = np.empty(self.layout.size, dtype=np.float32)

@@ -140,7 +140,6 @@ class _Reader:
         raise ProtocolError(self._sender, "catch-up", detail)
 
     def fields(self, form: struct.Struct) -> tuple[Any, ...]:
-        """The next numbers."""
         return form.unpack(self.piece(form.size))
 
     def piece(self, size: int) -> memoryview:

@@ -64,12 +64,10 @@ class MemberKeys(Record):
 
     @classmethod
     def of(cls, keys: PublicKeys) -> Self:
-        """Their record."""
         return cls(exchange=keys.exchange, signing=keys.signing)
 
     @property
     def keys(self) -> PublicKeys:
-        """The value."""
         return PublicKeys(self.exchange, self.signing)
 
 

@@ -98,7 +98,6 @@ class ServerKeys:
 
     @classmethod
     def of(cls, group: GroupKey) -> ServerKeys:
-        """The public part of a group key."""
         senders = {name: member.signing for name, member in group.members.items()}
         return cls(group.epoch, group.fingerprint, SUITE, senders, group.administrator)
 

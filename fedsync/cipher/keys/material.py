@@ -108,7 +108,6 @@ class SiloKeys:
 
     @classmethod
     def generate(cls, name: str) -> SiloKeys:
-        """Two fresh pairs."""
         return cls(name, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
 
     def sign(self, context: bytes, data: bytes) -> bytes:

@@ -204,21 +204,14 @@ class Masked:
 
     @property
     def form(self) -> Form:
-        """The inner suite's public numbers."""
         return self._inner.form
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """See `Sealer.seal`."""
         if self._round is None:
             raise PolicyError("masked sealing needs a round")
         return self._inner.seal(self._round.mask(slots, first), member, first)
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        """See `Sealer.open`.
-
-        Raises:
-            ProtocolError: as the inner suite, or reveals of other silos than are in the sum.
-        """
         if self._unmasker is None:
             raise PolicyError("opening a masked sum needs the survivors' reveals")
         if {member.update_id.rpartition("/")[0] for member in members} != self._unmasker.survivors:

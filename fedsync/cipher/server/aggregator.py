@@ -197,15 +197,9 @@ class EncryptedAggregator:
     # Updates arrive and are committed.
 
     def begin(self, update_id: str) -> None:
-        """An order starts from the current model, on the grid that silos with this version have."""
         self._inbox.begin(update_id, self._version, self._scale)
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Keep a sealed update, after every check that needs no key.
-
-        Raises:
-            ProtocolError: it is not what was ordered, or not the silo's.
-        """
         self._inbox.put(silo, update_id, update)
 
     def commit(self, commit: Commit) -> None:
@@ -259,19 +253,12 @@ class EncryptedAggregator:
 
     @property
     def blocked(self) -> bool:
-        """Whether silos must answer before the newest sum can be sent."""
         return self._unmasking is not None
 
     def questions(self) -> dict[str, Payload]:
-        """What silos are to be asked now; see `Unmasking`."""
         return {} if self._unmasking is None else self._unmasking[0].questions()
 
     def answer(self, silo: str, answer: Payload) -> None:
-        """A silo's answer.
-
-        Raises:
-            ProtocolError: it is not one.
-        """
         if self._unmasking is None:
             raise ProtocolError(silo, "answer", "nobody asked")
         unmasking, group = self._unmasking
@@ -295,7 +282,6 @@ class EncryptedAggregator:
         self._shorten()
 
     def savepoint(self) -> None:
-        """Keep the current version for `rollback`."""
         self._savepoint = self._version
 
     def rollback(self) -> None:
@@ -308,7 +294,6 @@ class EncryptedAggregator:
         self._savepoint = self._version
 
     def discard(self, update_id: str) -> None:
-        """Forget an update, if it is there."""
         self._inbox.discard(update_id)
 
     # The chain stays short.

@@ -34,7 +34,6 @@ class Update:
 
     @property
     def attempt(self) -> int:
-        """See `fedsync.cipher.masking.attempts`."""
         return self.envelope.head.attempt
 
 
@@ -72,7 +71,6 @@ class Inbox:
         self._ordered[update_id] = _Ordered(version, scale, attempt)
 
     def attempt(self, silo: str, version: int) -> int:
-        """The attempt that the silo's newest order belongs to; see `fedsync.cipher.masking.attempts`."""
         return self._attempts.of(silo, version)
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
@@ -147,7 +145,6 @@ class Inbox:
         return taken
 
     def discard(self, update_id: str) -> None:
-        """Forget an update, if it is there."""
         self._pending.pop(update_id, None)
         self._ordered.pop(update_id, None)
 

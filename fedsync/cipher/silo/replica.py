@@ -88,17 +88,14 @@ class EncryptedReplica:
 
     @property
     def unrevealed(self) -> bool:
-        """See `Replica.unrevealed`; masks are kept in memory only."""
-        return self._masking.unrevealed
+        return self._masking.unrevealed  # masks are kept in memory only
 
     @property
     def holds(self) -> int:
-        """Version of the model that is here, -1 before anything came."""
         return self._state.version
 
     @property
     def model(self) -> Vector:
-        """The model that is here, float32 [layout.size]."""
         return self._state.model
 
     # What is sent.
@@ -162,11 +159,6 @@ class EncryptedReplica:
         return self._pooled if self._plan.seal_metrics else evaluation
 
     def answer(self, question: Payload) -> Payload:
-        """Sign who is in a sum, or reveal what takes the masks off it.
-
-        Raises:
-            ProtocolError: the masks are not known here, or what is asked would tell too much; see `Masking.answer`.
-        """
         return self._masking.answer(question)
 
     def snapshot(self) -> Payload:

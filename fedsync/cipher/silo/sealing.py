@@ -31,11 +31,9 @@ class Pipeline(Protocol):
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
         """Words of each portion; the first begins with chunk 0."""
-        ...
 
     def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
         """Slots of each portion; the first begins with chunk 0."""
-        ...
 
 
 class Serial:
@@ -49,14 +47,12 @@ class Serial:
         self._sealer = sealer
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
-        """See `Pipeline.seal`."""
         first = 0
         for slots in portions:
             yield self._sealer.seal(slots, member, first)
             first += len(slots)
 
     def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
-        """See `Pipeline.open`."""
         first = 0
         for words in portions:
             yield self._sealer.open(words, members, first, sender)
@@ -89,11 +85,9 @@ class Pool:
         self._executor.shutdown(cancel_futures=True)
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
-        """See `Pipeline.seal`."""
         return self._in_order(self._executor.submit(_seal, slots, member, at) for at, slots in _numbered(portions))
 
     def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
-        """See `Pipeline.open`."""
         named = tuple(members)
         return self._in_order(
             self._executor.submit(_open, words, named, at, sender) for at, words in _numbered(portions)

@@ -72,7 +72,6 @@ class Bfv:
 
     @property
     def form(self) -> Form:
-        """BFV's public numbers."""
         return self._form
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
@@ -89,11 +88,6 @@ class Bfv:
         return words if sys.byteorder == "little" else words.byteswap()
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        """Sums of slots, int64 [chunks, 4096]; see `Sealer.open`.
-
-        Raises:
-            ProtocolError: words not below q, or more members than the noise allows.
-        """
         check_additions(members, BFV.additions, sender)
         # Nothing may come between this and the library.
         self._adder.check(words, sender)

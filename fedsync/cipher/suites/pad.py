@@ -62,21 +62,14 @@ class Pad:
 
     @property
     def form(self) -> Form:
-        """The pad's public numbers."""
         return PAD
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """Slots plus keystream, uint64 [chunks, 4096]; see `Sealer.seal`."""
         stream = self._stream(member, first)
         words = stream.words(slots.size).reshape(slots.shape)
         return np.add(words, slots.view(np.uint64), out=words)
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        """Sums of slots, int64 [chunks, 4096]; see `Sealer.open`.
-
-        Raises:
-            ProtocolError: no chunks, or more members than can be added.
-        """
         check_additions(members, PAD.additions, sender)
         self._adder.check(words, sender)
         sums = words.copy()

@@ -104,7 +104,6 @@ class Sealer(Protocol):
     @property
     def form(self) -> Form:
         """The suite's public numbers."""
-        ...
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Hide chunks.
@@ -114,7 +113,6 @@ class Sealer(Protocol):
             member: the update they belong to; its nonce must be fresh.
             first: number of the first of the chunks within the update; the header chunk is 0.
         """
-        ...
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         """Sums of slots, int64 [chunks, 4096].
@@ -128,7 +126,6 @@ class Sealer(Protocol):
         Raises:
             ProtocolError: words out of range, or more members than can be added.
         """
-        ...
 
 
 class Adder:
