@@ -68,14 +68,12 @@ class Aggregator(Protocol):
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model."""
 
-    def savepoint(self) -> None:
-        """Keep the current model for `rollback`."""
+    def savepoint(self) -> None: ...
 
     def rollback(self) -> None:
         """Go back to the model last remembered."""
 
-    def discard(self, update_id: str) -> None:
-        """Forget an update, if it is there."""
+    def discard(self, update_id: str) -> None: ...
 
     @property
     def blocked(self) -> bool:

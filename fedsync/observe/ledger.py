@@ -111,7 +111,6 @@ class Ledger:
     _loss: float | None = None
 
     def add(self, entry: JournalEntry) -> None:
-        """Account for one entry."""
         if not self._closing:
             self._end_s = entry.at_s
         discarded = [action.update_id for action in entry.actions if isinstance(action, Discard)]

@@ -53,7 +53,6 @@ class LiveRun:
         self._last_s = 0.0
 
     def add(self, entry: JournalEntry) -> None:
-        """Follow one entry."""
         names = {event.meta.silo for event in entry.events if isinstance(event, UpdateArrived)}
         before = {name: _sums(self.ledger.silos.get(name)) for name in names}
         self.ledger.add(entry)

@@ -22,7 +22,6 @@ class Listener(Protocol):
 
     def follow(self, ledger: Ledger) -> None:
         """The ledger has one more entry."""
-        ...
 
 
 class Recorder:

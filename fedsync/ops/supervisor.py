@@ -47,21 +47,16 @@ class Process(Protocol):
     """A program that was started."""
 
     @property
-    def pid(self) -> int:
-        """Number of the process."""
-        ...
+    def pid(self) -> int: ...
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
-        ...
 
     def last_words(self) -> str:
         """The end of its output."""
-        ...
 
     def end(self) -> None:
         """End it, and what it started."""
-        ...
 
 
 def pause_s(failures: int, *, lost_s: float, rejoins: bool, jitter: float) -> float:
@@ -114,12 +109,10 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """Restarts of all processes together."""
         return sum(state.restarts for state in self._states.values())
 
     @property
     def running(self) -> bool:
-        """Whether every process runs."""
         return all(state.process is not None for state in self._states.values())
 
     def step(self, now_s: float) -> None:

@@ -94,7 +94,6 @@ class Head:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole message."""
         return len(_pack(self)) + self.chunks * self.form.chunk_bytes + _TRAILER_BYTES
 
 
@@ -291,7 +290,6 @@ def _name(header: memoryview, at: int, check: _Check) -> tuple[str, int]:
 
 
 def _compare(head: Head, expected: Expected, check: _Check) -> None:
-    """Every field that the receiver knows."""
     check.same("sender", head.sender, expected.sender)
     check.same("key epoch", head.epoch, expected.epoch)
     check.same("key fingerprint", head.fingerprint, expected.fingerprint)
@@ -308,7 +306,6 @@ def _compare(head: Head, expected: Expected, check: _Check) -> None:
 
 
 def _pack(head: Head) -> bytes:
-    """The header's bytes."""
     if not 1 <= len(head.members) <= MAX_MEMBERS or not 1 <= head.chunks <= MAX_CHUNKS:
         raise ValueError(f"{len(head.members)} members, {head.chunks} chunks cannot be written")
     names = [_packed_name(head.sender)]

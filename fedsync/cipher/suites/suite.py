@@ -50,7 +50,6 @@ class Form:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a sealed chunk."""
         return 8 * self.words
 
 
@@ -102,8 +101,7 @@ class Sealer(Protocol):
     """The silo's half of a suite: it has the group's secret. Chunks can be sealed and opened in any portions."""
 
     @property
-    def form(self) -> Form:
-        """The suite's public numbers."""
+    def form(self) -> Form: ...
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Hide chunks.

@@ -36,7 +36,6 @@ class CsvExporter:
         self._silos.writerow(SILO_COLUMNS)
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         rows = self._feed.closed(ledger)
         for row in rows:
             samples = sum(share.samples for share in row.silos.values())
@@ -50,7 +49,6 @@ class CsvExporter:
             self._silos_file.flush()
 
     def close(self) -> None:
-        """Close both files."""
         self._rounds_file.close()
         self._silos_file.close()
 

@@ -52,7 +52,6 @@ class MlflowExporter:
             raise ConfigError("export.mlflow", f"{uri!r} does not answer: {error}", "Check the tracking URI") from error
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         metrics = [
             self._metric(key, float(value), round(1000 * row.at_s), row.round)
             for row in self._feed.closed(ledger)
@@ -63,7 +62,6 @@ class MlflowExporter:
         self._failed = ledger.stopped is None or ledger.stopped.failed
 
     def close(self) -> None:
-        """End the MLflow run."""
         if not self._ended:
             self._ended = True
             self._client.set_terminated(self._run, "FAILED" if self._failed else "FINISHED")

@@ -51,7 +51,6 @@ class PrometheusExporter:
         self._ledger = ledger
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

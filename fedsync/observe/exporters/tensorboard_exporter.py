@@ -28,7 +28,6 @@ class TensorBoardExporter:
         self._feed = RoundFeed()
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         rows = self._feed.closed(ledger)
         for row in rows:
             scalars = {
@@ -49,5 +48,4 @@ class TensorBoardExporter:
             self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
