@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
-from fedsync.cipher.suites.suite import MASKED, Form, form_of, smallest_limit
+from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
 from fedsync.core.weighting import Weighting
@@ -88,7 +88,7 @@ class EncryptionPlan:
 
     @property
     def limit(self) -> int:
-        return smallest_limit(self.form, self.packing.additions)
+        return self.form.limit(self.packing)
 
     @cached_property
     def _hidden(self) -> tuple[bool, ...]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
-from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions, smallest_limit
+from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions
 from fedsync.core.errors import ProtocolError
 
 VERSION = 1
@@ -146,7 +146,7 @@ class Expected:
 
 
 class Writer:
-    """Writes one message piece by piece, so that it can be sent while its last chunks are still being sealed.
+    """Writes one message piece by piece: no more than the message itself is in memory.
 
     Args:
         head: of the message.
@@ -297,7 +297,7 @@ def _compare(head: Head, expected: Expected, check: _Check) -> None:
     check.same("attempt", head.attempt, expected.attempt)
     if expected.grid is not None:
         check.same("grid", head.grid, expected.grid)
-    check_additions(head.members, smallest_limit(head.form, head.packing.additions), expected.sender)
+    check_additions(head.members, head.form.limit(head.packing), expected.sender)
     if head.kind is not Kind.AGGREGATE:
         check.same("members", len(head.members), 1)
         check.same("round", head.members[0].round, head.round)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.packing import SLOTS, Slots
+from fedsync.cipher.encoding.packing import SLOTS, Packing, Slots
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 
 Words = NDArray[np.uint64]
@@ -51,6 +51,10 @@ class Form:
     @property
     def chunk_bytes(self) -> int:
         return 8 * self.words
+
+    def limit(self, packing: Packing) -> int:
+        """Updates that one sum may hold: bounded by the suite's noise and by the lanes."""
+        return min(self.additions, packing.additions)
 
 
 BFV_MODULUS = 1152921504606830593
@@ -171,17 +175,12 @@ class Adder:
                 np.minimum(into, spare, out=into)
 
 
-def smallest_limit(form: Form, additions: int) -> int:
-    """Updates that one sum may hold: bounded by the suite's noise and by `Packing.additions`."""
-    return min(form.additions, additions)
-
-
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
     """Check that a sum holds some updates, none of them twice, and no more than can be added.
 
     Args:
         members: every update in the sum.
-        limit: `smallest_limit`.
+        limit: `Form.limit`.
         sender: who sent the sum, for errors.
 
     Raises:
