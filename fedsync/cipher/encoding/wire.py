@@ -59,7 +59,6 @@ class Kind(IntEnum):
 
     UPDATE = 1
     AGGREGATE = 2
-    SNAPSHOT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Head:
         form: the suite's.
         packing: how values share slots.
         sender: who sends the message.
-        round: base version of an update; version that an aggregate or a snapshot brings.
+        round: base version of an update; version that an aggregate leads to.
         attempt: how often the round was begun before.
         epoch: of the group key.
         fingerprint: of the group key, 16 bytes.
