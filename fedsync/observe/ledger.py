@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,16 @@ from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateAr
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.scores import Scores
+from fedsync.observe.figures import MetricPool
 
 
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloShare:
-    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit."""
+    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
+
+    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.figures`.
+    """
 
     batch_size: int
     steps: int
@@ -25,6 +29,7 @@ class SiloShare:
     compute_s: float
     overhead_s: float
     wait_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class Round:
         silos: share of every silo that has an update in it.
         accuracy: of the version, once silos have evaluated it.
         test_loss: mean loss on the test splits, likewise.
+        metrics: figures that silos reported, pooled over the updates in it.
     """
 
     round: int
@@ -48,6 +54,7 @@ class Round:
     silos: dict[str, SiloShare]
     accuracy: float | None = None
     test_loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slowest(self) -> str:
@@ -68,6 +75,7 @@ class SiloTotals:
     batch_size: int = 0
     order: WorkOrder | None = None
     since_s: float = 0.0
+    metrics: MetricPool = field(default_factory=MetricPool)
 
 
 @dataclass(slots=True)
@@ -98,6 +106,7 @@ class Ledger:
     stopped: Stop | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    metrics: MetricPool = field(default_factory=MetricPool)
     _begin_s: float | None = None
     _end_s: float = 0.0
     _closing: bool = False
@@ -191,6 +200,7 @@ class Ledger:
             "wait_fraction": 1 - sum(busy.values()) / available if available else 0.0,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "metrics": self.metrics.values(),
             "silos": [
                 {
                     "name": name,
@@ -202,6 +212,7 @@ class Ledger:
                     "overhead_s": busy[name] - silo.compute_s,
                     "wait_s": self.seconds - busy[name],
                     "batch_size": silo.batch_size,
+                    "metrics": silo.metrics.values(),
                 }
                 for name, silo in sorted(self.silos.items())
             ],
@@ -291,6 +302,8 @@ class Ledger:
         silo.steps += report.steps
         silo.samples += report.samples
         silo.compute_s += report.compute_s
+        silo.metrics.add(report.metrics, report.samples)
+        self.metrics.add(report.metrics, report.samples)
 
     def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
         arrivals = [self._arrived.pop(update_id) for update_id in update_ids]
@@ -300,7 +313,9 @@ class Ledger:
         seconds = since_s - (self.rounds[-1].at_s if self.rounds else 0.0)
         # Of simultaneous arrivals the first, as `Round.slowest` has it.
         kept = arrivals if self.detail or len(arrivals) == 1 else [max(arrivals, key=lambda arrival: arrival.at_s)]
-        row = self._by_version[version] = Round(version, since_s, seconds, loss, _shares(kept, at_s))
+        row = self._by_version[version] = Round(
+            version, since_s, seconds, loss, _shares(kept, at_s), metrics=_pooled(reports)
+        )
         self.rounds.append(row)
 
     def _settle(self) -> None:
@@ -315,16 +330,27 @@ class Ledger:
 
 def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:
     """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
-    shares: dict[str, SiloShare] = {}
-    for arrival in sorted(arrivals, key=lambda arrival: arrival.at_s):
-        report, before = arrival.report, shares.get(arrival.meta.silo)
-        overhead_s = max(arrival.busy_s - report.compute_s, 0.0)
-        shares[arrival.meta.silo] = SiloShare(
-            batch_size=arrival.batch_size,
-            steps=report.steps + (before.steps if before else 0),
-            samples=report.samples + (before.samples if before else 0),
-            compute_s=report.compute_s + (before.compute_s if before else 0.0),
-            overhead_s=overhead_s + (before.overhead_s if before else 0.0),
-            wait_s=at_s - arrival.at_s,
-        )
-    return {arrival.meta.silo: shares[arrival.meta.silo] for arrival in arrivals}
+    by_silo: dict[str, list[_Arrival]] = {}
+    for arrival in arrivals:
+        by_silo.setdefault(arrival.meta.silo, []).append(arrival)
+    return {name: _share(mine, at_s) for name, mine in by_silo.items()}
+
+
+def _share(arrivals: list[_Arrival], at_s: float) -> SiloShare:
+    reports, last = [arrival.report for arrival in arrivals], max(arrivals, key=lambda arrival: arrival.at_s)
+    return SiloShare(
+        batch_size=last.batch_size,
+        steps=sum([report.steps for report in reports]),
+        samples=sum([report.samples for report in reports]),
+        compute_s=sum([report.compute_s for report in reports]),
+        overhead_s=sum([max(arrival.busy_s - arrival.report.compute_s, 0.0) for arrival in arrivals]),
+        wait_s=at_s - last.at_s,
+        metrics=_pooled(reports),
+    )
+
+
+def _pooled(reports: Iterable[WorkReport]) -> dict[str, float]:
+    pool = MetricPool()
+    for report in reports:
+        pool.add(report.metrics, report.samples)
+    return pool.values()

@@ -261,7 +261,6 @@ class VirtualDriver:
                 compute_s=course.last_s - work.start_s,
                 overhead_s=overhead_s,
                 windows=speed_windows(order.batch_size, work.start_s, course.ends),
-                peak_memory=0,
             )
         meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
         return UpdateArrived(now_s, meta, report)
