@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Point:
     """One commit; ``accuracy`` where it was evaluated, a share of right answers or what else the task scores.
 
     ``staleness`` has one number for each update in it: versions that were committed since the one the silo started
-    from.
+    from. ``metrics`` are pooled over its updates.
     """
 
     round: int
@@ -73,6 +73,7 @@ class Point:
     loss: float
     accuracy: float | None
     staleness: tuple[int, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class _Books:
             "sealed_share": known.get("sealed_share"),
         }
         points = tuple(
-            Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()))
+            Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()), row.metrics)
             for row in self._ledger.rounds
         )
         return RunData(
