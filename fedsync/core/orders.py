@@ -138,7 +138,7 @@ class WorkReport:
         batch_cap: largest batch that fits the silo's memory, if it ran out; None otherwise.
         evaluation: of the base model, if the order asked for it.
         metrics: any other figures, which nothing decides by, for example ``{"peak_memory_bytes": 1e9}``. The name
-            ends in the unit; `fedsync.observe.figures` says how they are pooled.
+            ends in the unit; `fedsync.observe.metric_pool` says how they are pooled.
     """
 
     base_version: int

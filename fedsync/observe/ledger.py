@@ -12,7 +12,7 @@ from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateAr
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.scores import Scores
-from fedsync.observe.figures import MetricPool
+from fedsync.observe.metric_pool import MetricPool
 
 
 @fast_dataclass
@@ -20,7 +20,7 @@ from fedsync.observe.figures import MetricPool
 class SiloShare:
     """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
 
-    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.figures`.
+    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.metric_pool`.
     """
 
     batch_size: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedsync.observe.figures import pooling
+from fedsync.observe.metric_pool import pooling
 from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
 from fedsync.observe.report.style import (
     COLOURS,
