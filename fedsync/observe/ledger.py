@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,17 @@ class SiloTotals:
     metrics: MetricPool = field(default_factory=MetricPool)
 
 
+@dataclass(frozen=True, slots=True)
+class EndedOrder:
+    """An order that is in work no more; times as in the journal. No report where it failed or training ended."""
+
+    silo: str
+    order: WorkOrder
+    begin_s: float
+    end_s: float
+    report: WorkReport | None
+
+
 @dataclass(slots=True)
 class _Arrival:
     meta: UpdateMeta
@@ -95,11 +106,13 @@ class Ledger:
         target_accuracy: for ``seconds_to_target``, or None.
         model_bytes: size of the model that every order brings.
         detail: keep every silo's share of every round; off, only the slowest silo's.
+        on_end: called with every order that ends.
     """
 
     target_accuracy: float | None = None
     model_bytes: int = 0
     detail: bool = True
+    on_end: Callable[[EndedOrder], None] | None = None
     rounds: list[Round] = field(default_factory=list)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -139,7 +152,7 @@ class Ledger:
                 case Note(text):
                     self.notes.append(text)
                 case Stop():
-                    self._cut_off()
+                    self.cut_off()
                     self.stopped = action
 
     def closed(self, known: int = 0) -> int:
@@ -244,7 +257,7 @@ class Ledger:
 
     def _close(self, version: int, names: tuple[str, ...]) -> None:
         """Training is over; all silos evaluate what came of it."""
-        self._cut_off()
+        self.cut_off()
         self._closing = True
         self._final = version
         self._awaiting = set(names)
@@ -252,12 +265,17 @@ class Ledger:
         self._scores.restart(version)
         self._scores.begin(version, len(names))
 
-    def _cut_off(self) -> None:
-        """Orders in work when training ends: neither done nor failed, but busy until then."""
-        for silo in self.silos.values():
+    def cut_off(self) -> None:
+        """End training: orders in work are neither done nor failed, but busy until then."""
+        for name, silo in self.silos.items():
             if silo.order is not None:
-                silo.busy_s += self._end_s - silo.since_s
-                silo.order = None
+                self._free(name, silo, silo.order, self._end_s, None)
+
+    def _free(self, name: str, silo: SiloTotals, order: WorkOrder, at_s: float, report: WorkReport | None) -> None:
+        silo.order = None
+        silo.busy_s += at_s - silo.since_s
+        if self.on_end is not None:
+            self.on_end(EndedOrder(name, order, silo.since_s, at_s, report))
 
     def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
         silo = self.silos.get(name)
@@ -293,8 +311,7 @@ class Ledger:
         if silo is None or silo.order is None:
             return
         self._scores.end(silo.order.base_version, name, usable(name, report.evaluation) if report else None)
-        silo.order = None
-        silo.busy_s += at_s - silo.since_s
+        self._free(name, silo, silo.order, at_s, report)
         if report is None:
             silo.failures += 1
             return
