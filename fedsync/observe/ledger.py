@@ -179,7 +179,6 @@ class Ledger:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the newest version that was evaluated."""
         return self._accuracy
 
     @property

@@ -53,7 +53,6 @@ class LiveRun:
         self._last_s = 0.0
 
     def add(self, entry: JournalEntry) -> None:
-        """Follow one entry."""
         self.ledger.add(entry)
         self._last_s = entry.at_s
         for event in entry.events:

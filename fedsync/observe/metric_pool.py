@@ -20,7 +20,6 @@ MOST_NAMES = 256
 
 
 def pooling(name: str) -> Literal["largest", "sum", "mean"]:
-    """How figures of this name are pooled."""
     if name.startswith(("peak_", "max_")):
         return "largest"
     return "sum" if name.endswith(("_s", "_j", "_wh", "_bytes", "_count")) and "_per_" not in name else "mean"

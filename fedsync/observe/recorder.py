@@ -146,7 +146,6 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """Close the files and the exporters; what was recorded stays."""
         for exporter in self._exporters:
             exporter.close()
         if self._journal is not None:
@@ -156,7 +155,6 @@ class Recorder:
 
 
 def round_row(row: Round) -> dict[str, Any]:
-    """One line of ``rounds.jsonl``."""
     return {
         "round": row.round,
         "at_s": row.at_s,

@@ -44,7 +44,6 @@ class CsvExporter:
             table.writerow(columns)
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         rows = self._feed.closed(ledger)
         for row in rows:
             self._write(row)
@@ -53,7 +52,6 @@ class CsvExporter:
                 file.flush()
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
     def _write(self, row: Round) -> None:

@@ -282,7 +282,6 @@ def staleness(runs: Sequence[RunData]) -> Picture | None:
 
 
 def traffic(runs: Sequence[RunData]) -> Picture | None:
-    """Bytes to and from the server."""
     if not any(run.summary["bytes_up"] or run.summary["bytes_down"] for run in runs):
         return None
     with canvas(height=0.9 + 0.5 * max(len(runs), 2)) as (figure, ax):
