@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateAr
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.scores import Scores
-from fedsync.observe.metric_pool import MetricPool
+from fedsync.observe.metric_pool import MetricPool, pooled
 
 
 @fast_dataclass
@@ -318,8 +318,9 @@ class Ledger:
         silo.steps += report.steps
         silo.samples += report.samples
         silo.compute_s += report.compute_s
-        silo.metrics.add(report.metrics, report.samples)
-        self.metrics.add(report.metrics, report.samples)
+        if report.metrics:
+            silo.metrics.add(report.metrics, report.samples)
+            self.metrics.add(report.metrics, report.samples)
 
     def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
         arrivals = [self._arrived.pop(update_id) for update_id in update_ids]
@@ -329,9 +330,8 @@ class Ledger:
         seconds = since_s - (self.rounds[-1].at_s if self.rounds else 0.0)
         # Of simultaneous arrivals the first, as `Round.slowest` has it.
         kept = arrivals if self.detail or len(arrivals) == 1 else [max(arrivals, key=lambda arrival: arrival.at_s)]
-        row = self._by_version[version] = Round(
-            version, since_s, seconds, loss, _shares(kept, at_s), metrics=_pooled(reports)
-        )
+        shares, metrics = _shares(kept, at_s), pooled(reports)
+        row = self._by_version[version] = Round(version, since_s, seconds, loss, shares, metrics=metrics)
         self.rounds.append(row)
 
     def _settle(self) -> None:
@@ -346,27 +346,26 @@ class Ledger:
 
 def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:
     """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
-    by_silo: dict[str, list[_Arrival]] = {}
+    shares: dict[str, SiloShare] = {}
     for arrival in arrivals:
-        by_silo.setdefault(arrival.meta.silo, []).append(arrival)
-    return {name: _share(mine, at_s) for name, mine in by_silo.items()}
+        name, report = arrival.meta.silo, arrival.report
+        overhead_s, wait_s = max(arrival.busy_s - report.compute_s, 0.0), at_s - arrival.at_s
+        share = SiloShare(
+            arrival.batch_size, report.steps, report.samples, report.compute_s, overhead_s, wait_s, report.metrics
+        )
+        before = shares.get(name)
+        shares[name] = share if before is None else _added(before, share)
+    return shares
 
 
-def _share(arrivals: list[_Arrival], at_s: float) -> SiloShare:
-    reports, last = [arrival.report for arrival in arrivals], max(arrivals, key=lambda arrival: arrival.at_s)
+def _added(first: SiloShare, second: SiloShare) -> SiloShare:
+    last = min(first, second, key=lambda share: share.wait_s)
     return SiloShare(
-        batch_size=last.batch_size,
-        steps=sum([report.steps for report in reports]),
-        samples=sum([report.samples for report in reports]),
-        compute_s=sum([report.compute_s for report in reports]),
-        overhead_s=sum([max(arrival.busy_s - arrival.report.compute_s, 0.0) for arrival in arrivals]),
-        wait_s=at_s - last.at_s,
-        metrics=_pooled(reports),
+        last.batch_size,
+        first.steps + second.steps,
+        first.samples + second.samples,
+        first.compute_s + second.compute_s,
+        first.overhead_s + second.overhead_s,
+        last.wait_s,
+        pooled((first, second)),
     )
-
-
-def _pooled(reports: Iterable[WorkReport]) -> dict[str, float]:
-    pool = MetricPool()
-    for report in reports:
-        pool.add(report.metrics, report.samples)
-    return pool.values()

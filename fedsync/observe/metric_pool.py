@@ -12,8 +12,8 @@ orders or silos are pooled:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, Protocol
 
 MOST_NAMES = 256
 """Names that a pool keeps; a silo could give others in every order."""
@@ -50,3 +50,20 @@ class MetricPool:
     def values(self) -> dict[str, float]:
         """The pooled metrics by name; also for another thread than the one that adds."""
         return {name: total / weight for name, (total, weight) in sorted(self._parts.copy().items())}
+
+
+class _Reported(Protocol):
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
+def pooled(parts: Iterable[_Reported]) -> dict[str, float]:
+    """Metrics of a few reports."""
+    pool = MetricPool()
+    for part in parts:
+        if part.metrics:
+            pool.add(part.metrics, part.samples)
+    return pool.values()

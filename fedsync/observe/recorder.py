@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,6 +155,9 @@ class Recorder:
             self._rounds.close()
 
 
+_share = attrgetter(*SHARE)
+
+
 def round_row(row: Round) -> dict[str, Any]:
     return {
         "round": row.round,
@@ -163,7 +167,7 @@ def round_row(row: Round) -> dict[str, Any]:
         "batch_sizes": {name: share.batch_size for name, share in row.silos.items()},
         "metrics": row.metrics,
         "silos": {
-            name: {**{figure: getattr(share, figure) for figure in SHARE}, "metrics": share.metrics}
+            name: dict(zip(SHARE, _share(share), strict=True), metrics=share.metrics)
             for name, share in row.silos.items()
         },
     }
