@@ -173,6 +173,9 @@ class Replica(Protocol):
     def reported(self, evaluation: Evaluation) -> Evaluation:
         """What the server is told of an evaluation that this silo made."""
 
+    def disclosed(self, report: WorkReport) -> WorkReport:
+        """What the server is told of an order that this silo did."""
+
     def answer(self, question: Payload) -> Payload:
         """Answer what the server asks on behalf of all silos; see `Aggregator.questions`.
 
@@ -209,6 +212,9 @@ class PlainReplica:
 
     def reported(self, evaluation: Evaluation) -> Evaluation:
         return evaluation
+
+    def disclosed(self, report: WorkReport) -> WorkReport:
+        return report
 
     def answer(self, question: Payload) -> Payload:
         raise ProtocolError("server", "question", "asked about masks where nothing is encrypted")
