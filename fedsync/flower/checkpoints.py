@@ -32,6 +32,7 @@ from typing import Any
 
 from fedsync import __version__
 from fedsync.common.files import OWNER_FILE, private_folder, read_private, remove_unfinished, write_atomically
+from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
 from fedsync.core.coordinator import Coordinator
@@ -175,8 +176,9 @@ def new_identity() -> str:
     return secrets.token_hex(8)
 
 
-def digest(config: StrategyConfig, silos: list[dict[str, Any]] | None) -> str:
-    """Hash of a strategy and of a silo file's machines."""
+def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
+    """Hash of a strategy and of the machines that silos emulate."""
+    silos = None if cluster is None else cluster.entries()
     text = json.dumps([config.model_dump(mode="json"), silos], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

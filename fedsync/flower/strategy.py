@@ -228,7 +228,7 @@ class FedSync(Strategy):
 
     def _resumed(self, run: RunBuilder) -> _Begin:
         """From the newest checkpoint; the aggregator's state brings the model."""
-        found = prepare(self.out, digest(run.config, run.machines))
+        found = prepare(self.out, digest(run.config, run.cluster))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
     def _fresh(self, grid: Grid, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None) -> _Begin:
@@ -247,7 +247,7 @@ class FedSync(Strategy):
             except ConfigError as error:
                 logger.info("asking a silo for the model, for the server cannot build it: %s", error)
                 model, layout = ask_for_model(grid, spec, timing, self._admission)
-        return _Begin(Origin(digest(config, run.machines), spec, layout), model, None)
+        return _Begin(Origin(digest(config, run.cluster), spec, layout), model, None)
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
         """What the server may know of the silos' keys, which opens nothing; None in the clear."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -43,11 +43,6 @@ class RunBuilder:
     target_accuracy: float | None = None
     listeners: Sequence[Listener] = ()
     trains: bool = True
-
-    @property
-    def machines(self) -> list[dict[str, Any]] | None:
-        """What silos emulate, as plain values."""
-        return None if self.cluster is None else self.cluster.entries()
 
     def policies(self) -> Policies:
         """Everything that decides."""
@@ -96,7 +91,7 @@ class RunBuilder:
             self.out,
             runtime=self.runtime,
             config=config,
-            silos=self.machines,
+            silos=None if self.cluster is None else self.cluster.entries(),
             model_bytes=model_bytes,
             target_accuracy=target,
             sealed_share=0.0 if plan is None else plan.share,

@@ -118,7 +118,7 @@ def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig, *, re
     if resume:
         # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
         # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
-        prepare(out, digest(config, [silo.model_dump(mode="json") for silo in cluster.silos]))
+        prepare(out, digest(config, cluster))
     else:
         if newest_version(out):
             remedy = f"Go on with it: --resume {out}; or choose another --out, or remove the folder"
