@@ -1,13 +1,40 @@
-"""The order in which policies are asked, nothing else.
+"""The coordinator: it absorbs what happened and asks the policies what to do. It decides and does not act.
 
-`Coordinator.handle` absorbs a batch of events and answers with actions. It never sleeps, reads a
-clock, draws global randomness or touches an array; drivers do. Its state pickles, and feeding it the
-events of a journal reproduces every action of that journal.
+`Coordinator.handle` takes a batch of events and a time, and returns actions and a reason. It never sleeps, reads a
+clock, draws global randomness or touches an array: drivers do. So the events of a journal, fed to a new coordinator,
+give every action of that journal again. All of a batch is absorbed before anything is decided, so silos that report at
+the same time are seen together. Not to be confused with a driver, which moves payloads and messages; with a barrier,
+which only says when to commit and who goes on; or with an aggregator, which does the arithmetic.
+
+A silo, as `CoordinatorState` knows it:
+
+| state | where | event | next |
+|---|---|---|---|
+| absent | not in ``silos`` | `SiloJoined` | idle; absent if what it says of itself is unusable |
+| idle | ``order`` is None | the barrier releases it: `Dispatch` | busy |
+| busy | has an ``order`` | `UpdateArrived`, and the report is sound | idle; the update is pending |
+| | | `WorkFailed`, or the report is not sound | idle, with one failure more; the update is discarded |
+| | | `SiloJoined`: it has forgotten its order | idle; the update is discarded |
+| idle, busy | | `SiloLost` | absent; an update in work is discarded |
+| failed | idle, `MAX_FAILURES` in a row | as idle; a sound update clears them, or `SiloJoined` | busy, idle |
+
+An update is *in work*, then *pending* until a barrier commits or discards it. Each is named in one `Commit` or in a
+`Discard`; what answers an order that nobody waits for is discarded too.
+
+The run:
+
+| state | where | turns |
+|---|---|---|
+| waiting, running | ``closing`` is None | the barrier is asked; it waits for ``min_silos`` first |
+| closing | ``closing`` has the reason | silos in ``awaiting`` evaluate the last version; nothing else is asked |
+| stopped | ``stopped`` | `Stop` was given; events change nothing that anybody sees |
+
+It closes when a stop rule says so, and stops when all evaluations are in. It stops at once, as failed, when every silo
+has failed and nobody else is expected.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -43,8 +70,7 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.rng import Stream, derive_seed
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.sizing import Adaptation, Plan
 from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
@@ -119,6 +145,7 @@ class Coordinator:
         """
         batch = tuple(events)
         actions: list[Action] = []
+        # First all of them, then one decision: else the first silo to join would get the whole batch.
         for event in batch:
             self._absorb(event, actions)
         reason = "" if self._state.stopped else self._advance(now_s, actions)
@@ -143,15 +170,15 @@ class Coordinator:
                 state.scores.forget(name)
                 state.passes.leave(name)
             case WorkFailed(at_s, name, update_id, reason):
-                if self._order_of(name, update_id) is not None:
+                if state.order_of(name, update_id) is not None:
                     self._fail(name, at_s)
                     state.failures.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
             case Progressed(_, name, update_id, steps, _):
-                order = self._order_of(name, update_id)
+                order = state.order_of(name, update_id)
                 if order is not None:
-                    told = min(max(steps, 0), order.max_steps)
-                    state.silos[name] = replace(state.silos[name], progress_steps=told)
+                    done = min(max(steps, 0), order.max_steps)
+                    state.silos[name] = replace(state.silos[name], progress_steps=done)
             case Evaluated(_, name, version, evaluation):
                 if name in state.awaiting and version == state.version:
                     state.awaiting.discard(name)
@@ -182,7 +209,7 @@ class Coordinator:
 
     def _absorb_update(self, at_s: float, meta: UpdateMeta, report: WorkReport, actions: list[Action]) -> None:
         state = self._state
-        order = self._order_of(meta.silo, meta.update_id)
+        order = state.order_of(meta.silo, meta.update_id)
         if order is None and meta.update_id in state.pending:
             return  # a duplicate of one that waits for its commit, which goes by the same name
         if order is None:
@@ -211,12 +238,6 @@ class Coordinator:
         overhead_s = max(at_s - silo.since_s - report.compute_s, 0.0)
         state.silos[meta.silo] = silo.ended(at_s, report.samples, forecast, overhead_s)
         state.adaptation.observe(meta.silo, report, at_s - silo.since_s)
-
-    def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
-        """The order in work at ``name``, if it is the one that ``update_id`` answers."""
-        silo = self._state.silos.get(name)
-        order = silo.order if silo is not None else None
-        return order if order is not None and order.update_id == update_id else None
 
     def _fail(self, name: str, at_s: float) -> None:
         silo = self._state.silos[name]
@@ -271,7 +292,7 @@ class Coordinator:
         state, reasons = self._state, []
         silos, pending = MappingProxyType(state.silos), MappingProxyType(state.pending)
         work = self._current_plan()
-        while True:
+        while True:  # a commit changes what the barrier sees, so it is asked again until it commits nothing
             view = ClusterView(now_s, state.version, silos, pending, work, self._policies.seed, state.silos)
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
             if verdict.reason:
@@ -333,7 +354,7 @@ class Coordinator:
         return silo.order
 
     def _commit(self, update_ids: tuple[str, ...]) -> Commit:
-        state, weigher = self._state, self._policies.weigher
+        state = self._state
         metas: list[UpdateMeta] = []
         for update_id in sorted(update_ids):
             meta = state.pending.pop(update_id, None)
@@ -342,14 +363,7 @@ class Coordinator:
             metas.append(meta)
         state.version += 1
         state.commits += 1
-        coefficients = tuple(weigher.coefficients(metas, state.version))
-        if len(coefficients) != len(metas):
-            raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", self._recent)
-        weights = {meta.update_id: weight for meta, weight in zip(metas, coefficients, strict=True)}
-        for update_id, weight in weights.items():
-            if not (math.isfinite(weight) and weight > 0):
-                raise PolicyError(f"the weigher gives {update_id!r} the coefficient {weight}", self._recent)
-        return Commit(state.version, weights, weigher.toward)
+        return self._policies.weighed(metas, state.version, tuple(self._recent))
 
     def _release(self, verdict: Verdict, work: Plan, now_s: float, actions: list[Action]) -> None:
         if not verdict.release:
@@ -359,25 +373,10 @@ class Coordinator:
             silo = state.silos.get(name)
             if silo is None or silo.order is not None:
                 raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", self._recent)
-            order = self._order(name, work[name], verdict)
+            order = state.next_order(name, work[name], verdict, self._policies.seed)
             state.silos[name] = silo.begun(order, now_s)
             actions.append(Dispatch(name, order))
         state.scores.begin(state.version, len(verdict.release))
-
-    def _order(self, name: str, work: LocalWork, verdict: Verdict) -> WorkOrder:
-        serial = self._state.issued.get(name, 0) + 1
-        self._state.issued[name] = serial
-        return WorkOrder(
-            f"{name}/{serial}",
-            self._state.version,
-            serial,
-            work.batch_size,
-            verdict.steps.get(name, work.steps),
-            work.learning_rate,
-            derive_seed(self._policies.seed, Stream.ORDER, name, serial),
-            verdict.budget_s.get(name),
-            verdict.overrun,
-        )
 
     # Ending.
 

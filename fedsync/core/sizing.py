@@ -190,9 +190,9 @@ class Adaptation:
         if self.sizing.adaptive is None:
             return
         self._seconds[name] = seconds
-        told = [window.memory for window in report.windows if window.memory is not None]
-        if told:
-            self._memory[name] = max(told)
+        known = [window.memory for window in report.windows if window.memory is not None]
+        if known:
+            self._memory[name] = max(known)
 
     def advance(
         self, version: int, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], actions: list[Action]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
+from fedsync.core.actions import Commit
+from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
-from fedsync.core.orders import UpdateMeta
+from fedsync.core.orders import LocalWork, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
+from fedsync.core.rng import Stream, derive_seed
 from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Passes, StopRules
-from fedsync.core.views import SiloView
+from fedsync.core.views import SiloView, Verdict
 
 MAX_FAILURES = 3
 """Orders that every silo must fail in a row before the run is given up."""
@@ -44,6 +47,21 @@ class Policies:
     weigher: Weigher
     stop: StopRules
     declared_speeds: bool = False
+
+    def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
+        """The commit of these updates, which makes ``version``.
+
+        Raises:
+            PolicyError: the weigher broke its contract; shows the ``recent`` entries of the journal.
+        """
+        coefficients = tuple(self.weigher.coefficients(metas, version))
+        if len(coefficients) != len(metas):
+            raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", recent)
+        weights = {meta.update_id: weight for meta, weight in zip(metas, coefficients, strict=True)}
+        for update_id, weight in weights.items():
+            if not (isfinite(weight) and weight > 0):
+                raise PolicyError(f"the weigher gives {update_id!r} the coefficient {weight}", recent)
+        return Commit(version, weights, self.weigher.toward)
 
 
 @dataclass(slots=True)
@@ -114,3 +132,24 @@ class CoordinatorState:
     wake_s: float = inf
     timed: bool = False
     stopped: bool = False
+
+    def order_of(self, name: str, update_id: str) -> WorkOrder | None:
+        """The order in work at the silo ``name``, if it is the one that ``update_id`` answers."""
+        silo = self.silos.get(name)
+        order = silo.order if silo is not None else None
+        return order if order is not None and order.update_id == update_id else None
+
+    def next_order(self, name: str, work: LocalWork, verdict: Verdict, seed: int) -> WorkOrder:
+        """A new order for an idle silo, from the newest version; ``seed`` is that of the run."""
+        serial = self.issued[name] = self.issued.get(name, 0) + 1
+        return WorkOrder(
+            f"{name}/{serial}",
+            self.version,
+            serial,
+            work.batch_size,
+            verdict.steps.get(name, work.steps),
+            work.learning_rate,
+            derive_seed(seed, Stream.ORDER, name, serial),
+            verdict.budget_s.get(name),
+            verdict.overrun,
+        )

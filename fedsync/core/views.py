@@ -144,7 +144,7 @@ class Verdict:
         rollback: go back to the remembered version, which becomes a new one.
         commit: update ids to fold into one new version; empty for none.
         discard: pending update ids to forget.
-        remember: keep the version as it is now for a later rollback.
+        savepoint: keep the version as it is now for a later rollback.
         release: idle silos that get a new order, from the newest version.
         steps: local steps for released silos; absent means as many as the sizing says.
         budget_s: seconds of training for released silos; absent means no limit.

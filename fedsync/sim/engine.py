@@ -1,9 +1,19 @@
-"""Driver A: the coordinator under a virtual clock.
+"""The virtual driver: the coordinator under a clock that jumps from one happening to the next.
 
-A discrete-event simulator: the heap is ordered by (time, priority, serial), so the same seed gives the
-same journal, byte by byte. Durations come from the silo file; training is real and happens when an
-update arrives, so that an order which is cut short costs no more than the steps it did, and an order
-that is lost with its silo costs nothing.
+A discrete-event simulator. What is to happen lies on a heap, ordered by (time, priority, serial), so the same seed
+gives the same journal, byte by byte. Durations come from the silo file. Training is real and happens when an update
+arrives: an order that is cut short costs no more than the steps it did, and one that is lost with its silo costs
+nothing.
+
+| on the heap | when its time has come |
+|---|---|
+| `SiloJoined` | the silo is here; its next `_Loss` goes on the heap |
+| `_Loss` | the silo is gone, and the order it had; its return goes on the heap |
+| `_Work` | trained and sent: `UpdateArrived`, or `WorkFailed`; nothing if it was cut short or lost meanwhile |
+| `_Question` | the model is evaluated: `Evaluated` |
+| `Progressed`, `TimerFired` | themselves |
+
+Not to be confused with the Flower driver (`fedsync.flower.driver`), which does the same in real time, with messages.
 """
 
 from __future__ import annotations
@@ -124,7 +134,7 @@ class VirtualDriver:
 
     Args:
         coordinator: decides.
-        store: adds updates, and knows what each silo needs.
+        aggregator: adds updates, and knows what each silo needs.
         machines: how long each silo takes, by name.
         workers: who trains, by name.
         recorder: writes the run's files.
@@ -314,7 +324,7 @@ class VirtualDriver:
         self._schedule(_Work(silo, order, received, start_s, course))
 
     def _ask_questions(self) -> None:
-        """Have silos answer whatever the store wants to know of them; it takes no virtual time."""
+        """Have silos answer whatever the aggregator asks; it takes no virtual time."""
         while self._aggregator.blocked:
             for silo, question in self._aggregator.questions().items():
                 if silo not in self._here:
@@ -350,6 +360,6 @@ class VirtualDriver:
             return
         latency_s = self._machines[silo].latency_s
         steps = int(np.searchsorted(work.course.ends, now_s + latency_s, side="right"))
-        told_s = now_s + 2 * latency_s
-        told = Progressed(told_s, silo, update_id, steps, steps * work.order.batch_size)
-        self._push(told_s, _Priority.ANSWER, told)
+        heard_s = now_s + 2 * latency_s
+        progress = Progressed(heard_s, silo, update_id, steps, steps * work.order.batch_size)
+        self._push(heard_s, _Priority.ANSWER, progress)
