@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
     from fedsync.flower.strategy import FedSync
     from fedsync.observe.replay import replay
+    from fedsync.policies.aggregate.base import AggregationPolicy
+    from fedsync.policies.balance.base import BalancerPolicy
+    from fedsync.policies.barrier.base import BarrierPolicy
+    from fedsync.policies.predict.base import PredictorPolicy
+    from fedsync.policies.schema import register
     from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 
 __version__ = "0.1.0"
@@ -27,6 +32,11 @@ _HOMES = {
     "ProtocolError": "fedsync.core.errors",
     "RunError": "fedsync.core.errors",
     "replay": "fedsync.observe.replay",
+    "AggregationPolicy": "fedsync.policies.aggregate.base",
+    "BalancerPolicy": "fedsync.policies.balance.base",
+    "BarrierPolicy": "fedsync.policies.barrier.base",
+    "PredictorPolicy": "fedsync.policies.predict.base",
+    "register": "fedsync.policies.schema",
     "FedSync": "fedsync.flower.strategy",
     "SiloData": "fedsync.tasks.protocol",
     "SiloSlot": "fedsync.tasks.protocol",
@@ -34,17 +44,22 @@ _HOMES = {
 }
 
 __all__ = [
+    "AggregationPolicy",
+    "BalancerPolicy",
+    "BarrierPolicy",
     "ClusterConfig",
     "ConfigError",
     "FedSync",
     "FedSyncError",
     "PolicyError",
+    "PredictorPolicy",
     "ProtocolError",
     "RunError",
     "SiloData",
     "SiloSlot",
     "StrategyConfig",
     "Task",
+    "register",
     "replay",
 ]
 

@@ -59,7 +59,8 @@ class RunSpec(Section):
             local=config.local,
             emulate=list(emulate),
             cipher=config.cipher,
-            aggregation=config.aggregation,
+            # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
+            aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
             quorum=config.quorum(None if cluster is None else cluster.at_start),
         )
 

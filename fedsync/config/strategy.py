@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedsync.common.names import SILO_NAME, near_miss
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, encryption_plan
@@ -32,7 +33,7 @@ from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
-from fedsync.policies.schema import Chosen, Share
+from fedsync.policies.schema import Chosen, Policy, Share
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -93,6 +94,14 @@ def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
     return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
 
 
+@cache
+def _plug_in(path: str) -> None:
+    """Run a user's file, which registers policies."""
+    from fedsync.tasks.custom import run_file
+
+    run_file(Path(path), "plugin")
+
+
 class StrategyConfig(Section):
     """One runnable strategy."""
 
@@ -104,6 +113,10 @@ class StrategyConfig(Section):
 
     min_silos: PositiveInt | None = None
     """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2."""
+
+    plugin: str | None = None
+    """A Python file of yours that registers policies with ``fedsync.register``, relative to this one. The server alone
+    runs it."""
 
     silos: Annotated[list[Annotated[str, Field(pattern=SILO_NAME)]], Field(min_length=1)] | None = None
     """Names of the silos that may take part; left out, every one that the server lets in."""
@@ -137,6 +150,13 @@ class StrategyConfig(Section):
 
     export: ExportConfig | None = None
     """Where else the run's figures go while it goes on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_what_is_plugged_in(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and isinstance(data.get("plugin"), str):
+            _plug_in(data["plugin"])
+        return data
 
     @model_validator(mode="after")
     def _names_silos(self) -> Self:
@@ -202,6 +222,11 @@ class StrategyConfig(Section):
                 f"aggregation.kind {self.aggregation.kind!r} as configured needs a server that sees the updates, and "
                 f"cipher.kind {self.cipher.kind!r} hides them: {remedy}"
             )
+        if not isinstance(self.cipher, PlainConfig) and not self.aggregation.is_shipped():
+            raise ValueError(
+                f"aggregation.kind {self.aggregation.kind!r} is your own, and with cipher.kind {self.cipher.kind!r} "
+                "silos, which do not have it, weigh updates themselves; choose one that is part of FedSync"
+            )
         if isinstance(self.cipher, MaskedConfig) and self.barrier.mixes_rounds:
             raise ValueError(
                 "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
@@ -226,6 +251,8 @@ class StrategyConfig(Section):
         path = locate(name)
         file = YamlFile.read(path)
         file.override(overrides)
+        if isinstance(plugin := file.data.get("plugin"), str):
+            file.data["plugin"] = str(beside(path, plugin, f"{name}, plugin"))
         config = file.validate(cls)
 
         def relocated(relative: str) -> str:
@@ -233,6 +260,24 @@ class StrategyConfig(Section):
             return str(candidate) if candidate.exists() else relative
 
         return config.model_copy(update={"task": config.task.relocated(relocated)})
+
+    def with_policies(self, policies: Mapping[str, Policy]) -> StrategyConfig:
+        """The same with ready policies, which need not be registered, in the place of what their sections say.
+
+        Args:
+            policies: by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``.
+
+        Raises:
+            ConfigError: one does not belong in its section, or they do not fit the rest.
+        """
+        for section, policy in policies.items():
+            if not isinstance(policy, Policy) or policy.section != section or section not in type(self).model_fields:
+                problem = f"{type(policy).__name__} is no {section} policy"
+                raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{section.title()}Policy")
+        try:
+            return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **policies})
+        except ValidationError as error:
+            raise ConfigError("policies", error.errors()[0]["msg"], "Choose policies that fit the strategy") from None
 
     @property
     def report_s(self) -> float | None:

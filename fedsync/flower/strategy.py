@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,6 +36,7 @@ from fedsync.train.weights import initial_model
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
     from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.policies.schema import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class FedSync(Strategy):
     Args:
         config: the strategy.
         cluster: machines that the silos emulate, by partition; None in a real federation.
+        policies: ready policies by section, as in ``{"barrier": MyBarrier()}``, in the place of what the strategy says
+            there; they need not be registered.
         out: folder for the run's files; a new temporary one by default.
         runtime: what the summary calls this runtime.
         target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
@@ -80,6 +83,7 @@ class FedSync(Strategy):
         config: StrategyConfig,
         cluster: ClusterConfig | None = None,
         *,
+        policies: Mapping[str, Policy] | None = None,
         out: Path | None = None,
         runtime: str = "flower",
         target_accuracy: float | None = None,
@@ -91,7 +95,7 @@ class FedSync(Strategy):
         resume: bool = False,
         checkpoints: int = KEPT,
     ) -> None:
-        self.config = config
+        self.config = config = config.with_policies(policies or {})
         self.cluster = cluster
         self.out = out if out is not None else Path(tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None

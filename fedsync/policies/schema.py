@@ -114,7 +114,17 @@ class Policy(Settings, ABC):
 
     __slots__ = ()
     section: ClassVar[str]
-    kind: ClassVar[str] = ""
+    kind: ClassVar[str]
+    """By which a section chooses it; of a policy that is not registered the name of its class."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.kind = cls.__name__
+
+    @classmethod
+    def is_shipped(cls) -> bool:
+        """Whether silos have it too, as part of FedSync."""
+        return cls.__module__.startswith("fedsync.")
 
     @classmethod
     def _keys(cls) -> list[str]:
@@ -153,7 +163,7 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
         place = f"policy {policy.__qualname__}"
         if not (dataclasses.is_dataclass(policy) and policy.__dataclass_params__.frozen):
             raise ConfigError(place, "not a frozen dataclass", "Write @dataclass(frozen=True) below @register")
-        known = _KINDS[policy.section] if policy.__module__.startswith("fedsync.") else kinds(policy.section)
+        known = _KINDS[policy.section] if policy.is_shipped() else kinds(policy.section)
         other = known.get(kind, policy)
         # A file that is run again registers its own anew.
         if (other.__module__, other.__qualname__) != (policy.__module__, policy.__qualname__):

@@ -1,4 +1,4 @@
-"""A user's own task, from one Python file of theirs."""
+"""Users' own Python files beside the YAML: one with a task, one with policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import ModuleType
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.protocol import Task
 
-_NAME = "fedsync_task_"
+_NAME = "fedsync_file_"
 
 
 def load_task(path: Path, options: Mapping[str, object]) -> Task:
@@ -33,7 +33,7 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
         ConfigError: no such file, it does not run, it defines no task or several, the options do not
             fit, or the constructor fails. Names the file, and the line where there is one.
     """
-    task_class = _only_task(_run(path), path)
+    task_class = _only_task(run_file(path, "task.file"), path)
     try:
         inspect.signature(task_class).bind(**options)
     except TypeError as error:
@@ -54,9 +54,18 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
         ) from error
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path, key: str) -> ModuleType:
+    """Run a user's file as a module, once more if it was run before.
+
+    Args:
+        path: a Python file.
+        key: of the YAML file, which names it.
+
+    Raises:
+        ConfigError: no such file, or it does not run. Names the file, and the line where there is one.
+    """
     if not path.is_file():
-        raise ConfigError(str(path), "there is no such file", "Mend task.file; it is relative to the YAML file")
+        raise ConfigError(str(path), "there is no such file", f"Mend {key}; it is relative to the YAML file")
     name = f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -67,6 +76,9 @@ def _run(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(_place(path, error), f"running the file failed: {_tell(error)}", "Mend the file") from error
