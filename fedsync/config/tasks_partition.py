@@ -20,6 +20,7 @@ class IidConfig(Section):
     kind: Literal["iid"]
 
     def build(self) -> Partition:
+        """The partition."""
         from fedsync.tasks.partition import Iid
 
         return Iid()
@@ -33,6 +34,7 @@ class DirichletConfig(Section):
     """Concentration; 0.1 is very uneven, 100 nearly i.i.d."""
 
     def build(self) -> Partition:
+        """The partition."""
         from fedsync.tasks.partition import Dirichlet
 
         return Dirichlet(self.alpha)
@@ -49,6 +51,7 @@ class DualDirichletConfig(Section):
     """Concentration of the classes; small leaves each silo few."""
 
     def build(self) -> Partition:
+        """The partition."""
         from fedsync.tasks.partition import DualDirichlet
 
         return DualDirichlet(self.size_alpha, self.class_alpha)
@@ -62,6 +65,7 @@ class PathologicalConfig(Section):
     """Classes that each silo holds."""
 
     def build(self) -> Partition:
+        """The partition."""
         from fedsync.tasks.partition import Pathological
 
         return Pathological(self.classes_per_silo)
@@ -75,6 +79,7 @@ class ShardsConfig(Section):
     """Shards that each silo gets."""
 
     def build(self) -> Partition:
+        """The partition."""
         from fedsync.tasks.partition import Shards
 
         return Shards(self.shards_per_silo)
@@ -86,6 +91,7 @@ class NaturalConfig(Section):
     kind: Literal["natural"]
 
     def build(self) -> Partition:
+        """The partition."""
         from fedsync.tasks.partition import ByOwner
 
         return ByOwner()
@@ -96,7 +102,8 @@ class OwnConfig(Section):
 
     kind: Literal["own"]
 
-    def build(self) -> None: ...
+    def build(self) -> None:
+        """None."""
 
 
 PartitionConfig = Annotated[

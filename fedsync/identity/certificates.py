@@ -52,6 +52,7 @@ class Authority:
 
     @classmethod
     def at(cls, folder: Path) -> Authority:
+        """Where they are in a folder."""
         return cls(folder / "ca.crt", folder / "ca.key")
 
 
@@ -69,6 +70,7 @@ class ServerCertificate:
 
     @classmethod
     def at(cls, folder: Path) -> ServerCertificate:
+        """Where they are in a folder."""
         return cls(folder / "server.pem", folder / "server.key")
 
 

@@ -130,9 +130,10 @@ class SiloSession:
         received_s = perf_counter()
         outcome = self._trainer.run(order, base, self.cursor, self._throttle, watch)
         trained_s = perf_counter()
-        update = self.replica.send(outcome.update, order, outcome.report)
+        update, report = self.replica.send(outcome.update, order, outcome.report), outcome.report
         sent_s = perf_counter()
-        report = self.replica.disclosed(outcome.report)
+        if report.evaluation is not None:
+            report = replace(report, evaluation=self.replica.reported(report.evaluation))
         if self.sealed:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)

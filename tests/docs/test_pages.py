@@ -93,14 +93,12 @@ def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
 
 
 def test_compositions_are_those_of_the_shipped_files() -> None:
-    page = (DOCS / "extending.md").read_text(encoding="utf-8").split("\n## ")[1]
-    rows = [re.findall(r"`([^`]*)`", line) for line in page.splitlines() if line.startswith("| `")]
-    assert {name for name, *_ in rows} == {p.stem for p in ROOT.glob("strategies/*.yaml") if not p.stem.endswith("-he")}
-    for name, barrier, balancer, aggregation in rows:
-        shipped = yaml.safe_load((ROOT / "strategies" / f"{name}.yaml").read_text(encoding="utf-8"))
-        parts = {"barrier": barrier, "balancer": balancer, "aggregation": aggregation}
-        assert {key: yaml.safe_load(text) for key, text in parts.items()} == {key: shipped[key] for key in parts}
-        assert shipped["predictor"] == {"kind": "ema", "alpha": 0.2}
+    (text,) = (text for title, text in blocks(DOCS / "extending.md", "yaml") if title == "compositions")
+    usual = {"predictor": {"kind": "ema", "alpha": 0.2}, "balancer": {"kind": "fixed"}}
+    shipped = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in ROOT.glob("strategies/*.yaml")}
+    parts = ("predictor", "balancer", "barrier", "aggregation")
+    wanted = {name: {part: whole[part] for part in parts} for name, whole in shipped.items() if name[-3:] != "-he"}
+    assert {name: usual | found for name, found in yaml.safe_load(text).items()} == wanted
 
 
 MY_MODEL = """\

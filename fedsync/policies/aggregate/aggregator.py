@@ -39,6 +39,7 @@ class PlainAggregator(InTheClear):
 
     @property
     def upload_bytes(self) -> int:
+        """An update is as large as the model."""
         return self.model.nbytes
 
     def outgoing(self, silo: str) -> Vector:
@@ -89,6 +90,7 @@ class PlainAggregator(InTheClear):
         self.model = model
 
     def savepoint(self) -> None:
+        """Keep the current model for `rollback`."""
         self._remembered = self.model
 
     def rollback(self) -> None:
@@ -96,6 +98,7 @@ class PlainAggregator(InTheClear):
         self.model = self._remembered
 
     def discard(self, update_id: str) -> None:
+        """Forget an update, if it is there."""
         self._pending.pop(update_id, None)
         self._bases.pop(update_id, None)
 
@@ -109,4 +112,5 @@ class PlainAggregator(InTheClear):
 
     @property
     def pending(self) -> tuple[str, ...]:
+        """Ids of the updates kept."""
         return tuple(self._pending)

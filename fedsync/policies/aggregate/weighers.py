@@ -42,6 +42,7 @@ class WeightedMean:
 
     @property
     def toward(self) -> bool:
+        """Along the updates."""
         return False
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -83,6 +84,7 @@ class Stale:
 
     @property
     def toward(self) -> bool:
+        """As ``inner``."""
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -111,6 +113,7 @@ class Scaled:
 
     @property
     def toward(self) -> bool:
+        """As ``inner``."""
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -140,7 +143,9 @@ class Toward:
 
     @property
     def toward(self) -> bool:
+        """Yes."""
         return True
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """As ``inner``."""
         return self.inner.coefficients(metas, version)

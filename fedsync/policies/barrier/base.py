@@ -57,7 +57,8 @@ class BarrierPolicy(Policy, Generic[S]):
         return None
 
     @abstractmethod
-    def init(self) -> S: ...
+    def init(self) -> S:
+        """State before the first call."""
 
     @abstractmethod
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:

@@ -39,7 +39,8 @@ class PredictorPolicy(Policy, Generic[S]):
         return self
 
     @abstractmethod
-    def init(self) -> S: ...
+    def init(self) -> S:
+        """State before any observation."""
 
     @abstractmethod
     def observe(self, state: S, sample: SpeedSample) -> S:

@@ -57,7 +57,8 @@ class Elastic(BarrierPolicy[None]):
         if self.lookahead is not None and self.floor is not None and self.floor > self.lookahead:
             raise ValueError(f"floor {self.floor} exceeds lookahead {self.lookahead}; lower the floor")
 
-    def init(self) -> None: ...
+    def init(self) -> None:
+        """No state: the view says it all."""
 
     def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
         """Commit all and release all, each with its steps, as soon as nobody is busy."""

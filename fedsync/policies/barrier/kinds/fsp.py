@@ -166,6 +166,7 @@ class Fsp(BarrierPolicy[FspState]):
         return self.late is Late.STALE
 
     def init(self) -> FspState:
+        """No round, nothing learned."""
         return FspState(self.interval.init())
 
     def decide(self, state: FspState, view: ClusterView) -> tuple[FspState, Verdict]:

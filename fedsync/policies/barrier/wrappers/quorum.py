@@ -66,6 +66,7 @@ class Quorum(Wrapper[LateState]):
         Wrapper.__post_init__(self)
 
     def init(self) -> LateState:
+        """Nobody is late."""
         return LateState(frozenset(), self.inner.init())
 
     def decide(self, state: LateState, view: ClusterView) -> tuple[LateState, Verdict]:
