@@ -63,15 +63,17 @@ def test_a_budget_ends_an_order_with_the_step_in_which_it_runs_out() -> None:
         assert report.samples == 10 * report.steps < 1000
 
 
-@pytest.mark.parametrize(("overrun", "steps"), [(1.0, 4), (0.5, 4), (0.3, 3), (0.0, 3)])
-def test_a_step_may_overrun_the_budget_by_its_share(overrun: float, steps: int) -> None:
-    """Steps of 1 s, budget 3.5 s: the fourth begins in time and ends half of its length late."""
-    assert _steps_in_time([1.0, 2.0, 3.0, 4.0, 5.0], 3.5, overrun) == steps
-
-
-@pytest.mark.parametrize(("budget_s", "steps"), [(0.1, 1), (1.0, 1), (1.1, 2), (2.0, 2), (9.0, 5)])
-def test_a_step_begins_before_the_budget_ends_and_the_first_in_any_case(budget_s: float, steps: int) -> None:
-    assert _steps_in_time([1.0, 2.0, 3.0, 4.0, 5.0], budget_s, 1.0) == steps
+@pytest.mark.parametrize(
+    ("budget_s", "overrun", "steps"),
+    [
+        # A step may overrun the budget by its share: the fourth begins in time and ends half of its length late.
+        *[(3.5, 1.0, 4), (3.5, 0.5, 4), (3.5, 0.3, 3), (3.5, 0.0, 3)],
+        # A step begins before the budget ends, and the first in any case.
+        *[(0.1, 1.0, 1), (1.0, 1.0, 1), (1.1, 1.0, 2), (2.0, 1.0, 2), (9.0, 1.0, 5)],
+    ],
+)
+def test_steps_of_a_second_in_a_budget(budget_s: float, overrun: float, steps: int) -> None:
+    assert _steps_in_time([1.0, 2.0, 3.0, 4.0, 5.0], budget_s, overrun) == steps
 
 
 def test_a_probe_is_answered_while_the_order_is_in_work() -> None:
@@ -111,14 +113,12 @@ def test_an_alarm_goes_off_at_its_time() -> None:
     assert fired[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
-def test_a_run_in_which_nobody_is_released_is_a_fault() -> None:
-    outcome = run(Asynchronous(lambda view, verdict: Verdict()))
-    assert outcome.faults == ["the run neither ends nor goes on"]
-
-
-def test_a_run_that_wakes_itself_for_ever_is_a_fault() -> None:
-    outcome = run(Asynchronous(lambda view, verdict: Verdict(wake_at_s=0.0)))
-    assert outcome.faults == ["the run goes on for ever"]
+@pytest.mark.parametrize(
+    ("verdict", "fault"),
+    [(Verdict(), "the run neither ends nor goes on"), (Verdict(wake_at_s=0.0), "the run goes on for ever")],
+)
+def test_a_run_that_does_not_end_is_a_fault(verdict: Verdict, fault: str) -> None:
+    assert run(Asynchronous(lambda view, _: verdict)).faults == [fault]
 
 
 def test_the_law_of_starvation_notices_a_silo_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,18 +144,20 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
         load(task)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    task = CsvTask((str(tmp_path / "no.csv"),), "sick")
-    with pytest.raises(ConfigError, match=r"no\.csv: cannot read the file: No such file"):
-        load(task)
-    with pytest.raises(ConfigError, match=r"no\.csv: cannot read the file"):
-        task.model()
-
-
-def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"age,sick\n\xff\xfe,0\n")
-    with pytest.raises(ConfigError, match=r"a\.csv: not a CSV file in UTF-8"):
-        load(CsvTask((str(tmp_path / "a.csv"),), "sick"))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"a\.csv: cannot read the file: No such file"),
+        (b"age,sick\n\xff\xfe,0\n", r"a\.csv: not a CSV file in UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "a.csv").write_bytes(content)
+    task = CsvTask((str(tmp_path / "a.csv"),), "sick")
+    for attempt in (lambda: load(task), task.model):
+        with pytest.raises(ConfigError, match=message):
+            attempt()
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:

@@ -97,16 +97,18 @@ def test_the_task_s_own_complaint_passes(tmp_path: Path) -> None:
     assert caught.value.place == "task.options.width"
 
 
-@pytest.mark.parametrize("name", ["no.py", "."])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"there is no such file.*task\.file"):
-        load_task(tmp_path / name, {})
-
-
-def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no.py", r"there is no such file.*task\.file"),
+        (".", r"there is no such file.*task\.file"),
+        ("mine.txt", r"mine\.txt: this is not a Python file"),
+    ],
+)
+def test_another_kind_of_file_is_named(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "mine.txt").write_text(GOOD, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"mine\.txt: this is not a Python file"):
-        load_task(tmp_path / "mine.txt", {})
+    with pytest.raises(ConfigError, match=message):
+        load_task(tmp_path / name, {})
 
 
 BESIDE = """\

@@ -49,12 +49,7 @@ def test_sizes_double_up_to_the_last(most: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "curve",
-    [
-        Curve(2000.0),
-        Curve(2000.0, launch_s=0.004),
-        Curve(2000.0, launch_s=0.004, saturation=12),
-    ],
+    "curve", [Curve(2000.0), Curve(2000.0, launch_s=0.004), Curve(2000.0, launch_s=0.004, saturation=12)]
 )
 def test_the_curve_of_a_quiet_machine_is_found(machine: Machine, curve: Curve) -> None:
     machine(curve.step_s)

@@ -16,6 +16,7 @@ from fedsync.train.options import LocalOptions
         ({"optimizer": "adam", "momentum": 0.9}, "local.momentum"),
         ({"weight_decay": -0.1}, "local.weight_decay"),
         ({"weight_decay": float("nan")}, "local.weight_decay"),
+        *(({"proximal": mu}, "local.proximal") for mu in (-0.1, float("nan"), float("inf"))),
         ({"threads": 0}, "local.threads"),
         ({"precision": "fp8"}, "local.precision"),
     ],
@@ -32,9 +33,5 @@ def test_options_reach_the_optimizer() -> None:
     adam = LocalOptions("adam").make_optimizer(parameters, 0.3)
     assert isinstance(sgd, torch.optim.SGD)
     assert isinstance(adam, torch.optim.Adam)
-    assert {name: sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")} == {
-        "lr": 0.2,
-        "momentum": 0.9,
-        "weight_decay": 0.01,
-    }
+    assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.2, 0.9, 0.01]
     assert adam.defaults["lr"] == 0.3
