@@ -240,13 +240,32 @@ def code() -> str:
 
 def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome]:
     """Every fault, so many times each; Ctrl-C ends it with what there is."""
-    console = Console(stderr=True)
     outcomes = [Outcome(**each) for each in json.loads(options.out.read_text())] if options.resume else []
     seeds = range(options.seed, options.seed + options.runs)
     over = {(outcome.seed, outcome.fault) for outcome in outcomes}
     missing = [(seed, fault) for seed in seeds for fault in faults if (seed, fault) not in over]
+    console = Console(stderr=True)
+    try:
+        for lies in (False, True):
+            part = [(seed, fault) for seed, fault in missing if (fault in LIES) is lies]
+            if part:
+                _campaign(part, options, outcomes, console, lies=lies)
+    except KeyboardInterrupt:
+        console.print("stopped early")
+    return outcomes
+
+
+def _campaign(
+    missing: Sequence[tuple[int, str]],
+    options: argparse.Namespace,
+    outcomes: list[Outcome],
+    console: Console,
+    *,
+    lies: bool,
+) -> None:
+    """Faults in one federation; its silos run what comes with a run where some are to lie."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        federation = Federation(Path(folder), options.silos)
+        federation = Federation(Path(folder), options.silos, shipped=lies)
         federation.start()
         try:
             for seed, fault in missing:
@@ -256,11 +275,8 @@ def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome
                 said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
                 said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
                 console.print(f"{fault}, seed {seed}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
-        except KeyboardInterrupt:
-            console.print("stopped early")
         finally:
             federation.stop()
-    return outcomes
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[list[object]]:

@@ -109,9 +109,10 @@ class Federation:
         folder: for all of their files; of a short name, for trainers' sockets are below it.
         silos: how many.
         line_bytes_s: what the first silo's line carries to the server [bytes/s].
+        shipped: whether runs may bring their own client, which lies; messages then go Flower's own way.
     """
 
-    def __init__(self, folder: Path, silos: int, line_bytes_s: float = inf) -> None:
+    def __init__(self, folder: Path, silos: int, line_bytes_s: float = inf, *, shipped: bool = False) -> None:
         self.folder = folder
         self.names = [f"silo-{index}" for index in range(silos)]
         (port,) = free_ports(1)
@@ -127,8 +128,7 @@ class Federation:
             place = self.proxy.port if index == 0 else port
             silo = {"name": name, "server": f"localhost:{place}", "state": f"s{index}", "index": index}
             silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private), "keys": str(keys.silos[name])}
-            # For the lies, which come with their runs; honest runs are answered by what is installed all the same.
-            silo |= {"code": "shipped"}
+            silo |= {"code": "shipped" if shipped else "installed"}
             self._write(f"{name}.yaml", silo)
         self.config = ServerStartConfig.load(folder / "server.yaml")
         self._supervisors: list[subprocess.Popen[bytes]] = []
