@@ -20,3 +20,5 @@ def test_the_server_writes_the_tables(tmp_path: Path) -> None:
         FedSync(StrategyConfig.load("fedavg", SMALL), cluster, out=tmp_path, timing=timing).start(DirectGrid(2))
     assert [row.split(",")[0] for row in (tmp_path / "rounds.csv").read_text().splitlines()[1:]] == ["1", "2"]
     assert len((tmp_path / "rounds-silos.csv").read_text().splitlines()) == 1 + 2 * 2
+    metrics = (tmp_path / "rounds-metrics.csv").read_text().splitlines()[1:]
+    assert [row.rpartition(",")[0] for row in metrics][:3] == [f"1,{name},peak_memory_bytes" for name in ("", "a", "b")]
