@@ -1,7 +1,5 @@
 """Messages for the tests of the wire, and what their receiver expects."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What the tests of sealing share: keys, suites and small updates. Suites are made once, for contexts take a while."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Paths that a file names, and that are none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

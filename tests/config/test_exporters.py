@@ -1,7 +1,5 @@
 """The section that says where else a run's figures go."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.config.strategy import StrategyConfig

@@ -1,7 +1,5 @@
 """Every key of every file says what it means, in its source and to whoever reads the JSON Schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """What strategy files say of predictors, balancers, barriers and aggregations, and what is said when it is wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

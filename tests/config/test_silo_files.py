@@ -1,7 +1,5 @@
 """Every mistake in a silo file, likewise."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A strategy that names its silos."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.config.strategy import StrategyConfig

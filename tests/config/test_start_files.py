@@ -1,7 +1,5 @@
 """The files of ``fedsync silo start`` and ``fedsync server start``: every mistake names place and remedy."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

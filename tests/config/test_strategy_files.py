@@ -1,7 +1,5 @@
 """Every mistake in a strategy file gives one error that names file, line and key and says what to do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

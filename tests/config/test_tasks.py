@@ -1,7 +1,5 @@
 """Tasks in strategy files: what is wrong is named by file, line and key, and what is right is built as it says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Runs of the virtual driver with workers that compute nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Balancers on simulated machines: who is equal when, and after how many rounds."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Silo files: entries that stand for many, what is there at the start, and what reads back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The generator of contention traces: what it promises, without noise, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real training in virtual time: the same seed gives the same bytes, and the journal holds all decisions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Virtual time, by hand: what takes how long, who is told when, and what goes wrong without ending the run."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a strategy exports is written while it runs in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Predictors that train, under the virtual clock: the journal says when, and a replay does the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Speed over time: Markov contention, periodic load and traces, alone and multiplied, integrated by hand."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

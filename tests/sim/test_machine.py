@@ -1,7 +1,5 @@
 """How long a machine takes: jitter, traces, and trace files that are no use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Machines that crash, return, come late and leave; and the way to them, which takes time."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

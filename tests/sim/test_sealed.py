@@ -1,7 +1,5 @@
 """Every shipped way to synchronise, encrypted, in virtual time: real keys and real ciphertexts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every shipped strategy runs to its end on any silos."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

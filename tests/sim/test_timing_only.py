@@ -1,7 +1,5 @@
 """Timing only: all that decides, nothing that learns, very many silos."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

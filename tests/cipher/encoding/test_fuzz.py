@@ -1,7 +1,5 @@
 """Mutated messages against server and silo; `bench/faults/fuzz.py` sends a hundred times as many."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A tag fits the sum of exactly those updates that are named, and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Values share slots and come apart again, exactly, up to the number of additions that is allowed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

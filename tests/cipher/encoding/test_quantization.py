@@ -1,7 +1,5 @@
 """Updates become integers without bias, and sums become the weighted mean."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Headers add up to counts, weights, votes and scores; what cannot be a sum of headers is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A message is read only if it is what its receiver expects, byte for byte; everything else has its check."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Key folders: what the administrator gives out, and what silos accept."""
 
-from __future__ import annotations
-
 import base64
 import json
 import stat

@@ -1,7 +1,5 @@
 """Bundles, announcements and the server's file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Derived keys, signatures and sealed blobs."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import pickle

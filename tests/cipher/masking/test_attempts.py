@@ -1,7 +1,5 @@
 """Which attempt an order belongs to."""
 
-from __future__ import annotations
-
 import pickle
 
 from fedsync.cipher.masking.attempts import Attempts

@@ -1,7 +1,5 @@
 """Masks blind one update, whatever the server asks, however often, and whatever was restarted."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from dataclasses import replace

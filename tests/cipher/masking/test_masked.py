@@ -1,7 +1,5 @@
 """Masks: the server and one silo together see no single update, and whoever is lost costs a round at most."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

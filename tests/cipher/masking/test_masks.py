@@ -1,7 +1,5 @@
 """With masks, server and one silo together see a sum of the others and no single update."""
 
-from __future__ import annotations
-
 import hmac
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A silo's state on disk: whole, or not there."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

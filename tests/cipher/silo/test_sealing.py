@@ -1,7 +1,5 @@
 """Messages are sealed and opened in portions, in one process or several, with the same result and little memory."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Every suite adds exactly, hides what it seals, refuses words that nobody sealed, and counts additions."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

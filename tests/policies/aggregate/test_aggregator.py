@@ -1,7 +1,5 @@
 """The model, the updates that wait, and what never gets in."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

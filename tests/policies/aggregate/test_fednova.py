@@ -1,7 +1,5 @@
 """FedNova: an update is divided by how far its steps alone would have led."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What each update counts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The slowest silo is as fast as it can be: against brute force, for curves and for any table that never falls."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Algorithm 2 step by step, on rounds whose times are written down."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Multiples where bounds allow, and the exact total always."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

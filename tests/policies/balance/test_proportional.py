@@ -1,7 +1,5 @@
 """Batches in proportion to speed: a table by hand, and what holds for every table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Views by hand, and whole runs in virtual time, in few words."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bulk synchronous parallel, one view at a time."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder

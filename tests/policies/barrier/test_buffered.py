@@ -1,7 +1,5 @@
 """FedBuff: so many updates make a commit, and nobody waits."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

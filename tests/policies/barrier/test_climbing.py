@@ -1,7 +1,5 @@
 """The climbing interval: trials by hand, and that it finds what is best where it can be known."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """FedCompass: who gets how many steps, who meets whom, and that nobody waits for ever."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

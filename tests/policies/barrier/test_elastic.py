@@ -1,7 +1,5 @@
 """ElasticBSP: steps by hand, and whole runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

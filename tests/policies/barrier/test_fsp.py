@@ -1,7 +1,5 @@
 """FSP: one view at a time, and whole runs by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Interval policies: searches by hand, equation 7 by calculus and by brute force, and whole FSP runs."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

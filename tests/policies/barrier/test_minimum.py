@@ -1,7 +1,5 @@
 """Nobody starts before enough silos are there; afterwards the wrapped barrier alone decides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsync.core.orders import SiloFacts

@@ -1,7 +1,5 @@
 """A silo that keeps failing is set aside for longer and longer, and nobody else waits for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SSP and ASP: one view at a time, and whole runs by hand."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Capped, quorum and deadline: who is not waited for, and what becomes of what they send."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The paper's figures give no times, so the examples are our own; one follows the step counts of figure 8b.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

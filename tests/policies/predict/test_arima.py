@@ -1,7 +1,5 @@
 """ARIMA: the filter against statsmodels itself, and what happens where no fit succeeds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from statsmodels.tsa.arima.model import ARIMA

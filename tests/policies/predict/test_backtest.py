@@ -1,7 +1,5 @@
 """Errors of recorded forecasts, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.policies.predict.backtest import Step, backtest

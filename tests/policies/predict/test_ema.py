@@ -1,7 +1,5 @@
 """The exponential moving average, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

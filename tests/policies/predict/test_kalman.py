@@ -1,7 +1,5 @@
 """The level with change points, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

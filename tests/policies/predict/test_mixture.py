@@ -1,7 +1,5 @@
 """The mixture: weights by hand, and that it follows the best."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """NARX: what it learns, when it is used, and what it never does."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

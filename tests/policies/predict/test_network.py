@@ -1,7 +1,5 @@
 """The small network: its derivatives against differences, and what it can learn."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedsync.policies.predict.network import Training, improve, outputs, random_parameters, split

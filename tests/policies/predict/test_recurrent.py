@@ -1,7 +1,5 @@
 """The recurrent predictors: NumPy's forecast against PyTorch's network, and training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
