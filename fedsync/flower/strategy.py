@@ -173,9 +173,8 @@ class FedSync(Strategy):
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
         policies = run.policies()
-        coordinator = Coordinator(policies)
-        first = begin.model if given else None
-        aggregator = run.aggregator(begin.model, policies, plan, self._server_keys(plan), first)
+        coordinator, keys = Coordinator(policies), self._server_keys(plan)
+        aggregator = run.aggregator(begin.model, policies, plan, keys, begin.model if given else None)
         if moment is not None:
             coordinator.restore(moment.coordinator)
             aggregator.restore(moment.aggregator)
