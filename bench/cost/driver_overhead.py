@@ -31,35 +31,42 @@ from rich.table import Table
 
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
-from fedsync.flower import messages
+from fedsync.flower import messages, payloads
 from fedsync.flower.environment import flower_in_this_process
 from fedsync.flower.strategy import FedSync
+from fedsync.trainer.protocol import Hello, Reply, Train, read_request, write_reply
 
 SILOS, ROUNDS = 5, 12
 
 client = ClientApp()
 
 
+def _say(message: Message, reply: Reply, payload: payloads.Packed | None = None) -> Message:
+    return messages.answer(message, write_reply(reply), payload)
+
+
 @client.query()
 def _query(message: Message, context: Context) -> Message:
-    name = f"silo-{context.node_config['partition-id']}"
-    return messages.answer_hello(message, messages.Hello(name, SiloFacts(examples=100)))
+    return _say(message, Hello(f"silo-{context.node_config['partition-id']}", SiloFacts(examples=100)))
 
 
 @client.train()
 def _train(message: Message, context: Context) -> Message:
     if "fedsync" in message.content:
-        order = messages.read_order(message)
+        _, text, payload = messages.read_request(message)
+        request = read_request(text)
+        if not isinstance(request, Train) or payload is None:
+            raise ValueError(text)
+        order = request.order
         report = WorkReport(order.base_version, order.max_steps, order.planned_samples, compute_s=0.01, loss=1.0)
-        small = message.content.config_records["fedsync"].get("model")
-        return messages.answer_update(message, report, small or message.content.array_records["model"])
+        return _say(message, report, payloads.pack(payload))
     content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 100, "loss": 1.0})}
     return Message(RecordDict(content), reply_to=message)
 
 
 @client.evaluate()
 def _evaluate(message: Message, context: Context) -> Message:
-    return messages.answer_evaluation(message, Evaluation(1.0, 1.0, 1))
+    return _say(message, Evaluation(1.0, 1.0, 1))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsync.flower import messages
 from fedsync.flower.client_app import app as honest
 
 LIAR = 0
@@ -18,26 +17,23 @@ Lie = Callable[[list[bytes]], bytes]
 """From all updates of the silo so far, the last one the true answer, to what it says instead."""
 
 
-def _answer(message: Message, context: Context) -> Message:
-    return honest(message, context)
-
-
 def _lying(lie: Lie) -> ClientApp:
     app = ClientApp()
     made: list[bytes] = []
-    app.query()(_answer)
-    for name in (messages.MODEL_QUERY, messages.COLLECT, messages.SNAPSHOT, messages.QUESTION):
-        app.query(name)(_answer)
-    app.evaluate()(_answer)
+
+    @app.query()
+    @app.evaluate()
+    def _answer(message: Message, context: Context) -> Message:
+        return honest(message, context)
 
     @app.train()
     def _train(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         record = reply.content.config_records["fedsync"]
-        update = record.get("update")  # of a small model
+        update = record.get("payload")  # of a small model
         if isinstance(update, bytes) and int(context.node_config.get("partition-id", -1)) == LIAR:
             made.append(update)
-            record["update"] = lie(made)
+            record["payload"] = lie(made)
         return reply
 
     return app

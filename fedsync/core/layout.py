@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.core.errors import ProtocolError
+
 Vector = NDArray[np.float32]
 
 
@@ -66,3 +68,14 @@ class Layout:
             parts[name] = vector[start : start + size].reshape(shape)
             start += size
         return parts
+
+
+def as_vector(data: NDArray[np.uint8], layout: Layout, sender: str) -> Vector:
+    """A peer's bytes as a flat vector, float32 [layout.size]; nothing is copied, and its values are not checked.
+
+    Raises:
+        ProtocolError: there are more bytes, or fewer.
+    """
+    if data.nbytes != layout.nbytes:
+        raise ProtocolError(sender, "length", f"it has {data.nbytes} bytes, not {layout.nbytes}")
+    return data.view(np.float32)

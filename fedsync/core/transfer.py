@@ -9,6 +9,7 @@ silos, and a `Aggregator` sends what a silo has not seen yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -21,6 +22,16 @@ from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 Payload = NDArray[Any]
 """One flat array: float32 values in the clear, or uint8 sealed bytes."""
 
+MAX_SEALED_BYTES = 2**32
+"""Largest payload that a silo accepts: 500 million parameters at 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMismatch:
+    """What came does not continue the version of the model that the silo ``holds``, -1 for none, or did not come."""
+
+    holds: int
+
 
 class OtherVersion(FedSyncError):
     """What came does not continue the model version that the silo holds; nothing was changed.
@@ -32,7 +43,7 @@ class OtherVersion(FedSyncError):
 
     def __init__(self, holds: int, wanted: int) -> None:
         super().__init__(f"the silo holds version {holds} of the model, what came continues version {wanted}")
-        self.holds = holds
+        self.mismatch = VersionMismatch(holds)
 
 
 class Aggregator(Protocol):

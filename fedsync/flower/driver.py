@@ -1,9 +1,22 @@
-"""Driver B: the coordinator on Flower's grid.
+"""The Flower driver: the coordinator on Flower's grid.
 
-The same loop serves Flower's simulation engine and a real SuperLink: push one message a silo, pull
-what has come, hand everything that happened to the coordinator as one batch, carry out its actions.
-Replies are pulled by this loop, not by Flower's `send_and_receive`, which looks every 3 s and forgets
-what comes late.
+The same loop serves Flower's simulation engine and a real SuperLink. Each turn hands everything that happened to the
+coordinator as one batch and carries out its actions:
+
+| what happened | event |
+|---|---|
+| a node is new | none: it is asked who it is; its `Hello` is `SiloJoined` |
+| a node is gone | `SiloLost`, and what it was sent is forgotten |
+| an order is in work | `Progressed`, and it is asked for again |
+| an update came, and is sound | `UpdateArrived` |
+| an order failed, is overdue, or was answered with nonsense | `WorkFailed` |
+| an evaluation came, or cannot | `Evaluated` |
+| nothing, and a predictor wants to train | `Spare` |
+
+A commit of encrypted updates may be *blocked* until silos have answered the aggregator's questions: meanwhile orders
+and evaluations are held. Before anything goes out that silos learn from a commit, a checkpoint is on disk.
+
+Replies are pulled by this loop, not by Flower's `send_and_receive`, which looks every 3 s and forgets what comes late.
 """
 
 from __future__ import annotations
@@ -14,7 +27,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsync.core.actions import (
@@ -42,18 +54,26 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.layout import Layout
-from fedsync.core.orders import UpdateMeta, WorkOrder
-from fedsync.core.transfer import DurableAggregator, Payload
-from fedsync.flower import messages
+from fedsync.core.layout import Layout, as_vector
+from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch
 from fedsync.flower.checkpoints import Checkpoints, Moment
-from fedsync.flower.idle_training import IdleTraining
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox, PendingMessage
-from fedsync.flower.requests import Requests
-from fedsync.flower.timeouts import IdleTimeout, Timeouts
+from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.observe.recorder import Recorder
+from fedsync.trainer.protocol import (
+    Answer,
+    AskSnapshot,
+    Describe,
+    EvaluateModel,
+    Hello,
+    InProgress,
+    Question,
+    Snapshot,
+    Train,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +124,8 @@ class FlowerDriver:
         self._nodes = Nodes(grid, admission, timing.look_s)
         self._checkpoints = checkpoints
         self._resumed = resumed
-        self._mail = Outbox(grid, aggregator.upload_bytes, layout.nbytes)
         report_s = timing.report_s if report_s is None else report_s
-        self._requests = Requests(self._mail, self._nodes, aggregator, spec, timing, report_s)
+        self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
@@ -128,7 +147,7 @@ class FlowerDriver:
             events = [*events, *self._replies(), *self._membership(), *self._overdue(), *self._flush()]
             if not events:
                 self._check_alive()
-                if self._coordinator.unlearned and any(sent.order is not None for sent in self._mail.waiting):
+                if self._coordinator.unlearned and any(sent.order is not None for sent in self._outbox.waiting):
                     events = self._spare.events(self._now_s())
             if not events:
                 time.sleep(pause_s)
@@ -174,7 +193,7 @@ class FlowerDriver:
         if moment.evaluating is None:
             return events
         for name in sorted(set(moment.silos) - missing):
-            self._requests.evaluate(name, moment.evaluating, self._now_s())
+            self._outbox.evaluate(name, moment.evaluating, self._now_s())
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
@@ -187,7 +206,7 @@ class FlowerDriver:
         )
 
     def _check_alive(self) -> None:
-        if self._coordinator.able and (self._timers or any(sent.works for sent in self._mail.waiting)):
+        if self._coordinator.able and (self._timers or any(sent.works for sent in self._outbox.waiting)):
             self._vigil.wake(self._now_s())
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)
@@ -195,80 +214,75 @@ class FlowerDriver:
     # What happened.
 
     def _replies(self) -> list[Event]:
-        events = [self._event(sent, arrival) for sent, arrival in self._mail.replies()]
+        events = [self._event(sent, arrival) for sent, arrival in self._outbox.replies()]
         return [event for event in events if event is not None]
 
     def _event(self, sent: PendingMessage, arrival: Arrival) -> Event | None:
-        now_s, name, reply = self._now_s(), self._nodes.sender(sent.node), arrival.content
+        now_s, name = self._now_s(), self._nodes.sender(sent.node)
         try:
-            if reply is None:
-                raise ProtocolError(name, "answer", arrival.problem)
-            holds = messages.read_holds(reply, name)
-            if sent.snapshot:
-                self._keep_snapshot(reply, name, holds)
-                return None
-            if sent.question:
-                self._aggregator.answer(name, messages.read_update(reply, None, messages.MAX_GREETING_BYTES, name))
-                self._go_on_if_open()
-                return None
-            if holds is not None:
-                self._send_again(sent, name, holds)
-                return None
-            if sent.order is not None:
-                return self._update(sent, name, sent.order, reply, now_s)
-            if sent.version is not None:
-                self._aggregator.holds(name, sent.version)
-                return Evaluated(now_s, name, sent.version, messages.read_evaluation(reply, name))
-            return self._hello(sent.node, messages.read_hello(reply, name), messages.read_greeting(reply, name), now_s)
+            reply, payload = self._outbox.read(sent, arrival)
+            match sent.request, reply:
+                case Describe(), Hello():
+                    return self._hello(sent.node, reply, payload, now_s)
+                case Train(order), InProgress():
+                    return self._go_on(sent, order, reply, now_s)
+                case Train(order), WorkReport():
+                    return self._update(name, order, reply, _needed(payload, name), now_s)
+                case EvaluateModel(version), Evaluation():
+                    self._aggregator.holds(name, version)
+                    return Evaluated(now_s, name, version, reply)
+                case ((Train() | EvaluateModel()), VersionMismatch(holds)):
+                    self._send_again(sent, name, holds)
+                case Question(), Answer():
+                    self._aggregator.answer(name, _needed(payload, name))
+                    self._go_on_if_open()
+                case AskSnapshot(), Snapshot(version):
+                    self._aggregator.put_snapshot(name, version, _needed(payload, name))
+                case asked, _:
+                    answered = f"{type(asked).__name__} is answered with {type(reply).__name__}"
+                    raise ProtocolError(name, "message", answered)
         except ProtocolError as error:
             return self._failed(sent, str(error))
+        return None
 
     def _failed(self, sent: PendingMessage, reason: str) -> Event | None:
         """What it means that a message has no usable answer."""
         now_s, name = self._now_s(), self._nodes.sender(sent.node)
         logger.warning("%s", reason)
-        if sent.order is not None:
-            return WorkFailed(now_s, name, sent.order.update_id, reason)
-        if sent.version is not None:
-            return Evaluated(now_s, name, sent.version, None)
-        if sent.question:
-            self._aggregator.give_up(name)
-            self._go_on_if_open()
-        elif not sent.snapshot:
-            # It did not say who it is: ask again at the next look at the members.
-            self._nodes.ask_again(sent.node)
+        match sent.request:
+            case Train(order):
+                return WorkFailed(now_s, name, order.update_id, reason)
+            case EvaluateModel(version):
+                return Evaluated(now_s, name, version, None)
+            case Question():
+                self._aggregator.give_up(name)
+                self._go_on_if_open()
+            case Describe():
+                # It did not say who it is: ask again at the next look at the members.
+                self._nodes.ask_again(sent.node)
         return None
 
     def _send_again(self, sent: PendingMessage, name: str, holds: int) -> None:
         """The silo keeps another version than was thought: send what continues that one."""
         self._aggregator.holds(name, holds)
-        if sent.again or self._aggregator.blocked or (sent.order is None and sent.version is None):
+        if sent.again or self._aggregator.blocked:
             raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
         if sent.order is not None and sent.order.base_version != self._coordinator.version:
             raise ProtocolError(name, "order", "it is lost, and the model has moved on since")
         if sent.order is not None and sent.order.budget_s is not None and sent.collecting:
             raise ProtocolError(name, "order", "it is lost, and its time with it")
-        self._requests.repeat(sent, name, self._now_s())
+        self._outbox.repeat(sent, name, self._now_s())
 
-    def _keep_snapshot(self, reply: Message, name: str, holds: int | None) -> None:
-        if holds is None:
-            raise ProtocolError(name, "snapshot", "it does not say which version it is")
-        self._aggregator.put_snapshot(name, holds, messages.read_update(reply, None, messages.MAX_SEALED_BYTES, name))
-
-    def _update(self, sent: PendingMessage, name: str, order: WorkOrder, reply: Message, now_s: float) -> Event | None:
-        progress = messages.read_progress(reply, name)
-        if progress is not None:
-            return self._go_on(sent, order, progress, now_s)
+    def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload, now_s: float) -> Event:
         self._answered = name
-        report = messages.read_report(reply, name)
-        layout = None if self._sealed else self._layout
-        update = messages.read_update(reply, layout, self._aggregator.upload_bytes, name)
+        if not self._sealed:
+            update = as_vector(update, self._layout, name)
         self._aggregator.put(name, order.update_id, update)
         self._aggregator.holds(name, order.base_version)
         meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], update.nbytes)
         return UpdateArrived(now_s, meta, report)
 
-    def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: messages.Progress, now_s: float) -> Event | None:
+    def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:
         """Ask again for an order in work, unless nothing new was heard of it for too long."""
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
@@ -276,10 +290,10 @@ class FlowerDriver:
         sent = replace(sent, asked=0)
         if sent.due_s <= now_s:
             return self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
-        self._requests.collect(sent, order, now_s)
+        self._outbox.collect(sent, order, now_s)
         return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
 
-    def _hello(self, node: int, hello: messages.Hello, greeting: Payload | None, now_s: float) -> Event:
+    def _hello(self, node: int, hello: Hello, greeting: Payload | None, now_s: float) -> Event:
         name = self._nodes.check(node, hello)
         self._aggregator.greet(name, hello.holds, greeting)
         self._nodes.enrol(node, name, hello.facts.examples)
@@ -291,7 +305,7 @@ class FlowerDriver:
         gone, fresh = self._nodes.look()
         events: list[Event] = []
         for node in gone:
-            self._mail.forget(node)
+            self._outbox.forget(node)
             name = self._nodes.forget(node)
             if name is not None:
                 events.append(SiloLost(now_s, name, "its node is gone"))
@@ -299,7 +313,7 @@ class FlowerDriver:
                 self._aggregator.give_up(name)
                 self._go_on_if_open()
         for node in fresh:
-            self._requests.greet(node, now_s)
+            self._outbox.ask(node, Describe(), now_s)
         return events
 
     def _overdue(self) -> list[Event]:
@@ -307,14 +321,14 @@ class FlowerDriver:
         events: list[Event] = []
         while self._timers and self._timers[0] <= now_s:
             events.append(TimerFired(heapq.heappop(self._timers)))
-        for sent in self._mail.overdue(now_s):
+        for sent in self._outbox.overdue(now_s):
             event = self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
             if event is not None:
                 events.append(event)
-        for sent in self._mail.unanswered(now_s):
+        for sent in self._outbox.unanswered(now_s):
             name = self._nodes.sender(sent.node)
             logger.warning("%s has not answered a message; asking for the answer again", name)
-            self._requests.ask_again(sent, name, now_s)
+            self._outbox.ask_again(sent, now_s)
         return events
 
     # What to do.
@@ -326,15 +340,15 @@ class FlowerDriver:
         match action:
             case Dispatch(silo, order):
                 self._aggregator.begin(order.update_id)
-                self._requests.train(silo, order, self._now_s())
+                self._outbox.train(silo, order, self._now_s())
             case Commit(version, _):
                 self._aggregator.commit(action)
                 if self._after_commit is not None:
                     self._after_commit(version)
-                self._requests.snapshot(self._answered, self._now_s())
-                self._requests.questions(self._now_s())
+                self._outbox.snapshot(self._answered, self._now_s())
+                self._outbox.questions(self._now_s())
             case HaltEarly(_, update_id):
-                if not self._mail.halt(update_id) and self._aggregator.blocked:
+                if not self._outbox.halt(update_id) and self._aggregator.blocked:
                     # Its order is held, and goes out first.
                     self._held.append(action)
             case Savepoint():
@@ -345,13 +359,13 @@ class FlowerDriver:
                 self._aggregator.discard(update_id)
             case Evaluate(version, silos):
                 for silo in silos:
-                    self._requests.evaluate(silo, version, self._now_s())
+                    self._outbox.evaluate(silo, version, self._now_s())
             case WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
 
     def _go_on_if_open(self) -> None:
         """Ask on, or carry out what waited for the last commit to count."""
-        self._requests.questions(self._now_s())
+        self._outbox.questions(self._now_s())
         if not self._aggregator.blocked:
             held, self._held = self._held, []
             for action in held:
@@ -360,5 +374,11 @@ class FlowerDriver:
 
     def _flush(self) -> list[Event]:
         """Push what waits; a node that is not known any more is an answer too."""
-        lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._mail.flush()]
+        lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]
+
+
+def _needed(payload: Payload | None, sender: str) -> Payload:
+    if payload is None:
+        raise ProtocolError(sender, "message", "it brings no 'payload'")
+    return payload

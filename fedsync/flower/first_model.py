@@ -9,10 +9,11 @@ from flwr.serverapp import Grid
 
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.layout import Layout, Vector
-from fedsync.flower import messages, payloads
-from fedsync.flower.internals.pull import BESIDE, Arrivals
+from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
+from fedsync.flower.outbox import Outbox
 from fedsync.flower.timeouts import Timeouts
+from fedsync.trainer.protocol import AskModel, InitialModel
 
 logger = logging.getLogger(__name__)
 
@@ -28,27 +29,31 @@ def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission 
     Raises:
         RunError: no silo sends one in time; says what the last one answered instead.
     """
-    end_s = time.monotonic() + timing.join_timeout_s
-    sent: dict[str, int] = {}
-    nodes, arrivals = Nodes(grid, admission, timing.look_s), Arrivals(grid, _AT_ONCE)
-    last = "nobody answered"
-    while time.monotonic() < end_s:
+    begin_s = time.monotonic()
+    nodes, last = Nodes(grid, admission, timing.look_s), "nobody answered"
+    outbox = Outbox(grid, nodes, spec, timing, report_s=0.0, at_once=_AT_ONCE)
+    while (now_s := time.monotonic() - begin_s) < timing.join_timeout_s:
         gone, fresh = nodes.look()
         for node in gone:
+            outbox.forget(node)
             nodes.forget(node)
         for node in fresh:
-            for message in grid.push_messages([messages.query_model(node, spec, timing.answer_s)]):
-                sent[message] = node
-        for arrival in arrivals.pull(dict.fromkeys(sent, messages.MAX_SEALED_BYTES + BESIDE)):
-            node = sent.pop(arrival.answers)
+            outbox.ask(node, AskModel(), now_s)
+        for sent in outbox.unanswered(now_s):
+            logger.warning("%s has not answered a message; asking for the answer again", nodes.sender(sent.node))
+            outbox.ask_again(sent, now_s)
+        for sent in [*outbox.overdue(now_s), *outbox.flush()]:
+            nodes.ask_again(sent.node)
+        for sent, arrival in outbox.replies():
+            name = nodes.sender(sent.node)
             try:
-                if arrival.content is None:
-                    raise ProtocolError(nodes.sender(node), "answer", arrival.problem)
-                record = messages.read_initial_model(arrival.content, nodes.sender(node))
-                return payloads.read_model(record, nodes.sender(node))
+                reply, payload = outbox.read(sent, arrival)
+                if not isinstance(reply, InitialModel):
+                    raise ProtocolError(name, "message", f"it answers {type(reply).__name__}")
+                return payloads.read_model(reply.layout, payload, name)
             except ProtocolError as error:
                 logger.warning("%s", error)
                 last = str(error)
-                nodes.ask_again(node)
+                nodes.ask_again(sent.node)
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import ProtocolError
-from fedsync.flower import messages
+from fedsync.trainer.protocol import Hello
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Nodes:
             self._rests[node] = min(2 ** min(self._useless.get(node, 0), 30), MOST_LOOKS)
             self._useless[node] = self._useless.get(node, 0) + 1
 
-    def check(self, node: int, hello: messages.Hello) -> str:
+    def check(self, node: int, hello: Hello) -> str:
         """Name of the silo that a node says it is, if it may be.
 
         Raises:

@@ -1,4 +1,15 @@
-"""What the server has sent and waits for."""
+"""What the server asks silos, and the answers that it waits for.
+
+| a message is | until | then |
+|---|---|---|
+| posted | `flush` | waiting, or lost at once where its node is not known any more |
+| waiting | its answer comes | answered: what asked for the same since is forgotten |
+| waiting | ``ask_s`` | waiting, and asked for again, for it may be lost; each time twice as long after |
+| waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
+| any | its node is gone | forgotten |
+
+An order is asked for again by `Collect`, and so until it is done; anything else is sent once more.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +20,52 @@ from math import inf
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.flower.internals.pull import BESIDE, Arrival, Arrivals
+from fedsync.core.transfer import MAX_SEALED_BYTES, DurableAggregator, Payload
+from fedsync.flower import messages, payloads
+from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
+from fedsync.flower.nodes import Nodes
+from fedsync.flower.timeouts import Timeouts
+from fedsync.trainer.protocol import (
+    MAX_LAYOUT_TEXT,
+    MAX_TEXT,
+    AskModel,
+    AskSnapshot,
+    Collect,
+    EvaluateModel,
+    Question,
+    Reply,
+    Request,
+    Train,
+)
+
+_QUESTION_S = 60.0
+_LEAST_S = 1.0
+_MOST_DOUBLINGS = 6
+_SMALL_ANSWER_BYTES = 2**20
+"""Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message that waits for its answer. ``order`` for TRAIN, ``version`` for EVALUATE, neither for a QUERY.
+    """A request that waits for its reply.
 
-    ``again`` says that it was sent before, with what did not fit the version of the model that the silo keeps. A
-    ``question`` is what a `Aggregator` wants to know of silos. Of an order in work ``steps`` are known to be done, and
-    it has failed at ``end_s``, however far it is; ``collecting`` says that it was asked for since, and ``halt`` that
-    its silo should stop and send what it has.
-
-    A message that is not answered by ``ask_s`` is asked for again; ``asked`` counts how often it was.
+    Args:
+        node: that it went to.
+        request: whose reply is waited for, also where a `Collect` asks for it.
+        due_s: when nobody waits for it any more.
+        end_s: an order has failed then, however far it is.
+        steps: of an order in work, that are known to be done.
+        ask_s: when it is asked for again.
+        asked: how often it was.
+        collecting: the order was asked for since it was sent.
+        halt: its silo should stop and send what it has.
+        again: it was sent before, with what did not fit the version of the model that the silo keeps.
     """
 
     node: int
+    request: Request
     due_s: float
     end_s: float = inf
     steps: int = 0
@@ -33,55 +73,144 @@ class PendingMessage:
     asked: int = 0
     collecting: bool = False
     halt: bool = False
-    order: WorkOrder | None = None
-    version: int | None = None
-    snapshot: bool = False
-    question: bool = False
     again: bool = False
+
+    @property
+    def order(self) -> WorkOrder | None:
+        """The order that it is, or None."""
+        return self.request.order if isinstance(self.request, Train) else None
 
     @property
     def works(self) -> bool:
         """Whether a silo is at work on it."""
-        return self.order is not None or self.version is not None
+        return isinstance(self.request, Train | EvaluateModel)
 
     def asks_for(self, update_id: str) -> bool:
         """Whether it is the order for this update."""
-        return self.order is not None and self.order.update_id == update_id
-
-    @property
-    def about(self) -> tuple[int, str, int | None, bool, bool]:
-        """The same for all messages that have the same answer."""
-        return self.node, "" if self.order is None else self.order.update_id, self.version, self.snapshot, self.question
-
-    def most(self, update_bytes: int, model_bytes: int) -> int:
-        """Bytes that its answer may have, where an update and a model have at most so many."""
-        return BESIDE + (update_bytes if self.order is not None else model_bytes if self.snapshot else 0)
+        return isinstance(self.request, Train) and self.request.order.update_id == update_id
 
 
 class Outbox:
-    """Messages on their way. They go out when told to, so that what they are made of can be put on disk before.
+    """Makes the messages of one run, and keeps them until they are answered; times are the driver's, in seconds.
+
+    They go out when told to, so that what they are made of can be put on disk before.
 
     Args:
         grid: of Flower.
-        update_bytes: size of an update as it travels.
+        nodes: which node is which silo.
+        spec: the run's specification as JSON, for the silos.
+        timing: how long to wait.
+        report_s: after so long silos say how far an order in work is.
+        aggregator: knows what each silo needs to have the current model, and what it wants to know of silos; None as
+            long as there is no model.
         model_bytes: size of the model.
+        at_once: answers that are fetched at the same time.
     """
 
-    def __init__(self, grid: Grid, update_bytes: int, model_bytes: int) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Nodes,
+        spec: str,
+        timing: Timeouts,
+        report_s: float,
+        aggregator: DurableAggregator | None = None,
+        model_bytes: int = MAX_SEALED_BYTES,
+        at_once: int = MOST_AT_ONCE,
+    ) -> None:
         self._grid = grid
-        self._sizes = update_bytes, model_bytes
-        self._arrivals = Arrivals(grid)
-        self._outbox: list[tuple[PendingMessage, Message]] = []
+        self._nodes = nodes
+        self._spec = spec
+        self._timing = timing
+        self._report_s = report_s
+        self._aggregator = aggregator
+        self._model_bytes = model_bytes
+        self._arrivals = Arrivals(grid, at_once)
+        self._packed: tuple[Payload, payloads.Packed] | None = None
+        self._posted: list[tuple[PendingMessage, Message]] = []
         self._sent: dict[str, PendingMessage] = {}
+
+    # What is asked.
+
+    def ask(self, node: int, request: Request, now_s: float) -> None:
+        """Ask a node something that no order hangs on."""
+        self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
+
+    def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
+        """Have a silo train."""
+        due_s, end_s = self._timing.order_until(now_s)
+        request = Train(order, self._report_s)
+        self._send(PendingMessage(self._nodes.by_name[silo], request, due_s, end_s), silo, now_s)
+
+    def evaluate(self, silo: str, version: int, now_s: float) -> None:
+        """Have a silo score the current model, which is ``version``."""
+        due_s = now_s + self._timing.order_timeout_s
+        self._send(PendingMessage(self._nodes.by_name[silo], EvaluateModel(version), due_s), silo, now_s)
+
+    def repeat(self, sent: PendingMessage, silo: str, now_s: float) -> None:
+        """Send an order or an evaluation once more, with what the aggregator now knows that the silo needs."""
+        self._send(replace(sent, again=True), silo, now_s)
+
+    def collect(self, sent: PendingMessage, order: WorkOrder, now_s: float) -> None:
+        """Ask for an order in work, which is also the way for the word to stop."""
+        request = Collect(order.update_id, self._report_s, sent.halt)
+        self._post(replace(sent, collecting=True), request, None, now_s)
+
+    def snapshot(self, answered: str, now_s: float) -> None:
+        """Ask for a sealed model if one is wanted and none is under way: ``answered`` if it is here, else any silo."""
+        here, asked = self._nodes.by_name, AskSnapshot()
+        if self._aggregator is None or not self._aggregator.wants_snapshot or not here:
+            return
+        if not any(sent.request == asked for sent in self.waiting):
+            self.ask(here.get(answered) or next(iter(here.values())), asked, now_s)
+
+    def questions(self, now_s: float) -> None:
+        """Ask what the aggregator wants to know of silos before the last commit counts; each is asked once."""
+        if self._aggregator is None:
+            return
+        for silo, question in self._aggregator.questions().items():
+            node = self._nodes.by_name.get(silo)
+            if node is None:
+                self._aggregator.give_up(silo)
+                return
+            timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
+            message = messages.request(node, self._spec, Question(), payloads.pack(question), timeout_s)
+            self._posted.append((PendingMessage(node, Question(), now_s + timeout_s), message))
+
+    def ask_again(self, sent: PendingMessage, now_s: float) -> None:
+        """Ask for the answer to what was sent: where a line breaks, a message is lost that was taken for delivered."""
+        match sent.request:
+            case Train(order):
+                self.collect(sent, order, now_s)
+            case EvaluateModel():
+                self._send(sent, self._nodes.sender(sent.node), now_s)
+            case request:
+                self._post(sent, request, None, now_s)
+
+    def _send(self, sent: PendingMessage, silo: str, now_s: float) -> None:
+        """Post an order or an evaluation, with what its silo needs to have the current model."""
+        if self._aggregator is None:
+            raise PolicyError("a silo is to train before there is a model")
+        payload = self._aggregator.outgoing(silo)
+        if self._packed is None or self._packed[0] is not payload:  # made once where it is the same for all
+            self._packed = payload, payloads.pack(payload)
+        self._post(sent, sent.request, self._packed[1], now_s)
+
+    def _post(self, sent: PendingMessage, request: Request, packed: payloads.Packed | None, now_s: float) -> None:
+        """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
+        patience_s = self._timing.ask_s * 2.0 ** min(sent.asked, _MOST_DOUBLINGS)
+        if sent.order is not None:
+            patience_s += self._report_s
+        left_s = max(sent.due_s - now_s, _LEAST_S)
+        message = messages.request(sent.node, self._spec, request, packed, left_s)
+        self._posted.append((replace(sent, ask_s=now_s + patience_s), message))
+
+    # What is waited for.
 
     @property
     def waiting(self) -> Sequence[PendingMessage]:
         """All that have no answer yet."""
-        return [*self._sent.values(), *(sent for sent, _ in self._outbox)]
-
-    def post(self, sent: PendingMessage, message: Message) -> None:
-        """Have a message go out with the next `flush`."""
-        self._outbox.append((sent, message))
+        return [*self._sent.values(), *(sent for sent, _ in self._posted)]
 
     def halt(self, update_id: str) -> bool:
         """Mark an order that has no answer yet; False if there is none."""
@@ -90,17 +219,17 @@ class Outbox:
             if sent.asks_for(update_id):
                 self._sent[identifier] = replace(sent, halt=True)
                 found = True
-        for place, (sent, message) in enumerate(self._outbox):
+        for place, (sent, message) in enumerate(self._posted):
             if sent.asks_for(update_id):
-                self._outbox[place] = replace(sent, halt=True), message
+                self._posted[place] = replace(sent, halt=True), message
                 found = True
         return found
 
     def flush(self) -> list[PendingMessage]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""
         lost = []
-        outbox, self._outbox = self._outbox, []
-        for sent, message in outbox:
+        posted, self._posted = self._posted, []
+        for sent, message in posted:
             identifier = next(iter(self._grid.push_messages([message])), "")
             if identifier:
                 self._sent[identifier] = sent
@@ -110,9 +239,31 @@ class Outbox:
 
     def replies(self) -> list[tuple[PendingMessage, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
-        most = {identifier: sent.most(*self._sizes) for identifier, sent in self._sent.items()}
+        most = {identifier: BESIDE + self._most_bytes(sent.request) for identifier, sent in self._sent.items()}
         answered = [(self._end(arrival.answers), arrival) for arrival in self._arrivals.pull(most)]
         return [(sent, arrival) for sent, arrival in answered if sent is not None]
+
+    def read(self, sent: PendingMessage, arrival: Arrival) -> tuple[Reply, Payload | None]:
+        """The reply in an answer, and the bytes beside it, uint8.
+
+        Raises:
+            ProtocolError: there is none, or the silo sent something else.
+        """
+        name = self._nodes.sender(sent.node)
+        if arrival.content is None:
+            raise ProtocolError(name, "answer", arrival.problem)
+        most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
+        return messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
+
+    def _most_bytes(self, request: Request) -> int:
+        """Bytes that may come beside a reply."""
+        match request:
+            case Train() if self._aggregator is not None:
+                return self._aggregator.upload_bytes
+            case AskModel() | AskSnapshot():
+                return self._model_bytes + _SMALL_ANSWER_BYTES
+            case _:
+                return _SMALL_ANSWER_BYTES
 
     def overdue(self, now_s: float) -> list[PendingMessage]:
         """Those that nobody has answered in time; an answer that still comes is not looked at."""
@@ -131,12 +282,16 @@ class Outbox:
         """What was sent needs no answer any more, nor does what asked for the same since."""
         sent = self._sent.pop(identifier, None)
         if sent is not None and sent.asked:
-            about = sent.about
-            self._sent = {each: other for each, other in self._sent.items() if other.about != about}
-            self._outbox = [(other, message) for other, message in self._outbox if other.about != about]
+            self._sent = {each: other for each, other in self._sent.items() if not _alike(sent, other)}
+            self._posted = [(other, message) for other, message in self._posted if not _alike(sent, other)]
         return sent
 
     def forget(self, node: int) -> None:
         """A node is gone: it answers nothing."""
         self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}
-        self._outbox = [(sent, message) for sent, message in self._outbox if sent.node != node]
+        self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
+
+
+def _alike(one: PendingMessage, other: PendingMessage) -> bool:
+    """Whether two messages have the same answer."""
+    return (one.node, one.request) == (other.node, other.request)

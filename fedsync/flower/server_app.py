@@ -69,8 +69,7 @@ def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None
 
     Where the task needs data to build its model and the server has none, integer buffers stay float32.
     """
-    layout = payloads.layout_of(arrays)
-    model = payloads.from_arrays(arrays, layout, "server")
+    model, layout = payloads.from_arrays(arrays)
     try:
         save_model(path, config.task.build(), model)
     except ConfigError:

@@ -242,8 +242,7 @@ class FedSync(Strategy):
         config, spec = run.config, run.spec().model_copy(update={"run": new_identity()}).dump()
         clear(self.out)
         if given is not None:
-            layout = payloads.layout_of(given)
-            model = payloads.from_arrays(given, layout, "initial_arrays")
+            model, layout = payloads.from_arrays(given)
         else:
             try:
                 model, layout = initial_model(config.task.build(), config.seed)

@@ -15,7 +15,7 @@ from fedsync.flower.environment import trainer_environment
 from fedsync.ops.supervisor_loop import stop_on_signals
 from fedsync.trainer.client import TrainerClient
 from fedsync.trainer.owner_policy import owner_environment
-from fedsync.trainer.protocol import IDENTITY, STATE_FOLDER, Identity, StillLoading
+from fedsync.trainer.protocol import IDENTITY, STATE_FOLDER, Describe, Hello, Identity, StillLoading, exchange
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,12 @@ def _ready(
     while not stop.is_set():
         try:
             trainer = link(identity)
+            hello, _ = exchange(trainer.ask, Describe())
         except StillLoading as error:
             logger.info("%s", error)
         else:
-            logger.info("the trainer of %s is ready: %d examples", trainer.name, trainer.facts.examples)
+            if isinstance(hello, Hello):
+                logger.info("the trainer of %s is ready: %d examples", hello.silo, hello.facts.examples)
             return trainer
     return None
 

@@ -19,9 +19,9 @@ from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor_loop import alone_in, stop_on_signals, supervise
 from fedsync.trainer.client import stop_trainers
+from fedsync.trainer.folder import tidy
 from fedsync.trainer.liveness import Trainers
 from fedsync.trainer.protocol import STATE_FOLDER
-from fedsync.trainer.quota import tidy
 
 _CONNECT_S = 1.0
 

@@ -11,13 +11,9 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from fedsync.common.processes import tail
-from fedsync.core.codec import decode, encode
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import call, receive, send
 from fedsync.trainer.folder import tenant
@@ -27,12 +23,13 @@ from fedsync.trainer.protocol import (
     LOG,
     SOCKET,
     STATE,
-    Answer,
-    Completed,
+    Failed,
+    Forward,
+    Forwarded,
     Identity,
-    InProgress,
-    StillLoading,
-    VersionMismatch,
+    MakeRoom,
+    Quit,
+    SocketRequest,
 )
 
 _LOAD_S = 180.0
@@ -67,94 +64,48 @@ class TrainerClient:
         identity: which silo of which run; another run begins anew.
 
     Raises:
-        ConfigError: task, data or device are not usable here.
-        StillLoading: they take long; a later request finds them ready.
-        RunError: the trainer cannot be started.
+        RunError: somebody else can reach into the folder of trainers.
     """
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._folder = state_folder() / hashlib.sha256(identity.dump().encode()).hexdigest()[:16]
         self._socket = self._folder / SOCKET
-        described = self._ask({"do": "describe"})[0]
-        self.name = str(described["name"])
-        self.facts: SiloFacts = decode(SiloFacts, described["facts"], own=True)
-        shapes = tuple(tuple(shape) for shape in described["layout"]["shapes"])
-        self.layout = Layout(tuple(described["layout"]["names"]), shapes)
-        self.sealed = bool(described["sealed"])
 
     @property
     def alive(self) -> bool:
         """Whether there is a trainer."""
         return tenant(self._folder) is not None
 
-    def initial_model(self) -> Vector:
-        """See `fedsync.trainer.service.TrainerService.initial_model`."""
-        model = self._ask({"do": "model"})[1]
-        if model is None:
-            raise RunError(f"the resident trainer in {self._folder} sent no model")
-        return model
+    def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
+        """Hand over a request, and wait for the reply for as long as the trainer lives; neither is looked into.
 
-    @property
-    def holds(self) -> int:
-        """See `fedsync.trainer.service.TrainerService.holds`."""
-        return int(self._ask({"do": "describe"})[0]["holds"])
+        Args:
+            text: of the request.
+            payload: what comes with it, uint8.
 
-    def greeting(self) -> Payload | None:
-        """See `fedsync.trainer.service.TrainerService.greeting`."""
-        return self._ask({"do": "greeting"})[1]
-
-    def train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> Answer:
-        """See `fedsync.trainer.service.TrainerService.train`."""
-        return self._answer({"do": "train", "order": encode(order), "wait_s": wait_s}, received)
-
-    def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
-        """See `fedsync.trainer.service.TrainerService.collect`."""
-        return self._answer({"do": "collect", "update_id": update_id, "wait_s": wait_s, "halt": halt}, None)
-
-    def evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
-        """See `fedsync.trainer.service.TrainerService.evaluate`."""
-        answer = self._ask({"do": "evaluate", "version": version}, received)[0]
-        if "holds" in answer:
-            return VersionMismatch(answer["holds"])
-        evaluation: Evaluation = decode(Evaluation, answer["evaluation"], own=True)
-        return evaluation
-
-    def answer(self, question: Payload) -> Payload:
-        """See `fedsync.trainer.service.TrainerService.answer`."""
-        answer = self._ask({"do": "question"}, question)[1]
-        if answer is None:
-            raise RunError(f"the resident trainer in {self._folder} sent no answer")
-        return answer
-
-    def snapshot(self) -> tuple[int, Payload]:
-        """See `fedsync.trainer.service.TrainerService.snapshot`."""
-        answer, snapshot = self._ask({"do": "snapshot"})
-        if snapshot is None:
-            raise RunError(f"the resident trainer in {self._folder} sent no snapshot")
-        return answer["holds"], snapshot
-
-    def _answer(self, request: dict[str, Any], received: Payload | None) -> Answer:
-        answer, update = self._ask(request, received)
-        if update is not None:
-            return Completed(decode(WorkReport, answer["report"], own=True), update)
-        return VersionMismatch(answer["holds"]) if "holds" in answer else InProgress(answer["steps"], answer["samples"])
-
-    def _ask(self, request: dict[str, Any], received: Payload | None = None) -> tuple[dict[str, Any], Payload | None]:
-        """Ask, and wait for the answer for as long as the trainer lives."""
+        Raises:
+            ConfigError: task, data or device are not usable here.
+            StillLoading: they take long; a later request finds them ready.
+            RunError: the trainer cannot be started, hung or died, or the request failed there.
+        """
         with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
             with contextlib.suppress(OSError):
                 os.utime(self._folder / IDENTITY)  # How long ago it was used is told by this.
             try:
-                send(connection, {**request, "load_s": _LOAD_S}, received)
-                answer, update = receive(connection)
+                send(connection, Forward(text, _LOAD_S), payload)
+                reply, answer = receive(connection)
             except (EOFError, OSError) as error:
                 what = watch.found() or "died. The next message starts another"
                 raise RunError(f"the resident trainer in {self._folder} {what}; see {self._folder / LOG}") from error
-        if "error" in answer:
-            raise _error(answer["error"])
-        return answer, update
+        match reply:
+            case Forwarded(said):
+                return said, answer
+            case Failed():
+                raise reply.error()
+            case _:
+                raise RunError(f"the resident trainer in {self._folder} answers {type(reply).__name__}")
 
     def _connection(self) -> Connection:
         """A connection to the trainer, which is started if there is none."""
@@ -213,7 +164,7 @@ def make_room(folder: Path) -> None:
     """
     for other in folder.parent.iterdir():
         if other != folder and _silo(other) == _silo(folder):
-            _tell(other, "make room")
+            _tell(other, MakeRoom())
 
 
 def stop_trainers(root: Path) -> None:
@@ -221,17 +172,17 @@ def stop_trainers(root: Path) -> None:
     for folder in root.glob("*"):
         pid = tenant(folder)
         if pid is not None:
-            _tell(folder, "stop")
+            _tell(folder, Quit())
             if tenant(folder) == pid:
                 end(folder, pid)
 
 
-def _tell(folder: Path, request: str) -> None:
+def _tell(folder: Path, request: SocketRequest) -> None:
     with contextlib.suppress(OSError, EOFError):
         connection = call(folder / SOCKET)
         if connection is not None:
             with connection:
-                send(connection, {"do": request})
+                send(connection, request)
                 connection.poll(_TELL_S)
 
 
@@ -242,11 +193,3 @@ def _silo(folder: Path) -> tuple[int, str] | None:
         return identity.index, identity.name
     except (OSError, ValueError):
         return None
-
-
-def _error(described: dict[str, str]) -> ConfigError | RunError:
-    if "place" in described:
-        return ConfigError(described["place"], described["problem"], described["remedy"])
-    if "loading" in described:
-        return StillLoading(described["loading"])
-    return RunError(described["message"])

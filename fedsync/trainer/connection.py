@@ -1,21 +1,22 @@
-"""How a resident trainer is called: a Unix socket, and on it a JSON header with a payload behind it, both ways."""
+"""How a resident trainer is called: a Unix socket, and on it a value as JSON with a payload behind it, both ways."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fedsync.core import codec
 from fedsync.core.transfer import Payload
+from fedsync.trainer.protocol import SocketReply, SocketRequest
 
 _WAITING = 128
 """Callers that may wait to be let in."""
+
+_ALONE, _BESIDE = b"-", b"+"
 
 
 def listen(path: Path) -> socket.socket:
@@ -51,21 +52,25 @@ def hang_up(connection: Connection) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def send(connection: Connection, header: Mapping[str, Any], payload: Payload | None = None) -> None:
-    """Send a header, which names the type of the payload that follows, if one does."""
-    kind = None if payload is None else payload.dtype.name
-    connection.send_bytes(json.dumps({**header, "payload": kind}).encode())
+def send(connection: Connection, value: SocketRequest | SocketReply, payload: Payload | None = None) -> None:
+    """Send a value; the first byte says whether a payload follows."""
+    text = codec.dumps(value, SocketRequest | SocketReply).encode()
+    connection.send_bytes((_ALONE if payload is None else _BESIDE) + text)
     if payload is not None:
-        connection.send_bytes(payload.tobytes())
+        connection.send_bytes(payload.data)
 
 
-def receive(connection: Connection) -> tuple[dict[str, Any], Payload | None]:
-    """Wait for what `send` has sent.
+def receive(connection: Connection) -> tuple[SocketRequest | SocketReply, Payload | None]:
+    """Wait for what `send` has sent; a payload is uint8.
 
     Raises:
         EOFError: the other side went before it sent anything.
-        OSError: it went in between.
+        OSError: it went in between, or is another FedSync's.
     """
-    header: dict[str, Any] = json.loads(connection.recv_bytes())
-    kind = header.get("payload")
-    return header, np.frombuffer(connection.recv_bytes(), dtype=kind) if kind else None
+    head = connection.recv_bytes()
+    try:
+        value: SocketRequest | SocketReply = codec.loads(SocketRequest | SocketReply, head[1:], own=True)
+    except codec.DecodeError as error:
+        raise OSError(f"another FedSync: {error}") from error
+    payload = np.frombuffer(connection.recv_bytes(), dtype=np.uint8) if head[:1] == _BESIDE else None
+    return value, payload

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
@@ -23,7 +22,7 @@ import psutil
 
 from fedsync.trainer.connection import call, hang_up, receive, send
 from fedsync.trainer.folder import tenant
-from fedsync.trainer.protocol import SOCKET
+from fedsync.trainer.protocol import SOCKET, Ping, TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +57,16 @@ class Signs:
         return self.silent >= _PROBES
 
 
-def probe(folder: Path) -> Mapping[str, str] | None:
-    """What the trainer in a folder says of itself, ``state`` and ``since``; None if it says nothing."""
+def probe(folder: Path) -> TrainerState | None:
+    """What the trainer in a folder says of itself; None if it says nothing."""
     try:
         connection = call(folder / SOCKET)
         if connection is None:
             return None
         with connection:
-            send(connection, {"do": "probe"})
-            return receive(connection)[0] if connection.poll(PROBE_S) else None
+            send(connection, Ping())
+            state = receive(connection)[0] if connection.poll(PROBE_S) else None
+            return state if isinstance(state, TrainerState) else None
     except (OSError, EOFError):
         return None
 
@@ -206,7 +206,7 @@ class Trainers:
     def _one(self, folder: Path, pid: int) -> Seen:
         answer = probe(folder)
         if answer is not None:
-            return Seen(pid, str(answer["state"]), str(answer["since"]))
+            return Seen(pid, answer.state, answer.since)
         silent = Seen(pid, "silent", datetime.now(UTC).isoformat(timespec="seconds"))
         before = self._seen.get(folder.name)
         return silent if before is None or replace(before, since=silent.since) != silent else before

@@ -1,17 +1,37 @@
-"""What a silo's trainer is told and answers: shared by the trainer's process and by those who ask it."""
+"""What server and silos say to each other, and what is said on a trainer's socket.
+
+Every question of the server is one `Request`, every answer one `Reply`; both are JSON by `fedsync.core.codec`, with
+bytes beside it where arrays travel. Flower's client app hands both on undecoded: the server writes the request, the
+silo's trainer reads it and answers, the server reads the reply. So a new question is a class here, one place that asks
+it (`fedsync.flower.outbox`) and one that answers it (`fedsync.trainer.service`).
+
+| request | bytes with it | replies | bytes with them |
+|---|---|---|---|
+| `Describe` | | `Hello` | greeting, if the silo has one |
+| `AskModel` | | `InitialModel` | the model, float32 |
+| `Train` | what the silo needs to have the model | `InProgress`, `WorkReport`, `VersionMismatch` | the update |
+| `Collect` | | as `Train` | as `Train` |
+| `EvaluateModel` | as `Train` | `Evaluation`, `VersionMismatch` | |
+| `Question` | the aggregator's question | `Answer` | the replica's answer |
+| `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
+
+On the socket a request is inside a `Forward`: what comes from the server cannot end a trainer or probe it.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from fedsync.common.files import OWNER_FILE, write_atomically
-from fedsync.core.errors import RunError
-from fedsync.core.layout import Layout, Vector
+from fedsync.core import codec
+from fedsync.core.checks import MAX_COUNT
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError, RunError
+from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
-from fedsync.core.transfer import Payload
+from fedsync.core.transfer import Payload, VersionMismatch
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
 ANSWER, COPY = "answer.bin", "copy.bin"
@@ -26,9 +46,173 @@ STATE = "FEDSYNC_STATE"
 STATE_FOLDER = "state"
 """Folder of resident trainers in a home folder."""
 
+MAX_TEXT = 65536
+"""Most characters of a peer's request or reply; a report with 64 windows takes a tenth of it."""
 
-class StillLoading(RunError):
-    """The trainer is not ready yet. It goes on."""
+MAX_LAYOUT_TEXT = 2**20
+"""Most characters of an `InitialModel`: room for the names and shapes of 10,000 tensors."""
+
+
+# What the server asks.
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Who are you, and what do you have?"""
+
+
+@dataclass(frozen=True, slots=True)
+class AskModel:
+    """Send the model before any training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Carry out an order; with ``report_s``, answer after that many seconds at the latest."""
+
+    order: WorkOrder
+    report_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Ask for an order; ``halt`` ends it after its current step; answer after ``wait_s`` at the latest."""
+
+    update_id: str
+    wait_s: float | None = None
+    halt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateModel:
+    """Evaluate the model ``version``."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The aggregator has a question; see `fedsync.core.transfer.Aggregator.questions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskSnapshot:
+    """Send the model that is kept at the silo, sealed for other silos."""
+
+
+Request = Describe | AskModel | Train | Collect | EvaluateModel | Question | AskSnapshot
+
+
+# What a silo answers.
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A silo's name, what it says of itself, and the version of the model that it keeps; -1 for none."""
+
+    silo: str
+    facts: SiloFacts
+    holds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InitialModel:
+    """The model before any training has this layout."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """An order is in work: local steps and samples done so far."""
+
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to the aggregator's question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The silo's model, which is ``version``."""
+
+    version: int
+
+
+Reply = Hello | InitialModel | InProgress | WorkReport | VersionMismatch | Evaluation | Answer | Snapshot
+
+Ask = Callable[[str, Payload | None], tuple[str, Payload | None]]
+"""The way to a silo's trainer: text and bytes there, text and bytes back."""
+
+
+def exchange(ask: Ask, request: Request, payload: Payload | None = None) -> tuple[Reply, Payload | None]:
+    """Ask one's own trainer."""
+    text, answer = ask(write_request(request), payload)
+    reply: Reply = codec.loads(Reply, text, own=True)
+    return reply, answer
+
+
+def write_request(request: Request) -> str:
+    """A request as text."""
+    return codec.dumps(request, Request)
+
+
+def write_reply(reply: Reply) -> str:
+    """A reply as text."""
+    return codec.dumps(reply, Reply)
+
+
+def read_request(text: str) -> Request:
+    """The server's request.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    request: Request = _read(Request, text, SERVER, MAX_TEXT)
+    return request
+
+
+def read_reply(text: str, sender: str, most: int = MAX_TEXT) -> Reply:
+    """A silo's reply; what its figures may be is checked where they are used.
+
+    Args:
+        text: what the silo wrote.
+        sender: its name, for errors.
+        most: characters that it may have.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    reply: Reply = _read(Reply, text, sender, most)
+    match reply:
+        case InProgress(steps, samples) if not (0 <= steps <= MAX_COUNT and 0 <= samples <= MAX_COUNT):
+            raise ProtocolError(sender, "progress", f"{steps} steps, {samples} samples")
+        case VersionMismatch(version) | Snapshot(version) if not -1 <= version <= MAX_COUNT:
+            raise ProtocolError(sender, "message", f"version {version} of the model")
+    return reply
+
+
+def _read(union: Any, text: str, sender: str, most: int) -> Any:
+    if len(text) > most:
+        raise ProtocolError(sender, "message", f"it has {len(text)} characters, at most {most}")
+    try:
+        return codec.loads(union, text)
+    except codec.DecodeError as error:
+        raise ProtocolError(sender, "message", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a silo's session makes of an order: the report, which is the reply, and the update, which goes beside it."""
+
+    report: WorkReport
+    update: Payload
+
+
+# Which trainer it is.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +244,12 @@ class Identity:
             OSError: nothing is.
             ValueError: it was torn, or is another FedSync's.
         """
-        try:
-            return cls(**json.loads((folder / IDENTITY).read_text(encoding="utf-8")))
-        except TypeError as error:
-            raise ValueError(f"{folder / IDENTITY}: {error}") from None
+        identity: Identity = codec.loads(cls, (folder / IDENTITY).read_bytes(), own=True)
+        return identity
 
     def dump(self) -> str:
         """As text, the same for the same silo of the same run."""
-        return json.dumps(asdict(self))
+        return codec.dumps(self)
 
     def save(self, folder: Path) -> None:
         """Write it into a trainer's folder, unless it is there: a full disk takes nothing, not even the same again.
@@ -84,84 +266,79 @@ class Identity:
             write_atomically(path, data, OWNER_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class InProgress:
-    """An order is in work: local steps and samples done so far."""
-
-    steps: int
-    samples: int
+# What is said on a trainer's socket.
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """An order is done: its report, and its update as it travels."""
-
-    report: WorkReport
-    update: Payload
+class StillLoading(RunError):
+    """The trainer is not ready yet. It goes on."""
 
 
 @dataclass(frozen=True, slots=True)
-class VersionMismatch:
-    """What came with an order continues another version of the model than the silo holds, or did not come at all."""
+class Forward:
+    """Answer the request in ``text``; wait so many seconds at most for the trainer to be loaded."""
 
-    holds: int
-
-
-Answer = InProgress | Completed | VersionMismatch
+    text: str
+    load_s: float
 
 
-class TrainerLink(Protocol):
-    """A silo's trainer, in this process or in another."""
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Say what you do."""
 
-    @property
-    def name(self) -> str:
-        """The silo's name."""
-        ...
 
-    @property
-    def facts(self) -> SiloFacts:
-        """What the silo says when it joins."""
-        ...
+@dataclass(frozen=True, slots=True)
+class MakeRoom:
+    """End if you have nothing to do: another run's trainer needs the memory."""
 
-    @property
-    def layout(self) -> Layout:
-        """Of the model."""
-        ...
 
-    def initial_model(self) -> Vector:
-        """The model before any training, float32 [layout.size]."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """End at once."""
 
-    @property
-    def sealed(self) -> bool:
-        """Whether what travels is sealed, so that its size is not the model's."""
-        ...
 
-    @property
-    def holds(self) -> int:
-        """Version of the model that the silo keeps; 0 in the clear."""
-        ...
+SocketRequest = Forward | Ping | MakeRoom | Quit
 
-    def greeting(self) -> Payload | None:
-        """What the server is to have from the silo before its first order, or None."""
-        ...
 
-    def train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> Answer:
-        """Begin an order, unless it has been begun before; answer after ``wait_s`` seconds at the latest."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The reply to a request, as text."""
 
-    def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
-        """Ask for an order that was begun; ``halt`` ends it after its current step."""
-        ...
+    text: str
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
-        """Evaluate the model ``version``."""
-        ...
 
-    def answer(self, question: Payload) -> Payload:
-        """Answer what the server's store asks."""
-        ...
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What the trainer does, ``loading``, ``idle``, ``working`` or ``failed``, and since when, ISO 8601."""
 
-    def snapshot(self) -> tuple[int, Payload]:
-        """Version of the model that the silo keeps, and the model, sealed for other silos."""
-        ...
+    state: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There is no reply: an error, as the asking side is to raise it again."""
+
+    problem: str
+    place: str = ""
+    remedy: str = ""
+    loading: bool = False
+
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        """What is to be said of an error."""
+        match error:
+            case ConfigError(place=place, problem=problem, remedy=remedy):
+                return cls(problem, place, remedy)
+            case StillLoading():
+                return cls(str(error), loading=True)
+            case _:
+                return cls(f"{type(error).__name__}: {error}")
+
+    def error(self) -> ConfigError | RunError:
+        """The error to raise."""
+        if self.place:
+            return ConfigError(self.place, self.problem, self.remedy)
+        return StillLoading(self.problem) if self.loading else RunError(self.problem)
+
+
+SocketReply = Forwarded | TrainerState | Failed

@@ -1,11 +1,17 @@
 """The resident trainer: one process a silo that keeps model, data and device hot between messages.
 
 It listens on a Unix socket in a folder that only its owner can enter, and that no other trainer has as long as it
-lives. Requests and answers are a JSON header, which names the type of the payload that follows, if one does, and the
-payload as raw bytes. It listens before it loads anything, so that whoever asks learns that it does, and how long it has
-been at it. The trainer ends when told to, when its owner process is gone, or after a time without requests, which is
-short once the silo has a trainer for another run; never while somebody waits for an answer. What has to survive is in
-its folder.
+lives. It listens before it loads anything, so that whoever asks learns that it does, and how long it has been at it.
+
+| state | what it does | goes to |
+|---|---|---|
+| loading | builds task, data and model; requests wait, and after ``load_s`` hear that it goes on | idle, failed |
+| idle | waits for requests | working; ends after a time without any, sooner when another run's trainer asks for room |
+| working | answers a request, or has an order in work; never ends by itself | idle |
+| failed | tells whoever waits why there is no trainer | ends |
+
+It ends in any state when told to (`Quit`), when its owner process is gone, and when its folder is. The times are longer
+where this process alone knows what its masks were. What has to survive is in its folder.
 
 Usage: ``python -m fedsync.trainer.server FOLDER``
 """
@@ -21,48 +27,45 @@ import traceback
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsync.common.files import remove_unfinished
 from fedsync.common.processes import alive, exit_with_owner
-from fedsync.core.codec import decode, encode
-from fedsync.core.errors import ConfigError
-from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import listen, receive, send
-from fedsync.trainer.folder import FolderLock
+from fedsync.trainer.folder import FolderLock, bound_log
 from fedsync.trainer.protocol import (
     ANSWER,
     COPY,
     IDENTITY,
     LOG,
     SOCKET,
-    Answer,
-    Completed,
+    Failed,
+    Forward,
+    Forwarded,
     Identity,
-    InProgress,
+    MakeRoom,
+    Quit,
+    SocketReply,
+    SocketRequest,
     StillLoading,
-    VersionMismatch,
+    TrainerState,
 )
-from fedsync.trainer.quota import bound_log
 
 if TYPE_CHECKING:
     from fedsync.trainer.service import TrainerService
 
-_IDLE_S, _IDLE_OWING_S = 900.0, 86_400.0
+_IDLE_S, _IDLE_UNREVEALED_S = 900.0, 86_400.0
 """A trainer that was not asked for so long [s] ends; the second, if it is the only one to know what its masks are."""
 
-_ROOM_S, _ROOM_OWING_S = 30.0, 900.0
+_ROOM_S, _ROOM_UNREVEALED_S = 30.0, 900.0
 """A trainer that was not asked for so long [s] makes room for that of another run; the second as above."""
 
-_TOLD_S = 10.0
+_FAILED_S = 10.0
 """How long a trainer that cannot be built waits for somebody to tell why [s]."""
 
 _LOOK_S = 1.0
 _LOG_BYTES = 10_000_000
-
-_ASIDE = ("probe", "make room")
-"""Requests that are no reason to stay."""
 
 
 class _Server:
@@ -70,19 +73,19 @@ class _Server:
 
     Args:
         folder: of the trainer.
-        tenure: of the folder.
+        lock: on the folder.
     """
 
-    def __init__(self, folder: Path, tenure: FolderLock) -> None:
+    def __init__(self, folder: Path, lock: FolderLock) -> None:
         self._folder = folder
-        self._tenure = tenure
-        self._desk: TrainerService | None = None
-        self._failure: dict[str, str] | None = None
-        self._told = False
+        self._lock = lock
+        self._service: TrainerService | None = None
+        self._failure: Failed | None = None
+        self._failure_known = False
         self._settled = threading.Event()
         self._began_s = self._asked_at_s = time.monotonic()
         # Who comes in is counted under this lock, and nobody leaves without it.
-        self._door = threading.Lock()
+        self._entrance = threading.Lock()
         self._inside = self._asking = 0
         self._state, self._since = "", ""
         self._note()
@@ -93,20 +96,20 @@ class _Server:
         for work in (self._let_in, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
-    def opens(self, desk: TrainerService) -> None:
+    def loaded(self, service: TrainerService) -> None:
         """Answer from now on what had to wait."""
-        with self._door:
-            self._desk, self._asked_at_s = desk, time.monotonic()
+        with self._entrance:
+            self._service, self._asked_at_s = service, time.monotonic()
             self._note()
         self._settled.set()
 
     def fails(self, error: Exception) -> None:
         """Tell everybody who waits why there is no trainer, and end."""
-        self._failure = _described(error)
+        self._failure = Failed.of(error)
         self._settled.set()
-        end_s = time.monotonic() + _TOLD_S
+        end_s = time.monotonic() + _FAILED_S
         while True:
-            if self._told or time.monotonic() > end_s:
+            if self._failure_known or time.monotonic() > end_s:
                 self._leave(code=1)
             time.sleep(0.05)
 
@@ -114,7 +117,7 @@ class _Server:
         while True:
             select.select([self._listener], [], [])
             try:
-                with self._door:
+                with self._entrance:
                     caller, _ = self._listener.accept()
                     self._inside += 1
             except OSError:  # It hung up, or there are too many open files.
@@ -126,55 +129,56 @@ class _Server:
                 threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
             except RuntimeError:  # No more threads: this caller is turned away, the next one may be luckier.
                 connection.close()
-                with self._door:
+                with self._entrance:
                     self._inside -= 1
 
     def _serve_one(self, connection: Connection) -> None:
         asks = False
         try:
             with connection:
-                request, received = receive(connection)
-                asks = request["do"] not in _ASIDE
+                request, payload = receive(connection)
+                asks = isinstance(request, Forward)
                 if asks:
                     self._count(1)
-                send(connection, *self._reply(request, received))
+                send(connection, *self._reply(request, payload))
         except (EOFError, OSError):
             return  # Whoever asked is gone.
         finally:
             if asks:
                 self._count(-1)
-            with self._door:
+            with self._entrance:
                 self._inside -= 1
 
     def _count(self, more: int) -> None:
-        with self._door:
+        with self._entrance:
             self._note()
             self._asking += more
             self._asked_at_s = time.monotonic()
             self._note()
 
-    def _reply(self, request: dict[str, Any], received: Payload | None) -> tuple[dict[str, Any], Payload | None]:
+    def _reply(
+        self, request: SocketRequest | SocketReply, payload: Payload | None
+    ) -> tuple[SocketReply, Payload | None]:
         try:
-            match request["do"]:
-                case "probe":
-                    with self._door:
-                        self._note()
-                        return {"state": self._state, "since": self._since}, None
-                case "make room":
-                    self._leave(_ROOM_OWING_S if self._owes else _ROOM_S, own=1)
-                    return {}, None
-                case "stop":
+            match request:
+                case Forward(text, load_s):
+                    self._wait_until_loaded(load_s)
+                    if self._service is None:
+                        self._failure_known = True
+                        return self._failure or Failed("no trainer"), None
+                    said, answer = self._service.ask(text, payload)
+                    return Forwarded(said), answer
+                case MakeRoom():
+                    self._leave(_ROOM_UNREVEALED_S if self._unrevealed else _ROOM_S, own=1)
+                case Quit():
                     os._exit(0)
-                case _:
-                    self._wait_for_desk(request["load_s"])
-                    if self._desk is not None:
-                        return _answer(self._desk, request, received)
-                    self._told = True
-                    return {"error": self._failure}, None
+            with self._entrance:
+                self._note()
+                return TrainerState(self._state, self._since), None
         except Exception as error:  # the one who asks is to know
-            return {"error": _described(error)}, None
+            return Failed.of(error), None
 
-    def _wait_for_desk(self, most_s: float) -> None:
+    def _wait_until_loaded(self, most_s: float) -> None:
         if self._settled.wait(most_s):
             return
         raise StillLoading(
@@ -187,36 +191,36 @@ class _Server:
         """Keep the log short, and leave after a time without requests."""
         while True:
             time.sleep(_LOOK_S)
-            if not self._tenure.lasts:  # Somebody removed the folder: nobody finds this one, and another may be there.
+            if not self._lock.lasts:  # Somebody removed the folder: nobody finds this one, and another may be there.
                 os._exit(1)
             bound_log(self._folder / LOG, _LOG_BYTES)
-            with self._door:
+            with self._entrance:
                 self._note()
                 if self._state == "working":
                     self._asked_at_s = time.monotonic()
             if self._state == "idle":
-                self._leave(_IDLE_OWING_S if self._owes else _IDLE_S)
+                self._leave(_IDLE_UNREVEALED_S if self._unrevealed else _IDLE_S)
 
     @property
-    def _owes(self) -> bool:
-        return self._desk is not None and self._desk.unrevealed
+    def _unrevealed(self) -> bool:
+        return self._service is not None and self._service.unrevealed
 
     def _note(self) -> None:
         """Note what the trainer does, and since when."""
         if self._failure is not None:
             state = "failed"
-        elif self._desk is None:
+        elif self._service is None:
             state = "loading"
         else:
-            state = "working" if self._asking or self._desk.busy else "idle"
+            state = "working" if self._asking or self._service.busy else "idle"
         if state != self._state:
             self._state, self._since = state, datetime.now(UTC).isoformat(timespec="seconds")
 
     def _leave(self, idle_s: float = 0.0, own: int = 0, code: int = 0) -> None:
         """End this process if it was not asked for so long, and if nobody but ``own`` is being answered or comes in."""
         socket, aside = self._folder / SOCKET, self._folder / f"{SOCKET}.old"
-        with self._door:
-            busy = self._desk is not None and self._desk.busy
+        with self._entrance:
+            busy = self._service is not None and self._service.busy
             loading = not self._settled.is_set()
             if loading or busy or self._inside > own or time.monotonic() - self._asked_at_s < idle_s:
                 return
@@ -228,73 +232,23 @@ class _Server:
             aside.rename(socket)
 
 
-def _answer(
-    desk: TrainerService, request: dict[str, Any], received: Payload | None
-) -> tuple[dict[str, Any], Payload | None]:
-    match request["do"]:
-        case "describe":
-            layout = {"names": desk.layout.names, "shapes": desk.layout.shapes}
-            described = {"name": desk.name, "facts": encode(desk.facts), "layout": layout}
-            return {**described, "sealed": desk.sealed, "holds": desk.holds}, None
-        case "model":
-            return {}, desk.initial_model()
-        case "train" if received is not None:
-            return _outgoing(desk.train(decode(WorkOrder, request["order"], own=True), received, request["wait_s"]))
-        case "collect":
-            return _outgoing(desk.collect(request["update_id"], request["wait_s"], halt=request["halt"]))
-        case "evaluate" if received is not None:
-            found = desk.evaluate(received, request["version"])
-            return (
-                {"holds": found.holds} if isinstance(found, VersionMismatch) else {"evaluation": encode(found)}
-            ), None
-        case "greeting":
-            return {}, desk.greeting()
-        case "question" if received is not None:
-            return {}, desk.answer(received)
-        case "snapshot":
-            version, snapshot = desk.snapshot()
-            return {"holds": version}, snapshot
-        case other:
-            raise ConfigError("trainer", f"request {other!r} is unknown or incomplete", "Update FedSync")
-
-
-def _outgoing(answer: Answer) -> tuple[dict[str, Any], Payload | None]:
-    match answer:
-        case Completed(report, update):
-            return {"report": encode(report)}, update
-        case VersionMismatch(holds):
-            return {"holds": holds}, None
-        case InProgress(steps, samples):
-            return {"steps": steps, "samples": samples}, None
-
-
-def _described(error: Exception) -> dict[str, str]:
-    match error:
-        case ConfigError(place=place, problem=problem, remedy=remedy):
-            return {"place": place, "problem": problem, "remedy": remedy}
-        case StillLoading():
-            return {"loading": str(error)}
-        case _:
-            return {"message": f"{type(error).__name__}: {error}"}
-
-
 def main(folder: Path) -> None:
     """Take the folder, listen, build the trainer, and serve; where another trainer has the folder, do nothing."""
     exit_with_owner()
-    tenure = FolderLock.take(folder)
-    if tenure is None:
+    lock = FolderLock.take(folder)
+    if lock is None:
         return
     for name in (ANSWER, COPY):
         remove_unfinished(folder, name)
     remove_unfinished(folder, IDENTITY, alive)
     bound_log(folder / LOG, _LOG_BYTES)
-    server = _Server(folder, tenure)
+    server = _Server(folder, lock)
     server.start()
     try:
         # Torch comes with it: only the trainer that has the folder is to load it.
         from fedsync.trainer.service import TrainerService
 
-        server.opens(TrainerService(Identity.load(folder), folder))
+        server.loaded(TrainerService(Identity.load(folder), folder))
     except Exception as error:
         traceback.print_exc()
         server.fails(error)

@@ -1,7 +1,19 @@
-"""The silo's trainer as something that can be asked: orders in, answers out, while training goes on.
+"""The silo's trainer as something that can be asked: requests in, replies out, while training goes on.
 
-A `TrainerService` trains in a thread of its own, so that whoever asks gets an answer at once: the update if it is
-ready, else how far it is. The same order twice trains once.
+A `TrainerService` carries out orders in a thread of its own, so that whoever asks gets an answer at once: the update if
+it is ready, else how far it is. Whatever is asked twice is done once. An order goes through these states:
+
+| state | `Train` of the same order | `Collect` | `Train` of another order | goes to |
+|---|---|---|---|---|
+| unknown | begins it | `VersionMismatch`: send it again | begins that | in work |
+| in work | waits, then `InProgress` | the same; may halt it | halts it, begins that | done, refused, failed |
+| done | `WorkReport` and the update | the same | begins that | unknown |
+| refused | begins it again, with what came now | `VersionMismatch` | begins that | in work, unknown |
+| failed | the error | the same | begins that | unknown |
+
+*Refused* is an order whose model did not continue the version that the silo holds. A service that starts knows the last
+order that is *done* on disk (`fedsync.trainer.last_order`); every other one is unknown to it. There is one order, the
+last: with the next, the one before is unknown.
 """
 
 from __future__ import annotations
@@ -10,15 +22,38 @@ import hashlib
 import threading
 from pathlib import Path
 
+import numpy as np
+
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Vector
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.core.layout import as_vector
 from fedsync.core.orders import Evaluation, WorkOrder
-from fedsync.core.transfer import OtherVersion, Payload
+from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import Answer, Completed, Identity, InProgress, VersionMismatch
+from fedsync.trainer.protocol import (
+    Answer,
+    AskModel,
+    AskSnapshot,
+    Collect,
+    Completed,
+    Describe,
+    EvaluateModel,
+    Hello,
+    Identity,
+    InitialModel,
+    InProgress,
+    Question,
+    Reply,
+    Request,
+    Snapshot,
+    Train,
+    read_request,
+    write_reply,
+)
 from fedsync.trainer.session import SiloSession
+
+_Reply = tuple[Reply, Payload | None]
 
 
 class _Job:
@@ -29,14 +64,14 @@ class _Job:
         self.steps = 0
         self.halt = threading.Event()
         self.done = threading.Event()
-        self.answer: Completed | VersionMismatch | None = None
+        self.outcome: Completed | VersionMismatch | None = None
         self.error: Exception | None = None
 
     @classmethod
     def over(cls, done: LastOrder) -> _Job:
         """One that was finished before."""
         job = cls(done.order)
-        job.answer = done.answer
+        job.outcome = done.answer
         job.done.set()
         return job
 
@@ -44,6 +79,17 @@ class _Job:
         """Called after each step; False ends the order."""
         self.steps = steps
         return not self.halt.is_set()
+
+    def reply(self, wait_s: float | None) -> _Reply:
+        """What there is after so many seconds at the latest; raises whatever training raised."""
+        if not self.done.wait(wait_s):
+            return InProgress(self.steps, self.steps * self.order.batch_size), None
+        if self.error is not None:
+            raise self.error
+        assert self.outcome is not None
+        return (
+            (self.outcome.report, self.outcome.update) if isinstance(self.outcome, Completed) else (self.outcome, None)
+        )
 
 
 class TrainerService:
@@ -68,12 +114,12 @@ class TrainerService:
             )
         session = SiloSession(identity, spec, spec.task.build(), owner=owner, folder=folder, throttled=True)
         self._session = session
-        self.name, self.facts, self.layout, self.sealed = session.name, session.facts, session.layout, session.sealed
+        self.name, self.facts = session.name, session.facts
         self._job = None if session.last is None else _Job.over(session.last)
         self._evaluated: tuple[tuple[int, bytes], Evaluation] | None = None
         # The session serves one order or evaluation at a time; asking how far it is does not need it.
         self._training = threading.Lock()
-        self._desk = threading.Lock()
+        self._beginning = threading.Lock()
 
     @property
     def holds(self) -> int:
@@ -85,60 +131,73 @@ class TrainerService:
         """Whether the server has yet to ask for something that is lost with this process."""
         return self._session.replica.unrevealed
 
-    def greeting(self) -> Payload | None:
-        """What the server is to have from this silo before its first order; see `Replica.greeting`."""
-        with self._training:
-            return self._session.replica.greeting()
-
     @property
     def busy(self) -> bool:
         """Whether an order is in work."""
         return self._job is not None and not self._job.done.is_set()
 
-    def initial_model(self) -> Vector:
-        """The model before any training, float32 [layout.size]; the same at every silo."""
-        return self._session.initial_model()
+    def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
+        """Reply to the server's request, whatever it is: both as text, with bytes (uint8) beside it.
 
-    def train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> Answer:
+        Raises:
+            ProtocolError: the server sent something else.
+            Exception: whatever training raised.
+        """
+        reply, answer = self._handle(read_request(text), payload)
+        return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
+
+    def _handle(self, request: Request, payload: Payload | None) -> _Reply:
+        session = self._session
+        match request:
+            case Describe():
+                with self._training:
+                    greeting = session.replica.greeting()
+                return Hello(self.name, self.facts, self.holds), greeting
+            case AskModel():
+                return InitialModel(session.layout), session.initial_model()
+            case Train(order, report_s):
+                return self._train(order, self._received(payload), report_s)
+            case Collect(update_id, wait_s, halt):
+                return self._collect(update_id, wait_s, halt)
+            case EvaluateModel(version):
+                return self._evaluate(self._received(payload), version), None
+            case Question():
+                return Answer(), session.answer(_sealed(payload))
+            case AskSnapshot():
+                version, snapshot = session.snapshot()
+                return Snapshot(version), snapshot
+
+    def _received(self, payload: Payload | None) -> Payload:
+        """What came with a model: float32 values in the clear, else sealed bytes."""
+        data = _sealed(payload)
+        return data if self._session.sealed else as_vector(data, self._session.layout, SERVER)
+
+    def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
         """Begin an order, unless it has been begun before, and wait for it.
 
         Another order that is still in work is given up: the server has. One with the same id that says something else
         is another order: a server that was set back may come to one.
-
-        Args:
-            order: what to do.
-            brought: what makes it possible to have the model to start from; see `Replica.receive`.
-            wait_s: answer after this many seconds at the latest; None waits for the end.
-
-        Raises:
-            Exception: whatever training raised.
         """
-        with self._desk:
+        with self._beginning:
             job = self._job
-            if job is None or job.order != order or isinstance(job.answer, VersionMismatch):
+            if job is None or job.order != order or isinstance(job.outcome, VersionMismatch):
                 if job is not None:
                     job.halt.set()
                     job.done.wait()
                 job = self._job = _Job(order)
                 threading.Thread(target=self._work, args=(job, received), daemon=True).start()
-        return self._answer(job, wait_s)
+        return job.reply(wait_s)
 
-    def collect(self, update_id: str, wait_s: float | None, *, halt: bool) -> Answer:
-        """Ask for an order that was begun; ``halt`` ends it after its current step.
-
-        One that is not known was lost on its way, or with an earlier trainer: the silo lacks it.
-
-        Raises:
-            Exception: whatever training raised.
-        """
+    def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
+        """An order that is not known was lost on its way, or with an earlier trainer: the silo lacks it."""
         job = self._job
         if job is None or job.order.update_id != update_id:
-            return VersionMismatch(self.holds)
+            return VersionMismatch(self.holds), None
         if halt:
             job.halt.set()
-        return self._answer(job, wait_s)
+        return job.reply(wait_s)
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
+    def _evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
         """Evaluate the model ``version``, once no order is in work; what comes twice is evaluated once."""
         what = version, hashlib.blake2b(received.tobytes()).digest()
         with self._training:
@@ -146,33 +205,25 @@ class TrainerService:
                 try:
                     self._evaluated = what, self._session.evaluate(received, version)
                 except OtherVersion as error:
-                    return VersionMismatch(error.holds)
+                    return error.mismatch
             return self._evaluated[1]
-
-    def answer(self, question: Payload) -> Payload:
-        """Answer what the server's store asks; see `Replica.answer`."""
-        return self._session.answer(question)
-
-    def snapshot(self) -> tuple[int, Payload]:
-        """Version of the model that is kept here, and the model, sealed for other silos."""
-        return self._session.snapshot()
 
     def _work(self, job: _Job, received: Payload) -> None:
         try:
             with self._training:
-                job.answer = self._session.train(job.order, received, job.watch)
+                job.outcome = self._session.train(job.order, received, job.watch)
         except OtherVersion as error:
-            job.answer = VersionMismatch(error.holds)
+            job.outcome = error.mismatch
         except Exception as error:  # whoever asks gets it
             job.error = error
         finally:
             job.done.set()
 
-    @staticmethod
-    def _answer(job: _Job, wait_s: float | None) -> Answer:
-        if not job.done.wait(wait_s):
-            return InProgress(job.steps, job.steps * job.order.batch_size)
-        if job.error is not None:
-            raise job.error
-        assert job.answer is not None
-        return job.answer
+
+def _sealed(payload: Payload | None) -> Payload:
+    """The server's bytes, as many as a silo takes."""
+    if payload is None:
+        raise ProtocolError(SERVER, "message", "it brings no payload")
+    if payload.nbytes > MAX_SEALED_BYTES:
+        raise ProtocolError(SERVER, "length", f"{payload.nbytes} bytes, at most {MAX_SEALED_BYTES}")
+    return payload

@@ -72,7 +72,7 @@ class Federation:
         try:
             return self.silos[name].receive(self.aggregator.outgoing(name), version)
         except OtherVersion as error:  # it never answered what brought it there
-            self.aggregator.holds(name, error.holds)
+            self.aggregator.holds(name, error.mismatch.holds)
             return self.silos[name].receive(self.aggregator.outgoing(name), version)
 
     def seal(

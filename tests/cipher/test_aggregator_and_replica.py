@@ -179,7 +179,7 @@ def test_what_continues_another_version_is_told_and_changes_nothing(tmp_path: Pa
     fresh = federation.copy("a")
     with pytest.raises(OtherVersion) as caught:
         fresh.receive(package, 2)
-    assert caught.value.holds == fresh.holds == -1
+    assert caught.value.mismatch.holds == fresh.holds == -1
     model = federation.silos["a"].receive(package, 2)
     np.testing.assert_array_equal(federation.silos["a"].receive(package, 2), model)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -14,10 +13,16 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsync.flower import client_app
+from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
+from fedsync.flower import client_app, messages
+from fedsync.flower.payloads import pack
+from fedsync.trainer.protocol import MAX_LAYOUT_TEXT, Ask, Identity, Reply, Request, read_request, write_reply
 from fedsync.trainer.service import TrainerService
 
 Answer = Callable[[Message, Context], Message | None]
+
+trainers: dict[Identity, TrainerService] = {}
+"""Those in this process."""
 
 
 def honest(message: Message, context: Context) -> Message:
@@ -64,10 +69,10 @@ class DirectGrid(Grid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [NodeInfo(node_id=node, last_activated_at=str(self.starts[node])) for node in sorted(self.nodes)]
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        for message in messages:
+    def push_messages(self, sent: Iterable[Message]) -> Iterable[str]:
+        for message in sent:
             node = message.metadata.dst_node_id
-            self.pushed.append((node, message.metadata.message_type))
+            self.pushed.append((node, type(asked(message)).__name__))
             if node not in self.nodes:
                 yield ""
                 continue
@@ -86,10 +91,32 @@ class DirectGrid(Grid):
 def silos_in_this_process() -> Iterator[None]:
     """Silos have their trainers in this process, which belongs to a run, as Flower's messages demand."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "connect", TrainerService)
-        patch.setattr(client_app, "_links", OrderedDict())
+        patch.setattr(client_app, "connect", connect)
+        trainers.clear()
         with run_identity():
             yield
+
+
+def connect(identity: Identity, make: Callable[[Identity], TrainerService] = TrainerService) -> Ask:
+    """The way to a silo's trainer in this process, which is made if there is none."""
+    if identity not in trainers:
+        trainers[identity] = make(identity)
+    return trainers[identity].ask
+
+
+def asked(message: Message) -> Request:
+    """What a message to a silo asks."""
+    return read_request(messages.read_request(message)[1])
+
+
+def said(reply: Message) -> tuple[Reply, Payload | None]:
+    """What a silo answered."""
+    return messages.read_answer(reply, "a", MAX_SEALED_BYTES, MAX_LAYOUT_TEXT)
+
+
+def saying(message: Message, reply: Reply, payload: Payload | None = None) -> Message:
+    """An answer to a message."""
+    return messages.answer(message, write_reply(reply), None if payload is None else pack(payload))
 
 
 @contextmanager

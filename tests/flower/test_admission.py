@@ -52,5 +52,5 @@ def test_who_is_not_to_take_part_gets_no_order(
     strategy.start(grid)
     assert strategy.run_summary is not None
     assert [silo["name"] for silo in strategy.run_summary["silos"]] == ["a", "b"]
-    assert [kind for node, kind in grid.pushed if node == 3] == (["query"] if asked else [])
+    assert [kind for node, kind in grid.pushed if node == 3] == (["Describe"] if asked else [])
     assert caplog.text.count(logged) == 1

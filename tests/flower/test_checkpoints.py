@@ -18,7 +18,6 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower import client_app
 from fedsync.flower.checkpoints import FOLDER, digest
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -26,8 +25,8 @@ from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.service import TrainerService
-from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
+from fedsync.trainer.protocol import Train
+from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process, trainers
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
@@ -53,7 +52,8 @@ def _killed_at(version: int) -> Answer:
     """Silos that are honest until the server dies, which it does when it sends this version."""
 
     def answer(message: Message, context: Context) -> Message | None:
-        if message.metadata.message_type == "train" and client_app.messages.read_order(message).base_version == version:
+        request = asked(message)
+        if isinstance(request, Train) and request.order.base_version == version:
             raise Killed
         return honest(message, context)
 
@@ -81,14 +81,14 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(tmp_path:
     assert _files(out) == ["0.ckpt", "1.ckpt", "2.ckpt"]
     assert stat.S_IMODE((out / FOLDER).stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (out / FOLDER).iterdir())
-    trainers = set(map(id, client_app._links.values()))
+    before = set(map(id, trainers.values()))
 
     resumed = _strategy(out, resume=True)
     result = resumed.start(DirectGrid(3))
 
     np.testing.assert_array_equal(_model(result.arrays), straight)
-    assert trainers <= set(map(id, client_app._links.values())), "the silos' trainers went on"
-    assert len(client_app._links) == 3 + 3, "those of the straight run, and those of this one"
+    assert before <= set(map(id, trainers.values())), "the silos' trainers went on"
+    assert len(trainers) == 3 + 3, "those of the straight run, and those of this one"
     commits = [a for entry in replay(out / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
     assert [commit.version for commit in commits] == [1, 2, 3, 4]
     used = [update_id for commit in commits for update_id in commit.weights]
@@ -111,7 +111,7 @@ def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: 
     grid = DirectGrid(3)
     resumed = _strategy(tmp_path, resume=True)
     resumed.start(grid)
-    assert sorted(kind for _, kind in grid.pushed) == ["evaluate"] * 3 + ["query"] * 3
+    assert sorted(kind for _, kind in grid.pushed) == ["Describe"] * 3 + ["EvaluateModel"] * 3
     assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
     replay(tmp_path / JOURNAL)
 
@@ -127,9 +127,9 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(KEYS, str(rings[0]))
     _cut_off(_strategy(out, cipher, keys=rings[1]), version=2, node=2)
     if not silos_kept:
-        client_app._links.clear()
+        trainers.clear()
     _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
-    copies = [link._session.replica for link in client_app._links.values() if isinstance(link, TrainerService)]
+    copies = [trainer._session.replica for trainer in trainers.values()]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
         np.testing.assert_array_equal(copy.model, copies[0].model)
@@ -146,12 +146,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     middle = len(data) // 2
     changed = {"torn": data[:middle], "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]}
     newest.write_bytes(changed.get(damage, b""))
-    before = set(client_app._links)
+    before = set(trainers)
 
     _strategy(tmp_path, resume=True).start(DirectGrid(3))
 
     assert "2.ckpt: torn or corrupt; going on from the one before" in caplog.text
-    assert len(set(client_app._links) - before) == 3, "silos that know a version that is made anew must forget it"
+    assert len(set(trainers) - before) == 3, "silos that know a version that is made anew must forget it"
     commits = [a.version for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
     assert commits == [1, 2, 3, 4]
 
@@ -160,9 +160,9 @@ def test_an_entry_that_was_half_written_is_cut_off(tmp_path: Path) -> None:
     _cut_off(_strategy(tmp_path), version=2)
     with (tmp_path / JOURNAL).open("ab") as journal:
         journal.write(b'{"at_s":1.5,"events":[{"type":"SiloLo')
-    before = set(client_app._links)
+    before = set(trainers)
     _strategy(tmp_path, resume=True).start(DirectGrid(3))
-    assert set(client_app._links) == before, "nothing was sent that is not known"
+    assert set(trainers) == before, "nothing was sent that is not known"
     replay(tmp_path / JOURNAL)
 
 

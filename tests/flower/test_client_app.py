@@ -16,12 +16,12 @@ from fedsync.core.actions import Dispatch
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import read_journal
-from fedsync.core.orders import Window, WorkOrder
+from fedsync.core.orders import Window, WorkOrder, WorkReport
 from fedsync.flower.client_app import identify
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.train.loop import Trainer
-from fedsync.trainer.protocol import RESOURCES, Completed, Identity
+from fedsync.trainer.protocol import RESOURCES, AskModel, Identity, Train, exchange
 from fedsync.trainer.service import TrainerService
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
@@ -39,12 +39,13 @@ def spec(*overrides: str, emulate: list[SiloConfig] | None = None) -> str:
     return RunSpec(seed=7, silos=2, task=config.task, local=config.local, emulate=emulate or []).dump()
 
 
-def windows(desk: TrainerService) -> set[tuple[bool, bool]]:
+def windows(service: TrainerService) -> set[tuple[bool, bool]]:
     """Whether the windows of a report tell of processor and memory."""
     order = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1, evaluate=False)
-    answer = desk.train(order, desk.initial_model(), None)
-    assert isinstance(answer, Completed) and answer.report.windows
-    return {(window.cpu is not None, window.memory is not None) for window in answer.report.windows}
+    _, model = exchange(service.ask, AskModel())
+    report, _ = exchange(service.ask, Train(order), model)
+    assert isinstance(report, WorkReport) and report.windows
+    return {(window.cpu is not None, window.memory is not None) for window in report.windows}
 
 
 # What the node's configuration says.
@@ -102,17 +103,17 @@ def test_a_word_that_means_nothing_is_not_taken_for_consent(
     ("run", "owner", "told"), [("on", True, True), ("on", False, False), ("off", True, False), ("off", False, False)]
 )
 def test_the_stricter_of_run_and_owner_wins(run: str, owner: bool, told: bool) -> None:
-    desk = TrainerService(Identity(spec(f"local.resources={run}"), 0, "a", resources=owner))
+    service = TrainerService(Identity(spec(f"local.resources={run}"), 0, "a", resources=owner))
 
-    assert windows(desk) == {(told, told)}
+    assert windows(service) == {(told, told)}
 
 
 def test_a_silo_s_own_device_goes_before_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    desk = TrainerService(Identity(spec("local.device=cuda"), 0, "a", device="cpu"))
+    service = TrainerService(Identity(spec("local.device=cuda"), 0, "a", device="cpu"))
 
-    assert desk.facts.device == "cpu"
+    assert service.facts.device == "cpu"
     with pytest.raises(ConfigError, match=r"local\.device: 'cuda' is not there"):
         TrainerService(Identity(spec("local.device=cuda"), 1, "b"))
     with pytest.raises(ConfigError, match=r"node configuration, device: 'cuda:1' is not there"):

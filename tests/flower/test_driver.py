@@ -6,21 +6,24 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.app.error import Error
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkReport
+from fedsync.core.transfer import Payload
 from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
-from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
+from fedsync.trainer.protocol import AskModel, Collect, Describe, Hello, Reply, Snapshot, Train
+from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
 
 ROUNDS = 3
 FAST = ["local.steps=1", "local.batch_size=8", f"stop.rounds={ROUNDS}", "task.partition.kind=iid"]
@@ -56,83 +59,60 @@ def _spoil_train(change: Any) -> Answer:
     return answer
 
 
-def _large(reply: Message) -> ArrayRecord:
-    """The update of an answer in the form of large ones."""
-    data = cast(bytes, reply.content.config_records["fedsync"]["update"])
-    return ArrayRecord({"flat": Array(np.frombuffer(data, dtype=np.float32))})
+def _changed(change: Callable[[WorkReport, Vector], tuple[Reply, Payload | None]]) -> Any:
+    """The answer with another report or another update."""
 
-
-def _bytes(change: Callable[[bytes], Any]) -> Any:
     def spoil(message: Message, reply: Message) -> Message:
-        texts = reply.content.config_records["fedsync"]
-        texts["update"] = change(cast(bytes, texts["update"]))
-        return reply
+        report, update = said(reply)
+        assert isinstance(report, WorkReport) and update is not None
+        return saying(message, *change(report, update.view(np.float32)))
 
     return spoil
+
+
+def _update(change: Callable[[Vector], Payload]) -> Any:
+    return _changed(lambda report, update: (report, change(update)))
 
 
 def _report(**changes: Any) -> Any:
-    def change(message: Message, reply: Message) -> Message:
-        report = replace(messages.read_report(reply, "a"), **changes)
-        return messages.answer_update(message, report, _large(reply))
-
-    return change
+    return _changed(lambda report, update: (replace(report, **changes), update))
 
 
-def _arrays(change: Any) -> Any:
+def _record(array: Array | str) -> Any:
+    """The answer with this in place of the update's bytes."""
+
     def spoil(message: Message, reply: Message) -> Message:
-        update = {name: array.numpy() for name, array in _large(reply).items()}
-        report = messages.read_report(reply, "a")
-        return messages.answer_update(message, report, ArrayRecord({k: Array(v) for k, v in change(update).items()}))
+        texts = reply.content.config_records["fedsync"]
+        del texts["payload"]
+        if isinstance(array, str):
+            texts["payload"] = array
+            return reply
+        return Message(RecordDict({"fedsync": texts, "payload": ArrayRecord({"flat": array})}), reply_to=message)
 
     return spoil
 
 
-def _nan(update: dict[str, Any]) -> dict[str, Any]:
-    first = next(iter(update))
-    return {**update, first: np.full_like(update[first], np.nan)}
-
-
-def _lying_header(message: Message, reply: Message) -> Message:
-    """An array whose NumPy header claims a petabyte."""
-    update = dict(_large(reply).items())
-    first = next(iter(update))
-    header = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
-    header += b"{'descr': '<f4', 'fortran_order': False, 'shape': (250000000000000,), }".ljust(117) + b"\n"
-    update[first] = Array(dtype="float32", shape=(250_000_000_000_000,), stype="numpy.ndarray", data=header)
-    return messages.answer_update(message, messages.read_report(reply, "a"), ArrayRecord(update))
-
-
-def _pickle(message: Message, reply: Message) -> Message:
-    """An array of Python objects, which a careless loader would unpickle."""
-    update = dict(_large(reply).items())
-    first = next(iter(update))
-    shape = update[first].shape
-    header = f"{{'descr': '|O', 'fortran_order': False, 'shape': {tuple(shape)}, }}".encode().ljust(117) + b"\n"
-    data = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header + b"cos\nsystem\n(S'true'\ntR."
-    update[first] = Array(dtype="object", shape=tuple(shape), stype="numpy.ndarray", data=data)
-    return messages.answer_update(message, messages.read_report(reply, "a"), ArrayRecord(update))
+def _nan(update: Vector) -> Vector:
+    return np.full_like(update, np.nan)
 
 
 BAD_REPLIES = {
-    "nan": (_arrays(_nan), "finite"),
-    "wrong shape": (_arrays(lambda u: {k: v.reshape(1, -1) for k, v in u.items()}), "shape"),
-    "too short": (_arrays(lambda u: {k: v[:-1] for k, v in u.items()}), "shape"),
-    "wrong type": (_arrays(lambda u: {k: v.astype(np.float64) for k, v in u.items()}), "shape"),
-    "fewer arrays": (_arrays(lambda u: dict(list(u.items())[1:])), "arrays"),
-    "other names": (_arrays(lambda u: {f"x{k}": v for k, v in u.items()}), "arrays"),
-    "lying header": (_lying_header, "shape"),
-    "pickle": (_pickle, "shape"),
-    "too few bytes": (_bytes(lambda data: data[:-4]), "length"),
-    "too many bytes": (_bytes(lambda data: data + data), "length"),
-    "text for bytes": (_bytes(lambda data: "x" * len(data)), "brings no 'update'"),
-    "no bytes are numbers": (_bytes(lambda data: b"\xff" * len(data)), "finite"),
+    "nan": (_update(_nan), "finite"),
+    "too few bytes": (_update(lambda update: update[:-1]), "length"),
+    "too many bytes": (_update(lambda update: np.concatenate([update, update])), "length"),
+    "wrong type": (_update(lambda update: update.astype(np.float64)), "length"),
+    "no bytes are numbers": (_update(lambda update: np.full(update.nbytes, 255, np.uint8)), "finite"),
+    "no update": (_changed(lambda report, update: (report, None)), "brings no 'payload'"),
+    "text for bytes": (_record("x"), "brings no 'payload'"),
+    "an array for NumPy's loader, which might unpickle": (_record(Array(np.zeros(3))), "arrays"),
     "no speed": (_report(compute_s=0.0), "compute time"),
     "absurd speed": (_report(compute_s=8e-12), "speed"),
     "nan loss": (_report(loss=1e400 - 1e400), "message"),
     "other version": (_report(base_version=99), "version"),
     "too many steps": (_report(steps=2, samples=16), "steps"),
-    "no report": (lambda message, reply: messages.answer_hello(message, messages.Hello("a", None)), "report"),  # type: ignore[arg-type]
+    "no report": (lambda message, reply: saying(message, Snapshot(1)), "Train is answered with Snapshot"),
+    "no text": (lambda message, reply: Message(RecordDict(), reply_to=message), "brings no 'text'"),
+    "no such reply": (lambda message, reply: messages.answer(message, '{"type":"Nonsense"}'), "message"),
     "error": (lambda message, reply: Message(Error(code=2, reason="disk full"), reply_to=message), "disk full"),
 }
 
@@ -267,8 +247,7 @@ def test_a_silo_that_is_slow_to_answer_trains_and_evaluates_once(tmp_path: Path)
     def late(message: Message, context: Context) -> Message | None:
         nonlocal held
         reply = honest(message, context)
-        kind = message.metadata.message_type
-        if kind in ("train", "query.collect") and held < 2:
+        if isinstance(asked(message), Train | Collect) and held < 2:
             held += 1
             return None
         return reply
@@ -277,7 +256,7 @@ def test_a_silo_that_is_slow_to_answer_trains_and_evaluates_once(tmp_path: Path)
     _strategy(tmp_path, "min_silos=2", timing=SOON).start(grid)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(silo["orders"], silo["failures"]) for silo in summary["silos"][:2]] == [(ROUNDS, 0)] * 2
-    assert [kind for node, kind in grid.pushed if node == 1].count("query.collect") >= 2
+    assert [kind for node, kind in grid.pushed if node == 1].count("Collect") >= 2
 
 
 def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
@@ -291,11 +270,9 @@ def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
 
 def test_two_nodes_with_one_name_count_once(tmp_path: Path) -> None:
     def twin(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "query":
-            return messages.answer_hello(
-                message, messages.Hello("a", messages.read_hello(honest(message, context), "c").facts)
-            )
-        return honest(message, context)
+        reply = honest(message, context)
+        hello, _ = said(reply)
+        return saying(message, replace(hello, silo="a")) if isinstance(hello, Hello) else reply
 
     strategy = _strategy(tmp_path, "min_silos=2")
     strategy.start(DirectGrid(3, {3: twin}))
@@ -323,10 +300,9 @@ def test_the_steps_of_flowers_own_round_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_survives_the_wire() -> None:
-    message = messages.query(1, "{}", 10.0)
+    message = messages.request(1, "{}", Describe(), None, 10.0)
     report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
-    reply = messages.answer_update(message, report, ArrayRecord())
-    assert messages.read_report(reply, "a") == report
+    assert said(saying(message, report)) == (report, None)
 
 
 def test_the_word_to_stop_reaches_silos_at_work(tmp_path: Path) -> None:
@@ -362,7 +338,7 @@ def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeyp
     grid = DirectGrid(3)
 
     def cannot_send_a_model(message: Message, context: Context) -> Message | None:
-        if message.metadata.message_type == "query.model":
+        if isinstance(asked(message), AskModel):
             return Message(Error(code=2, reason="no"), reply_to=message)
         return honest(message, context)
 

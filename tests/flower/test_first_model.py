@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from fedsync.core.errors import RunError
-from fedsync.core.layout import Layout
-from fedsync.flower import messages
+from fedsync.core.layout import Layout, Vector
 from fedsync.flower.first_model import ask_for_model
 from fedsync.flower.timeouts import Timeouts
-from tests.flower.grid import Answer, DirectGrid, silos_in_this_process
+from fedsync.trainer.protocol import InitialModel, InProgress
+from tests.flower.grid import Answer, DirectGrid, saying, silos_in_this_process
 
 SOON = Timeouts(poll_s=0.001, join_timeout_s=0.05)
 LONG = Timeouts(poll_s=0.001, join_timeout_s=60.0)
@@ -32,19 +32,20 @@ def always(make: Callable[[Message], Message]) -> Answer:
     return lambda message, context: make(message)
 
 
-def model(**arrays: Array) -> Answer:
-    """A silo that sends these arrays."""
-    return always(lambda message: messages.answer_model(message, ArrayRecord(arrays)))
+def model(values: Vector | None, *shape: int) -> Answer:
+    """A silo that sends these values as one array of this shape."""
+    layout = InitialModel(Layout(("w",), (shape,)))
+    return always(lambda message: saying(message, layout, values))
 
 
-HONEST = model(w=Array(WEIGHTS))
+HONEST = model(WEIGHTS, 2)
 BAD = {
     "another record": always(lambda message: Message(RecordDict(), reply_to=message)),
     "an error": always(lambda message: Message(Error(code=2, reason="no data"), reply_to=message)),
-    "a claim of 16 TiB": model(w=Array("float32", (2**42,), "numpy.ndarray", b"x")),
-    "a negative shape": model(w=Array("float32", (-5,), "numpy.ndarray", b"x")),
-    "not a number": model(w=Array(np.full(3, np.nan, np.float32))),
-    "nothing": model(),
+    "another reply": always(lambda message: saying(message, InProgress(1, 1))),
+    "a claim of 16 TiB": model(WEIGHTS, 2**42),
+    "not a number": model(np.full(3, np.nan, np.float32), 3),
+    "nothing": model(None, 2),
 }
 
 
@@ -77,4 +78,16 @@ def test_nobody_is_asked_again_at_once() -> None:
     grid = DirectGrid(1, {1: BAD["an error"]})
     with pytest.raises(RunError):
         ask_for_model(grid, "{}", SOON)
-    assert grid.pushed == [(1, "query.model")]
+    assert grid.pushed == [(1, "AskModel")]
+
+
+def test_a_question_that_is_lost_is_asked_again() -> None:
+    lost = 0
+
+    def hears_at_last(message: Message, context: Context) -> Message | None:
+        nonlocal lost
+        lost += 1
+        return HONEST(message, context) if lost == 3 else None
+
+    found, _ = ask_for_model(DirectGrid(1, {1: hears_at_last}), "{}", replace(LONG, ask_s=0.01))
+    np.testing.assert_array_equal(found, WEIGHTS)

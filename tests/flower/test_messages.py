@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import isfinite
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import example, given, settings
@@ -14,18 +15,37 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fedsync.core import codec
-from fedsync.core.checks import check_evaluation, check_facts, check_report, sound
+from fedsync.core.checks import MAX_COUNT, check_evaluation, check_facts, check_report, sound
+from fedsync.core.codec import MAX_WHOLE
 from fedsync.core.errors import ProtocolError
 from fedsync.core.events import Progressed, SiloJoined, UpdateArrived
 from fedsync.core.journal import JournalEntry
-from fedsync.core.layout import Layout
-from fedsync.core.orders import UpdateMeta, WorkOrder
+from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.transfer import VersionMismatch
 from fedsync.flower import messages
 from fedsync.flower.messages import shortened
+from fedsync.flower.payloads import read_model
+from fedsync.trainer.protocol import (
+    MAX_TEXT,
+    Answer,
+    AskModel,
+    AskSnapshot,
+    Collect,
+    Describe,
+    EvaluateModel,
+    Hello,
+    InitialModel,
+    InProgress,
+    Question,
+    Reply,
+    Request,
+    Snapshot,
+    Train,
+    read_request,
+)
 from tests.flower.grid import run_identity
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
-LAYOUT = Layout(("w",), ((3,),))
 
 REPORT = {"base_version": 3, "steps": 1, "samples": 8, "compute_s": 0.1, "loss": 0.5}
 EVALUATION = {"loss": 1.0, "correct": 1.0, "samples": 1}
@@ -37,8 +57,16 @@ PLAIN: dict[str, dict[str, Any]] = {
     },
     "progress": {"steps": 1, "samples": 8},
     "evaluation": EVALUATION,
+    "mismatch": {"holds": -1},
+    "snapshot": {"version": 2},
+    "model": {"layout": {"names": ["w"], "shapes": [[2, 3]]}},
 }  # fmt: skip
-"""What an honest silo writes, by key."""
+"""What an honest silo writes."""
+
+TAGS = {
+    "hello": "Hello", "report": "WorkReport", "progress": "InProgress", "evaluation": "Evaluation",
+    "mismatch": "VersionMismatch", "snapshot": "Snapshot", "model": "InitialModel",
+}  # fmt: skip
 
 HUGE = [10**19, -(10**19), 10**30, 10**308, 10**400, -(10**4000), 10**5000]
 ODD: SearchStrategy[Any] = st.one_of(
@@ -83,7 +111,7 @@ def with_odd(value: Any, path: tuple[str | int, ...], odd: object) -> Any:
 def spoilt(draw: st.DrawFn) -> tuple[str, str]:
     """A key and its text, one to three parts of which are not what they should be."""
     key = draw(st.sampled_from(sorted(PLAIN)))
-    value: Any = PLAIN[key]
+    value: Any = {"type": TAGS[key], **PLAIN[key]}
     for _ in range(draw(st.integers(1, 3))):
         value = with_odd(value, draw(st.sampled_from(paths(value))), draw(ODD))
     return key, written(value)
@@ -105,31 +133,30 @@ def reply(**texts: Any) -> Message:
     return Message(RecordDict({"fedsync": ConfigRecord(texts)}), dst_node_id=1, message_type="train")
 
 
-def use(key: str, message: Message) -> None:
+def use(message: Message) -> None:
     """What the driver and the coordinator do with an answer; writes the journal's entry of it too."""
-    event: Any = None
-    if key == "hello":
-        hello = messages.read_hello(message, "a")
-        event = SiloJoined(0.0, hello.silo, hello.facts)
-        assert -messages.MAX_WHOLE < hello.holds < messages.MAX_WHOLE
-        check_facts("a", hello.facts)
-        assert isfinite(1.0 / (hello.facts.declared_speed or 1.0))
-    elif key == "progress":
-        progress = messages.read_progress(message, "a")
-        assert progress is not None
-        event = Progressed(0.0, "a", "a/1", progress.steps, progress.samples)
-    elif key == "evaluation":
-        check_evaluation("a", messages.read_evaluation(message, "a"))
-    else:
-        report = messages.read_report(message, "a")
-        meta = UpdateMeta("a/1", "a", 3, report.steps, report.samples, 10, 12, report.loss)
-        event = UpdateArrived(0.0, meta, report)
-        written_down(event)  # also of one that fails the checks
-        sound(ORDER, meta, report)
-        check_report("a", ORDER, meta, report)
-        assert isfinite(report.loss * report.samples) and isfinite(report.compute_s / report.samples)
-    if event is not None:
-        written_down(event)
+    found, _ = messages.read_answer(message, "a", 100)
+    match found:
+        case Hello(silo, facts, holds):
+            written_down(SiloJoined(0.0, silo, facts))
+            assert -MAX_WHOLE < holds < MAX_WHOLE
+            check_facts("a", facts)
+            assert isfinite(1.0 / (facts.declared_speed or 1.0))
+        case InProgress(steps, samples):
+            assert 0 <= steps <= MAX_COUNT and 0 <= samples <= MAX_COUNT
+            written_down(Progressed(0.0, "a", "a/1", steps, samples))
+        case VersionMismatch(version) | Snapshot(version):
+            assert -1 <= version <= MAX_COUNT
+        case Evaluation():
+            check_evaluation("a", found)
+        case InitialModel(layout):
+            read_model(layout, np.zeros(24, np.uint8), "a")
+        case WorkReport():
+            meta = UpdateMeta("a/1", "a", 3, found.steps, found.samples, 10, 12, found.loss)
+            written_down(UpdateArrived(0.0, meta, found))  # also of one that fails the checks
+            sound(ORDER, meta, found)
+            check_report("a", ORDER, meta, found)
+            assert isfinite(found.loss * found.samples) and isfinite(found.compute_s / found.samples)
 
 
 def written_down(event: Any) -> None:
@@ -138,66 +165,75 @@ def written_down(event: Any) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(spoilt())
-@example(("hello", '{"silo":"a","facts":{"examples":1' + "0" * 5000 + "}}"))
-@example(("hello", '{"silo":"a","facts":{"examples":1' + "0" * 400 + "}}"))
+@example(("hello", '{"type":"Hello","silo":"a","facts":{"examples":1' + "0" * 5000 + "}}"))
+@example(("hello", '{"type":"Hello","silo":"a","facts":{"examples":1' + "0" * 400 + "}}"))
 @example(("report", "[" * 60_000))
 @example(("report", '{"a":' * 10_000))
-@example(("evaluation", '{"loss":1e999,"correct":0.0,"samples":1}'))
-@example(("evaluation", '{"loss":NaN,"correct":0.0,"samples":1}'))
-@example(("evaluation", '{"loss":1.0,"correct":-1e300,"samples":100}'))
-@example(("hello", '{"silo":"\\ud800","facts":{"examples":10}}'))
+@example(("evaluation", '{"type":"Evaluation","loss":1e999,"correct":0.0,"samples":1}'))
+@example(("evaluation", '{"type":"Evaluation","loss":NaN,"correct":0.0,"samples":1}'))
+@example(("evaluation", '{"type":"Evaluation","loss":1.0,"correct":-1e300,"samples":100}'))
+@example(("mismatch", '{"type":"VersionMismatch","holds":-2}'))
+@example(("mismatch", '{"type":"VersionMismatch","holds":-' + "9" * 50 + "}"))
+@example(("hello", '{"type":"Hello","silo":"\\ud800","facts":{"examples":10}}'))
 def test_json_of_any_kind_is_read_or_a_protocol_error(spoilt_text: tuple[str, str]) -> None:
-    key, text = spoilt_text
     try:
-        use(key, reply(**{key: text}))
+        use(reply(text=spoilt_text[1]))
     except ProtocolError as error:
         assert len(str(error)) < 2000 and str(error).isprintable()
 
 
 @pytest.mark.parametrize("key", sorted(PLAIN))
 def test_what_an_honest_silo_writes_is_read(key: str) -> None:
-    use(key, reply(**{key: json.dumps(PLAIN[key])}))
+    use(reply(text=json.dumps({"type": TAGS[key], **PLAIN[key]})))
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [{}, {"hello": 1}, {"hello": b"{}"}, {"hello": [1, 2]}, {"hello": "x" * (messages.MAX_JSON_BYTES + 1)}],
-)
-def test_what_is_no_text_or_too_long_a_one_is_no_hello(texts: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="hello"):
-        messages.read_hello(reply(**texts), "a")
+def test_every_reply_is_among_what_honest_silos_write() -> None:
+    assert {each.__name__ for each in get_args(Reply)} == {*TAGS.values(), "Answer"}
 
 
-READERS: list[Callable[[Message], object]] = [
-    lambda message: messages.read_initial_model(message, "a"),
-    lambda message: messages.read_greeting(message, "a"),
-    lambda message: messages.read_update(message, LAYOUT, 100, "a"),
-    lambda message: messages.read_update(message, None, 100, "a"),
-    lambda message: messages.read_holds(message, "a"),
-    lambda message: messages.read_progress(message, "a"),
-]
+@pytest.mark.parametrize("texts", [{}, {"text": 1}, {"text": b"{}"}, {"text": [1, 2]}, {"text": "x" * (MAX_TEXT + 1)}])
+def test_what_is_no_text_or_too_long_a_one_is_no_answer(texts: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match=r"no 'text'|65537 characters, at most 65536"):
+        messages.read_answer(reply(**texts), "a", 100)
+
+
+ANSWERED = '{"type":"Answer"}'
 
 
 @pytest.mark.parametrize(
     "content",
     [
         RecordDict(),
-        RecordDict({"fedsync": ArrayRecord(), "update": ConfigRecord(), "model": ConfigRecord()}),
-        RecordDict({"update": ArrayRecord(), "model": ArrayRecord()}),
-        RecordDict({"fedsync": ConfigRecord({"update": "x", "holds": 1.0, "progress": b""})}),
-        RecordDict({"fedsync": ConfigRecord({"update": [1], "holds": "-" + "9" * 50, "progress": "{}"})}),
+        RecordDict({"fedsync": ArrayRecord(), "payload": ConfigRecord()}),
+        RecordDict({"payload": ArrayRecord()}),
+        RecordDict({"fedsync": ConfigRecord({"text": ANSWERED}), "payload": ArrayRecord()}),
+        RecordDict({"fedsync": ConfigRecord({"text": ANSWERED, "payload": bytes(101)})}),
     ],
 )
-@pytest.mark.parametrize("read", READERS)
-def test_records_of_any_kind_are_read_or_a_protocol_error(
-    read: Callable[[Message], object], content: RecordDict
-) -> None:
-    try:
-        found = read(Message(content, dst_node_id=1, message_type="train"))
-    except ProtocolError as error:
-        assert error.sender == "a"
-    else:
-        assert found is None or isinstance(found, ArrayRecord), "there is nothing in it"
+def test_records_of_any_kind_are_the_silos_problem(content: RecordDict) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        messages.read_answer(Message(content, dst_node_id=1, message_type="train"), "a", 100)
+    assert caught.value.sender == "a"
+
+
+@pytest.mark.parametrize("payload", ["x", 1.0, [1]])
+def test_what_is_beside_a_text_and_no_bytes_is_nothing(payload: Any) -> None:
+    assert messages.read_answer(reply(text=ANSWERED, payload=payload), "a", 100) == (Answer(), None)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Describe(), AskModel(), Train(ORDER, 0.5), Collect("a/1", 1.0, True), EvaluateModel(3), Question(), AskSnapshot()],
+)
+def test_a_request_reaches_the_trainer_as_it_was_asked(request_: Request) -> None:
+    spec, text, payload = messages.read_request(messages.request(1, "{}", request_, b"abc", 1.0))
+    assert (spec, read_request(text), payload is not None and payload.tobytes()) == ("{}", request_, b"abc")
+
+
+@pytest.mark.parametrize("text", ['{"type":"Quit"}', '{"type":"Hello"}', "[]", '{"type":"Score","version":true}'])
+def test_the_server_can_ask_nothing_else(text: str) -> None:
+    with pytest.raises(ProtocolError, match="the server failed the check 'message'"):
+        read_request(text)
 
 
 def test_a_reason_is_short_and_prints() -> None:

@@ -9,8 +9,8 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import SiloFacts
-from fedsync.flower.messages import Hello
 from fedsync.flower.nodes import Admission, Nodes
+from fedsync.trainer.protocol import Hello
 from tests.flower.grid import DirectGrid
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.app.error import Error
 
 from fedsync.common.files import private_folder
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.flower import client_app, messages
+from fedsync.core.transfer import VersionMismatch
+from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.train.weights import initial_model
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.protocol import COPY, Identity
+from fedsync.trainer.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
 from fedsync.trainer.service import TrainerService
-from tests.flower.grid import Answer, DirectGrid, honest, silos_in_this_process
+from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, silos_in_this_process, trainers
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
@@ -33,10 +35,6 @@ TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 def _identity() -> Iterator[None]:
     with silos_in_this_process():
         yield
-
-
-def _desks() -> list[TrainerService]:
-    return [link for link in client_app._links.values() if isinstance(link, TrainerService)]
 
 
 def _start(
@@ -57,7 +55,7 @@ def _start(
     if rings is None:
         return run, [np.concatenate([array.numpy().ravel() for array in result.arrays.values()])]
     assert not result.arrays, "the server has no model"
-    return run, [desk._session.replica.model for desk in _desks()]  # type: ignore[attr-defined]
+    return run, [trainer._session.replica.model for trainer in trainers.values()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
@@ -67,7 +65,7 @@ def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
     """What rounding adds, and training makes of it, stays far below what training moves."""
     sealed, models = _start(tmp_path / "sealed", monkeypatch, "fedavg", f"cipher={{kind: {kind}}}")
     monkeypatch.delenv(KEYS)
-    client_app._links.clear()
+    trainers.clear()
     _, [plain] = _start(tmp_path / "plain", monkeypatch, "fedavg")
     assert len(models) == 3
     for model in models:
@@ -96,7 +94,7 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
 
     def listening(message: Message, context: Context) -> Message | None:
         reply = honest(message, context)
-        update = reply.content.config_records["fedsync"].get("update")
+        update = reply.content.config_records["fedsync"].get("payload")
         if isinstance(update, bytes):
             sent.append(update)
         return reply
@@ -138,19 +136,19 @@ def test_masked_updates_add_up_on_flower(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    questions: list[str] = []
 
     def forgetful(message: Message, context: Context) -> Message | None:
         """The second silo does not answer the first question of the run."""
-        if message.metadata.message_type == f"query.{messages.QUESTION}":
-            asked.append("")
-            if len(asked) == 1:
+        if isinstance(asked(message), Question):
+            questions.append("")
+            if len(questions) == 1:
                 return Message(Error(code=0, reason="restarted"), reply_to=message)
         return honest(message, context)
 
     run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", grid=DirectGrid(3, {2: forgetful}))
     assert run.run_summary is not None and run.run_summary["rounds"] == 3
-    assert len(asked) == 1 + 2 * 2, "one in the round that was lost, two in each of the others"
+    assert len(questions) == 1 + 2 * 2, "one in the round that was lost, two in each of the others"
     for model in models:
         np.testing.assert_array_equal(model, models[0])
 
@@ -161,10 +159,10 @@ def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
 def _folders(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Trainers keep what survives them in a folder each."""
 
-    def connect(identity: Identity) -> TrainerService:
+    def make(identity: Identity) -> TrainerService:
         return TrainerService(identity, private_folder(root / str(identity.index)))
 
-    monkeypatch.setattr(client_app, "connect", connect)
+    monkeypatch.setattr(client_app, "connect", lambda identity: connect(identity, make))
 
 
 def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
@@ -178,7 +176,7 @@ def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
         if message.metadata.message_type == "train":
             orders.append("")
         if len(orders) == 2 and message.metadata.message_type == "train":
-            del client_app._links[next(key for key in client_app._links if key[1] == 1)]
+            del trainers[next(identity for identity in trainers if identity.index == 1)]
             file = tmp_path / "state" / "1" / COPY
             data = bytearray(file.read_bytes())
             data[-2] ^= 1
@@ -197,19 +195,15 @@ def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
 def _hello_with(holds: int) -> Answer:
     def liar(message: Message, context: Context) -> Message | None:
         reply = honest(message, context)
-        texts = reply.content.config_records["fedsync"]
-        if "hello" in texts:
-            texts["hello"] = json.dumps({**json.loads(str(texts["hello"])), "holds": holds})
-        return reply
+        hello, greeting = said(reply)
+        return saying(message, replace(hello, holds=holds), greeting) if isinstance(hello, Hello) else reply
 
     return liar
 
 
-def _lacking(text: str, kind: str) -> Answer:
+def _lacking(holds: int, kind: type) -> Answer:
     def liar(message: Message, context: Context) -> Message | None:
-        if message.metadata.message_type != kind:
-            return honest(message, context)
-        return Message(RecordDict({"fedsync": ConfigRecord({"holds": text})}), reply_to=message)
+        return saying(message, VersionMismatch(holds)) if isinstance(asked(message), kind) else honest(message, context)
 
     return liar
 
@@ -222,10 +216,10 @@ FOUR = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for 
     [
         ("pad", _hello_with(999)),
         ("pad", _hello_with(-7)),
-        ("pad", _lacking("999", "train")),
-        ("pad", _lacking("-7", "train")),
-        ("pad", _lacking("1", "evaluate")),
-        ("masked", _lacking("-1", "train")),
+        ("pad", _lacking(999, Train)),
+        ("pad", _lacking(-7, Train)),
+        ("pad", _lacking(1, EvaluateModel)),
+        ("masked", _lacking(-1, Train)),
     ],
 )
 def test_no_number_that_a_silo_says_of_its_version_ends_a_run(
@@ -234,7 +228,7 @@ def test_no_number_that_a_silo_says_of_its_version_ends_a_run(
     more = [f"cipher={{kind: {kind}}}", "min_silos=3", "stop.rounds=2"]
     run, models = _start(tmp_path, monkeypatch, "fedavg", *more, grid=DirectGrid(4, {2: liar}), silos=FOUR)
     assert run.run_summary is not None and run.run_summary["rounds"] == 2
-    others = [model for model, desk in zip(models, _desks(), strict=True) if desk.name != "b"]
+    others = [model for model, silo in zip(models, trainers.values(), strict=True) if silo.name != "b"]
     for model in others:
         np.testing.assert_array_equal(model, others[0])
     moved = np.abs(others[0] - initial_model(run.config.task.build(), 7)[0])
@@ -254,7 +248,7 @@ def test_a_masked_round_whose_answers_were_all_lost_is_repeated_under_other_mask
             return Message(Error(code=0, reason=str(error)), reply_to=message)
         if message.metadata.message_type == "train" and context.node_id not in died:
             died.add(context.node_id)
-            del client_app._links[next(key for key in client_app._links if key[1] == context.node_id - 1)]
+            del trainers[next(identity for identity in trainers if identity.index == context.node_id - 1)]
             return Message(Error(code=0, reason="died"), reply_to=message)
         return reply
 

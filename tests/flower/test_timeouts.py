@@ -15,10 +15,12 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.waiting import WaitingConfig
 from fedsync.core.errors import RunError
-from fedsync.flower import driver, messages
+from fedsync.core.events import Spare, TimerFired
+from fedsync.flower import driver
 from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import IdleTimeout, Timeouts
-from tests.flower.grid import DirectGrid, honest, silos_in_this_process
+from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
+from fedsync.trainer.protocol import Collect, InProgress, Train
+from tests.flower.grid import DirectGrid, asked, honest, saying, silos_in_this_process
 
 SILENCE_S, ANSWER_S = 15.0, 10.0
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1e6}]})
@@ -57,14 +59,14 @@ class Slow:
         self._update: Message | None = None
 
     def __call__(self, message: Message, context: Context) -> Message | None:
-        if message.metadata.message_type not in ("train", f"query.{messages.COLLECT}"):
+        if not isinstance(asked(message), Train | Collect):
             return honest(message, context)
-        if message.metadata.message_type == "train":
+        if isinstance(asked(message), Train):
             self._update = honest(message, context)
         self._clock.now_s += ANSWER_S
         steps = next(self._done, None)
         if steps is not None:
-            return messages.answer_progress(message, messages.Progress(steps, steps * 8))
+            return saying(message, InProgress(steps, steps * 8))
         assert self._update is not None
         return Message(self._update.content, reply_to=message)
 
@@ -123,3 +125,33 @@ def test_a_vigil_without_end_says_once_a_minute_what_is_missing(caplog: pytest.L
     assert [record.getMessage() for record in caplog.records] == [
         f"nothing to do for {minutes * 60} s; silos here: none" for minutes in (1, 2, 3)
     ]
+
+
+def test_epochs_follow_what_the_last_pause_took() -> None:
+    spare = IdleTraining(0.05)
+    told = []
+    for epoch_s in (0.001, 0.001, 0.001, 0.05, 0.05):
+        (event,) = spare.events(1.0)
+        assert isinstance(event, Spare)
+        told.append(event.epochs)
+        spare.measure([event], event.epochs * epoch_s)
+    # Twice as many while there is room; 8 at 50 ms are eight times too many: 1; that just fits.
+    assert told == [1, 2, 4, 8, 1]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_the_number_stays_within_reason(seconds: float) -> None:
+    spare = IdleTraining(0.05)
+    for _ in range(50):
+        events = spare.events(1.0)
+        spare.measure(events, seconds)
+    (event,) = spare.events(1.0)
+    assert isinstance(event, Spare)
+    assert event.epochs == (10_000 if seconds == 0.0 else 1)
+
+
+def test_other_batches_do_not_count_and_a_cap_of_zero_is_never() -> None:
+    spare = IdleTraining(0.05)
+    spare.measure([TimerFired(0.0)], 1e-6)
+    assert spare.events(2.0) == [Spare(2.0, 1)]
+    assert IdleTraining(0.0).events(2.0) == []

@@ -17,7 +17,7 @@ from fedsync.core.orders import SiloFacts
 from fedsync.ops.serve import serve_silo
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy
-from fedsync.trainer.protocol import IDENTITY, STATE, Identity, StillLoading
+from fedsync.trainer.protocol import IDENTITY, STATE, Hello, Identity, StillLoading, write_reply
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def test_the_newest_trainer_is_served_until_it_ends(config: SiloStartConfig, mon
         seen.append((identity, {name: os.environ[name] for name in (STATE, OWNER, KEYS, ALLOWED)}))
         if len(seen) == 1:
             raise StillLoading("it goes on")
-        return SimpleNamespace(name="berlin", facts=SiloFacts(examples=5), alive=False)
+        hello = write_reply(Hello("berlin", SiloFacts(examples=5)))
+        return SimpleNamespace(ask=lambda text, payload: (hello, None), alive=False)
 
     serve_silo(config, link)  # type: ignore[arg-type]
     (identity, environment), again = seen

@@ -23,7 +23,7 @@ from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
 from fedsync.trainer.service import TrainerService
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid, connect, silos_in_this_process, trainers
 
 QUICK = ["local.steps=1", "local.batch_size=8", "stop.rounds=2", "cipher={kind: pad}"]
 TASK = """\
@@ -86,7 +86,7 @@ def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, mo
     assert rings is not None
     monkeypatch.setenv(KEYS, str(rings[0]))
 
-    def connect(identity: Identity) -> TrainerService:
+    def make(identity: Identity) -> TrainerService:
         """Each with a state folder; the last is berlin's."""
         home = file.parent / ("s" if identity.index == 2 else f"other-{identity.index}")
         folder = home / "state" / "0123456789abcdef"
@@ -95,11 +95,11 @@ def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, mo
         return TrainerService(identity, folder)
 
     with silos_in_this_process():
-        monkeypatch.setattr(client_app, "connect", connect)
+        monkeypatch.setattr(client_app, "connect", lambda identity: connect(identity, make))
         timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
         run = FedSync(config_of(file), silos, out=tmp_path / "run", timing=timing, keys=rings[1])
         run.start(DirectGrid(3))
-        models = [link._session.replica.model for link in client_app._links.values()]  # type: ignore[attr-defined]
+        models = [trainer._session.replica.model for trainer in trainers.values()]
 
     assert not (tmp_path / "run" / "model.pt").exists()
     said = export(file, tmp_path / "out" / "new")

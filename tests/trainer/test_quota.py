@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.trainer.folder import TENURE
-from fedsync.trainer.quota import Leftover, bound_log, superfluous, tidy
+from fedsync.trainer.folder import TENURE, Leftover, bound_log, superfluous, tidy
 
 
 @pytest.mark.parametrize(

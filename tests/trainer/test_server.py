@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,7 +29,8 @@ from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.transfer import VersionMismatch
 from fedsync.train.weights import initial_model
 from fedsync.trainer.client import TrainerClient, make_room, stop_trainers
 from fedsync.trainer.connection import call, receive, send
@@ -37,11 +39,21 @@ from fedsync.trainer.protocol import (
     IDENTITY,
     SOCKET,
     STATE,
-    Completed,
+    Collect,
+    Describe,
+    EvaluateModel,
+    Forward,
+    Hello,
     Identity,
     InProgress,
+    MakeRoom,
+    Reply,
+    Request,
+    SocketRequest,
     StillLoading,
-    VersionMismatch,
+    Train,
+    TrainerState,
+    exchange,
 )
 from fedsync.trainer.server import _Server
 
@@ -73,6 +85,17 @@ def model() -> np.ndarray:
     return initial_model(CONFIG.task.build(), 7)[0]
 
 
+def put(link: TrainerClient, request: Request, payload: np.ndarray | None = None) -> Reply:
+    return exchange(link.ask, request, payload)[0]
+
+
+def trained(link: TrainerClient, order: WorkOrder, model: np.ndarray) -> tuple[WorkReport, np.ndarray]:
+    """Report and update of an order, once it is done."""
+    report, update = exchange(link.ask, Train(order), model)
+    assert isinstance(report, WorkReport) and update is not None
+    return report, update
+
+
 def process(link: TrainerClient) -> psutil.Process:
     """The trainer's."""
     return psutil.Process(tenant(link._folder))
@@ -87,93 +110,97 @@ def kill(link: TrainerClient) -> None:
 
 def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity())
+    hello = put(link, Describe())
     assert link.alive
-    assert (link.name, link.facts.declared_speed) == ("a", 1e6)
-    first, again = (link.train(order(1), model, None) for _ in range(2))
-    assert isinstance(first, Completed) and isinstance(again, Completed)
-    assert again.report == first.report, "a second training would have measured other times"
-    np.testing.assert_array_equal(first.update, again.update)
+    assert isinstance(hello, Hello) and (hello.silo, hello.facts.declared_speed) == ("a", 1e6)
+    first, again = (trained(link, order(1), model) for _ in range(2))
+    assert again[0] == first[0], "a second training would have measured other times"
+    np.testing.assert_array_equal(first[1], again[1])
 
 
 def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity(speed=160.0, run="2"))  # 16 samples: 0.1 s a step, 10 s in all
+    put(link, Describe())
     begin = time.monotonic()
-    answer = link.train(order(1, steps=100), model, 0.5)
+    answer = put(link, Train(order(1, steps=100), 0.5), model)
     assert isinstance(answer, InProgress)
     assert 1 <= answer.steps < 50 and answer.samples == 16 * answer.steps
     while isinstance(answer, InProgress):
-        answer = link.collect("a/1", 1.0, halt=True)
-    assert isinstance(answer, Completed)
-    assert answer.report.steps < 100
+        answer = put(link, Collect("a/1", 1.0, halt=True))
+    assert isinstance(answer, WorkReport)
+    assert answer.steps < 100
     assert time.monotonic() - begin < 9
 
 
 def test_a_killed_trainer_is_started_again_and_goes_on_in_its_data(root: Path, model: np.ndarray) -> None:
     straight = TrainerClient(identity(run="3"))
-    expected = [straight.train(order(number), model, None) for number in (1, 2)][1]
+    expected = [trained(straight, order(number), model) for number in (1, 2)][1]
     link = TrainerClient(identity(run="4"))
-    link.train(order(1), model, None)
+    trained(link, order(1), model)
     kill(link)
-    resumed = link.train(order(2), model, None)
-    assert isinstance(expected, Completed) and isinstance(resumed, Completed)
-    np.testing.assert_array_equal(resumed.update, expected.update)
+    np.testing.assert_array_equal(trained(link, order(2), model)[1], expected[1])
 
 
 def test_a_killed_trainer_answers_its_last_order_without_training_again(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity(run="7"))
-    first = link.train(order(1), model, None)
+    first = trained(link, order(1), model)
     kill(link)
-    again, asked = link.train(order(1), model, None), link.collect("a/1", 0.0, halt=False)
-    other = link.train(order(1, steps=4), model, None)
-    assert isinstance(first, Completed) and isinstance(again, Completed) and isinstance(asked, Completed)
-    assert again.report == asked.report == first.report, "a second training would have measured other times"
-    np.testing.assert_array_equal(first.update, again.update)
-    assert isinstance(other, Completed) and other.report.steps == 4, "the same name, but another order"
+    again, asked = trained(link, order(1), model), put(link, Collect("a/1", 0.0))
+    assert again[0] == asked == first[0], "a second training would have measured other times"
+    np.testing.assert_array_equal(first[1], again[1])
+    assert trained(link, order(1, steps=4), model)[0].steps == 4, "the same name, but another order"
 
 
 def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity())
+    put(link, Describe())
     unlimited = psutil.RLIM_INFINITY
     process(link).rlimit(psutil.RLIMIT_FSIZE, (0, unlimited))
     with pytest.raises(ConfigError, match=r"answer\.bin: cannot be written: File too large"):
-        link.train(order(11), model, None)
+        trained(link, order(11), model)
     process(link).rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
-    assert isinstance(link.train(order(12), model, None), Completed)
+    trained(link, order(12), model)
 
 
 def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity(speed=16.0, run="5"))  # a step a second
-    assert isinstance(link.train(order(1, steps=1000), model, 0.1), InProgress)
-    assert isinstance(link.train(order(2, steps=1), model, None), Completed)
+    assert isinstance(put(link, Train(order(1, steps=1000), 0.1), model), InProgress)
+    trained(link, order(2, steps=1), model)
 
 
 def test_an_order_nobody_knows_is_to_be_sent_again(root: Path) -> None:
-    assert TrainerClient(identity()).collect("a/99", 0.1, halt=False) == VersionMismatch(0)
+    assert put(TrainerClient(identity()), Collect("a/99", 0.1)) == VersionMismatch(0)
 
 
 def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity())
-    found = link.evaluate(model, 3)
-    assert isinstance(found, Evaluation) and link.evaluate(model, 3) == found
-    assert link.evaluate(model + 1, 3) != found, "another model of the same version is another"
+    found = put(link, EvaluateModel(3), model)
+    assert isinstance(found, Evaluation) and put(link, EvaluateModel(3), model) == found
+    assert put(link, EvaluateModel(3), model + 1) != found, "another model of the same version is another"
 
 
 def test_what_prevents_the_trainer_is_said(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.py: there is no such file"):
-        TrainerClient(identity(task=StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task))
+        task = StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task
+        put(TrainerClient(identity(task=task)), Describe())
 
 
 def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity())
     wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
     with pytest.raises(FedSyncError, match="diverged"):
-        link.train(wild, model, None)
-    assert isinstance(link.train(order(22), model, None), Completed)
+        trained(link, wild, model)
+    trained(link, order(22), model)
 
 
 def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(fedsync.trainer.client, "_tell", lambda folder, request: asked.append(folder.name))
+
+    def tell(folder: Path, request: SocketRequest) -> None:
+        assert request == MakeRoom()
+        asked.append(folder.name)
+
+    monkeypatch.setattr(fedsync.trainer.client, "_tell", tell)
     silos = {"mine": (0, "a"), "mine-before": (0, "a"), "others": (1, "b"), "torn": None}
     for folder, silo in silos.items():
         (tmp_path / folder).mkdir()
@@ -189,16 +216,17 @@ class _Ended(BaseException):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
-    """One in this process, which nobody is let in to, and whose desk has a large answer."""
+    """One in this process, which nobody is let in to, and whose trainer has a large answer."""
 
     def end(code: int) -> None:
         raise _Ended
 
     monkeypatch.setattr(os, "_exit", end)
-    tenure = FolderLock.take(tmp_path)
-    assert tenure is not None
-    server = _Server(tmp_path, tenure)
-    server.opens(SimpleNamespace(busy=False, unrevealed=False, initial_model=lambda: np.ones(4_000_000, np.float32)))  # type: ignore[arg-type]
+    lock = FolderLock.take(tmp_path)
+    assert lock is not None
+    server = _Server(tmp_path, lock)
+    service: Any = SimpleNamespace(busy=False, unrevealed=False, ask=lambda *asked: ("", np.ones(16_000_000, np.uint8)))
+    server.loaded(service)
     return server
 
 
@@ -212,17 +240,18 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
 def test_only_an_idle_trainer_makes_room(
     busy: bool, unrevealed: bool, idle_s: float, ends: bool, server: _Server
 ) -> None:
-    server.opens(SimpleNamespace(busy=busy, unrevealed=unrevealed))  # type: ignore[arg-type]
+    service: Any = SimpleNamespace(busy=busy, unrevealed=unrevealed)
+    server.loaded(service)
     server._asked_at_s = time.monotonic() - idle_s
     with pytest.raises(_Ended) if ends else nullcontext():
-        assert server._reply({"do": "make room"}, None) == ({}, None)
+        assert isinstance(server._reply(MakeRoom(), None)[0], TrainerState)
 
 
 def test_nobody_leaves_while_an_answer_is_on_its_way(server: _Server, tmp_path: Path) -> None:
     threading.Thread(target=server._let_in, daemon=True).start()
     caller = call(tmp_path / SOCKET)
     assert caller is not None
-    send(caller, {"do": "model", "load_s": 0.0})
+    send(caller, Forward("", 0.0))
     assert caller.poll(10.0), "the header is here, and 16 MB are more than a socket takes"
     server._leave()
     assert receive(caller)[1] is not None
@@ -284,7 +313,7 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 0.5)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
     with pytest.raises(StillLoading, match=r"has been loading its task, data and model for \d+ s\. It goes on"):
-        TrainerClient(slow)
+        put(TrainerClient(slow), Describe())
     pid = tenant(folder)
     seen = fedsync.trainer.liveness.Trainers(root)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 10.0)
@@ -293,7 +322,7 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     assert (told["pid"], told["state"]) == (pid, "loading")
     (tmp_path / "go").touch()
     monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 60.0)
-    assert TrainerClient(slow).facts.examples > 0
+    assert isinstance(put(TrainerClient(slow), Describe()), Hello)
     assert tenant(folder) == pid
     assert not (folder / ".answer.bin.12").exists()
 
@@ -304,15 +333,16 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
     tmp_path.chmod(0o700)
     monkeypatch.setenv(STATE, str(tmp_path))
     link = TrainerClient(identity())
+    put(link, Describe())
     first = process(link)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
     first.suspend()
     large = np.zeros(4_000_000, np.float32)  # does not even get in
     with pytest.raises(FedSyncError, match=rf"hung, process {first.pid}, and was ended"):
-        link.train(order(1), large, None)
+        trained(link, order(1), large)
     assert not link.alive
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 5.0)
-    assert isinstance(link.train(order(1), model, None), Completed)
+    trained(link, order(1), model)
     second = process(link)
     second.suspend()
     monkeypatch.setattr(fedsync.trainer.client, "_TELL_S", 0.1)
@@ -329,7 +359,7 @@ def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(ConfigError, match="no trainer can be started here: no more processes"):
-        TrainerClient(identity())
+        put(TrainerClient(identity()), Describe())
     (folder,) = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Identity.load(folder) == identity()
@@ -351,6 +381,7 @@ def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None
 
 def test_only_the_owner_can_reach_it(root: Path) -> None:
     link = TrainerClient(identity())
+    put(link, Describe())
     assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
     assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700
 

@@ -133,7 +133,7 @@ def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lac
     assert silo.holds == -1 and "damaged" in caplog.text
     with pytest.raises(OtherVersion) as caught:
         silo.receive(federation.aggregator.outgoing("c"), 3)
-    assert caught.value.holds == -1
+    assert caught.value.mismatch.holds == -1
     federation.aggregator.holds("c", -1)
     np.testing.assert_allclose(
         silo.receive(federation.aggregator.outgoing("c"), 3), federation.silos["c"].model, atol=1e-6

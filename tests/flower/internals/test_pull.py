@@ -20,10 +20,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedsync.core.orders import WorkOrder
 from fedsync.flower.internals import executor
 from fedsync.flower.internals.pull import BESIDE, FEW_PARTS, SMALLEST_PART, Arrival, Arrivals
-from fedsync.flower.outbox import PendingMessage
 from tests.flower.grid import run_identity
 
 pytestmark = pytest.mark.skipif(not executor.supported(), reason="this flwr is not a tested version")
@@ -297,20 +295,3 @@ def test_what_is_put_together_wrong_is_that_silos_problem_alone(
     superlink.answer("a", array(1.0))
     superlink.replace("a", kind, lambda content: other)
     assert problems(superlink, answers, None).startswith(said)
-
-
-ORDER = WorkOrder("a/1", 0, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
-
-
-@pytest.mark.parametrize(
-    ("sent", "payload"),
-    [
-        (PendingMessage(1, 0.0, order=ORDER), 1000),
-        (PendingMessage(1, 0.0, snapshot=True), 50),
-        (PendingMessage(1, 0.0, version=3), 0),
-        (PendingMessage(1, 0.0, question=True), 0),
-        (PendingMessage(1, 0.0), 0),
-    ],
-)
-def test_an_answer_may_be_as_large_as_what_was_asked_for(sent: PendingMessage, payload: int) -> None:
-    assert sent.most(update_bytes=1000, model_bytes=50) == BESIDE + payload
