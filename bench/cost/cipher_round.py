@@ -25,7 +25,7 @@ from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmas
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
-from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Member, Words, form_of, smallest_limit
+from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Member, Words, form_of
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 
@@ -104,7 +104,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
     """
     form = form_of(kind)
     packing = Packing(bits, form.slot_bits)
-    limit = smallest_limit(form, packing.additions)
+    limit = form.limit(packing)
     if silos > limit:
         raise ConfigError("--silos", f"{silos}, but sums of {bits} bits hold {limit} updates", "Take fewer, or 16 bits")
     if kind == "masked" and silos < MIN_SURVIVORS:

@@ -1,9 +1,9 @@
 """How long an empty order takes from the server to a resident silo and back, against Flower's own way.
 
 Both are the `local` runtime: a SuperLink, one SuperNode a silo, TLS and node authentication. Flower's own way starts a
-process for every message and looks for messages every 3 s; ours keeps a process and looks ten times a second. The
-order is one local step on one sample, so what is measured is the way there and back. The first orders, in which the
-trainers start, do not count.
+process for every message and looks for messages every 3 s; ours answers in the SuperNode and looks ten times a second.
+The order is one local step on one sample, so what is measured is the way there and back. The first orders, in which
+the trainers start, do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.ops.local import run_local
 
 WARM_UP = 2
@@ -31,14 +31,14 @@ def round_trips(silos: int, rounds: int, *, stock: bool) -> list[float]:
     """Seconds of each order after the first ones."""
     machines = [{"name": f"silo-{index}", "speed": 1e6} for index in range(silos)]
     config = StrategyConfig.load("fedavg", [*QUICK, f"stop.rounds={rounds + WARM_UP}"])
-    tested = executor.TESTED
+    tested = versions.TESTED
     with tempfile.TemporaryDirectory(prefix="round-trip-") as folder:
         try:
             # With no version tested, every one is used in Flower's own way.
-            executor.TESTED = frozenset() if stock else tested
+            versions.TESTED = frozenset() if stock else tested
             run_local(config, ClusterConfig.model_validate({"silos": machines}), Path(folder))
         finally:
-            executor.TESTED = tested
+            versions.TESTED = tested
         return _times(Path(folder) / JOURNAL)
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     print_table(
         f"seconds of the round trip of an empty order, {options.silos} silo(s)",
         ("way", "orders", "median", "10 %", "90 %", "speed"),
-        [_row("Flower's own", stock, 1.0), _row("resident executor", fast, ratio)],
+        [_row("Flower's own", stock, 1.0), _row("SuperNode that answers itself", fast, ratio)],
     )
     write_json(options.out, {"fast_s": fast, "stock_s": stock, "ratio": ratio})
 

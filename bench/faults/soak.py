@@ -146,7 +146,6 @@ def _fill_silo(run: Run, rng: random.Random) -> None:
 
 FAULTS: dict[str, Callable[[Run, random.Random], None]] = {
     "kill -9 trainer": _kill("fedsync.trainer.server"),
-    "kill -9 ClientApp process": _kill("fedsync.flower.internals.executor"),
     "kill -9 SuperNode": _kill("fedsync.flower.internals.launch supernode"),
     "kill -9 ServerApp": _kill("flwr-serverapp"),
     "kill -9 SuperLink": _kill("fedsync.flower.internals.launch superlink"),
@@ -302,8 +301,8 @@ def watch_memory(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
     Not their unique memory, which grows when another process that has the same libraries ends.
     """
-    words = {"trainer": "fedsync.trainer.server", "SuperNode": "child supernode", "ServerApp": "flwr-serverapp"}
-    words |= {"SuperLink": "child superlink", "ClientApp process": "fedsync.flower.internals.executor"}
+    words = {"trainer": "fedsync.trainer.server", "SuperNode": "launch supernode", "ServerApp": "flwr-serverapp"}
+    words |= {"SuperLink": "launch superlink"}
     found: dict[str, dict[str, float]] = {name: {} for name in words}
     settings = [
         "task={kind: digits}",

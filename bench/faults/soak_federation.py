@@ -27,7 +27,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
-from fedsync.ops import bundle
+from fedsync.ops import runs
 from fedsync.trainer.model_export import export_kept
 
 START_S = 120.0
@@ -36,7 +36,7 @@ START_S = 120.0
 @contextmanager
 def bundled(own: str, other: str) -> Iterator[None]:
     """What is submitted meanwhile names another app in the place of one of FedSync's own."""
-    with patch.object(bundle, "_PROJECT", bundle._PROJECT.replace(own, other)):
+    with patch.object(runs, "_PROJECT", runs._PROJECT.replace(own, other)):
         yield
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
-from fedsync.cipher.suites.suite import MASKED, Form, form_of, smallest_limit
+from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
 from fedsync.core.weighting import Weighting
@@ -88,8 +88,7 @@ class EncryptionPlan:
 
     @property
     def limit(self) -> int:
-        """Updates that one sum may hold."""
-        return smallest_limit(self.form, self.packing.additions)
+        return self.form.limit(self.packing)
 
     @cached_property
     def _hidden(self) -> tuple[bool, ...]:
@@ -98,7 +97,6 @@ class EncryptionPlan:
 
     @cached_property
     def sealed(self) -> Layout:
-        """Names and shapes of the tensors that are sealed."""
         chosen = [index for index, hidden in enumerate(self._hidden) if hidden]
         return Layout(
             tuple(self.layout.names[index] for index in chosen), tuple(self.layout.shapes[index] for index in chosen)
@@ -125,7 +123,6 @@ class EncryptionPlan:
 
     @property
     def clear_values(self) -> int:
-        """Values that travel in the clear."""
         return self.layout.size - self.sealed.size
 
     def divide(self, vector: Vector) -> tuple[Vector, Vector]:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="Table of rounds; that of silos lies beside it, as NAME-silos.csv.")
+        Path | None, typer.Option("--csv", help="Table of rounds; those of silos and metrics lie beside it.")
     ] = None,
     tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for an event file.")] = None,
     mlflow: Annotated[str | None, typer.Option("--mlflow", metavar="URI", help="Tracking URI.")] = None,
 ) -> None:
     """Write the rounds of a run, finished or not, for other programs."""
-    from fedsync.observe.exporters.csv_exporter import CsvExporter, silos_beside
+    from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
     from fedsync.observe.ledger import Ledger
     from fedsync.observe.tail import Tail
 
@@ -40,7 +40,7 @@ def export(
     try:
         if csv is not None:
             exporters.append(CsvExporter(csv))
-            console.print(f"Tables: {csv}, {silos_beside(csv)}", highlight=False, soft_wrap=True)
+            console.print(f"Tables: {', '.join(map(str, tables(csv)))}", highlight=False, soft_wrap=True)
         if tensorboard is not None:
             from fedsync.observe.exporters.tensorboard_exporter import TensorBoardExporter
 

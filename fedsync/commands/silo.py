@@ -23,7 +23,7 @@ def start(file: File) -> None:
     from fedsync.ops.start import start_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
-    typer.echo(f"silo {config.name}, server {config.server}, {way()} way; files in {config.state}")
+    typer.echo(f"silo {config.name}, server {config.server}, {way(config.code)} way; files in {config.state}")
     start_silo(config)
 
 
@@ -33,7 +33,7 @@ def serve(file: File) -> None:
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
-    from fedsync.ops.serve import serve_silo
+    from fedsync.ops.start import serve_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
     serve_silo(config)

@@ -1,4 +1,4 @@
-"""Child processes of a local federation: started, watched, and all ended again."""
+"""Ends processes with all that they started, and this one with its owner."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-
-from fedsync.core.errors import RunError
 
 _GRACE_S = 5.0
 
@@ -33,59 +30,6 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """One process: what it is to the run, and where its output goes."""
-
-    role: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
-class Children:
-    """Starts processes and ends them, with everything that they started.
-
-    Args:
-        logs: folder for their output.
-        environment: of all of them.
-    """
-
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        logs.mkdir(parents=True, exist_ok=True)
-        self._logs = logs
-        self._environment = dict(environment)
-        self._children: list[Child] = []
-
-    def start(self, role: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> Child:
-        """Start a process whose output goes to ``<role>.log``, with ``more`` in its environment."""
-        log = self._logs / f"{role}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**self._environment, **(more or {})},
-                # A group of its own: Ctrl-C goes to the one who started us, who then ends the children in order.
-                start_new_session=True,
-            )
-        child = Child(role, process, log)
-        self._children.append(child)
-        return child
-
-    def check(self) -> None:
-        """Raise `RunError`, with the end of its output, if a process has ended by itself."""
-        for child in self._children:
-            code = child.process.poll()
-            if code is not None:
-                raise RunError(f"{child.role} ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
-
-    def stop(self) -> None:
-        """End all, youngest first: ask, wait, then kill. Safe to call twice."""
-        end_processes([child.process for child in reversed(self._children)])
-        self._children.clear()
 
 
 def end_processes(leaders: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -116,21 +60,6 @@ def alive(pid: int) -> bool:
 
 def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-
-def wait_for_port(port: int, timeout_s: float, children: Children) -> None:
-    """Wait until somebody listens on a loopback port.
-
-    Raises:
-        RunError: nobody does in time, or a child has ended.
-    """
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        children.check()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise RunError(f"nothing listens on port {port} after {timeout_s:g} s")
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

@@ -36,7 +36,7 @@ class _SealedConfig(Section):
 
     metrics: Literal["plain", "sealed"] = "plain"
     """Whether what silos find out about the model's accuracy is told to the server, or ``sealed`` with the updates, so
-    that it learns the mean over silos at most."""
+    that it learns the mean over silos at most. Sealed, other figures that silos measure are not sent at all."""
 
     kind: str
 

@@ -25,7 +25,7 @@ class ExportConfig(Section):
     """Where else a run's figures go."""
 
     csv: bool = False
-    """Write rounds.csv and rounds-silos.csv into the run's folder."""
+    """Write rounds.csv, rounds-silos.csv and rounds-metrics.csv into the run's folder."""
 
     tensorboard: Annotated[str, Field(min_length=1)] | None = None
     """Folder for TensorBoard, relative to the run's."""

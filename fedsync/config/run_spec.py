@@ -78,7 +78,6 @@ class RunSpec(Section):
         return max(silo.speed for silo in self.emulate)
 
     def dump(self) -> str:
-        """As JSON."""
         return json.dumps(self.model_dump(mode="json"), separators=(",", ":"))
 
     @classmethod

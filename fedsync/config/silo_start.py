@@ -78,7 +78,8 @@ class SiloStartConfig(Section):
     code: Literal["installed", "shipped"] = "installed"
     """Whose code answers messages. ``installed``: FedSync's own as it is installed here; a bundle that brings another
     client is refused. ``shipped``: also the client of any Flower app that the server sends, with all rights of the
-    silo's user, so that the server can read the keys and whatever else that user can."""
+    silo's user, so that the server can read the keys and whatever else that user can; each message then starts a
+    process, which takes seconds."""
 
     data: list[str] | None = None
     """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, the

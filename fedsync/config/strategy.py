@@ -71,7 +71,6 @@ class StopConfig(Section):
         return self
 
     def build(self) -> StopRules:
-        """The rules."""
         return StopRules(self.rounds, self.seconds, self.target_accuracy, self.patience, self.relative_change)
 
 

@@ -27,7 +27,6 @@ class DataSection(Section):
         raise NotImplementedError
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        """The same with every path put through ``locate``."""
         given = {name: getattr(self, name) for name in self.paths}
         return self.model_copy(update={name: locate(path) for name, path in given.items() if path is not None})
 

@@ -70,7 +70,6 @@ class SourceSection(TaskSection):
 
     @property
     def scores(self) -> Scores:
-        """The share of right answers."""
         return "share"
 
     def source(self) -> tuple[Source, Partition | None, float]:
@@ -78,7 +77,6 @@ class SourceSection(TaskSection):
         return self.data.build(), self.partition.build(), self.test_share
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        """The same with every path put through ``locate``."""
         return self.model_copy(update={"data": self.data.relocated(locate)})
 
 
@@ -97,7 +95,6 @@ class ImagesConfig(SourceSection):
     that hold different classes disagree about them."""
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.neural import ImagesTask
 
         return ImagesTask(*self.source(), self.model, self.norm)
@@ -117,7 +114,6 @@ class SequencesConfig(SourceSection):
     """Number of recurrent layers."""
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.neural import SequencesTask
 
         return SequencesTask(*self.source(), self.hidden, self.layers)
@@ -132,7 +128,6 @@ class MlpConfig(SourceSection):
     """Widths of the layers between, first to last."""
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.neural import MlpTask
 
         return MlpTask(*self.source(), tuple(self.hidden))
@@ -159,7 +154,6 @@ class LinearConfig(SourceSection):
         return "error" if self.loss == "squared" else "share"
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.linear import LinearTask
 
         return LinearTask(*self.source(), self.loss, self.l1, self.l2)
@@ -209,7 +203,6 @@ class KMeansConfig(StatisticsSection):
     """Number of clusters."""
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.clustering import KMeansTask
 
         return KMeansTask(*self.source(), clusters=self.clusters, spread=self.spread)
@@ -227,7 +220,6 @@ class FuzzyConfig(StatisticsSection):
     """How much clusters share; m, above 1. Close to 1 is k-means."""
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.clustering import FuzzyTask
 
         return FuzzyTask(*self.source(), clusters=self.clusters, spread=self.spread, fuzziness=self.fuzziness)
@@ -250,7 +242,6 @@ class GaussianMixtureConfig(StatisticsSection):
         return "any"
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.gaussian_mixture import MixtureTask
 
         return MixtureTask(*self.source(), components=self.components, spread=self.spread, floor=self.floor)
@@ -276,7 +267,6 @@ class FactorisationConfig(StatisticsSection):
     """Whether vectors are kept from being negative, for ratings that are not either."""
 
     def build(self) -> Task:
-        """The task."""
         from fedsync.tasks.factorisation import FactorisationTask
 
         return FactorisationTask(

@@ -20,7 +20,6 @@ class IidConfig(Section):
     kind: Literal["iid"]
 
     def build(self) -> Partition:
-        """The partition."""
         from fedsync.tasks.partition import Iid
 
         return Iid()
@@ -34,7 +33,6 @@ class DirichletConfig(Section):
     """Concentration; 0.1 is very uneven, 100 nearly i.i.d."""
 
     def build(self) -> Partition:
-        """The partition."""
         from fedsync.tasks.partition import Dirichlet
 
         return Dirichlet(self.alpha)
@@ -51,7 +49,6 @@ class DualDirichletConfig(Section):
     """Concentration of the classes; small leaves each silo few."""
 
     def build(self) -> Partition:
-        """The partition."""
         from fedsync.tasks.partition import DualDirichlet
 
         return DualDirichlet(self.size_alpha, self.class_alpha)
@@ -65,7 +62,6 @@ class PathologicalConfig(Section):
     """Classes that each silo holds."""
 
     def build(self) -> Partition:
-        """The partition."""
         from fedsync.tasks.partition import Pathological
 
         return Pathological(self.classes_per_silo)
@@ -79,7 +75,6 @@ class ShardsConfig(Section):
     """Shards that each silo gets."""
 
     def build(self) -> Partition:
-        """The partition."""
         from fedsync.tasks.partition import Shards
 
         return Shards(self.shards_per_silo)
@@ -91,7 +86,6 @@ class NaturalConfig(Section):
     kind: Literal["natural"]
 
     def build(self) -> Partition:
-        """The partition."""
         from fedsync.tasks.partition import ByOwner
 
         return ByOwner()
@@ -102,8 +96,7 @@ class OwnConfig(Section):
 
     kind: Literal["own"]
 
-    def build(self) -> None:
-        """None."""
+    def build(self) -> None: ...
 
 
 PartitionConfig = Annotated[

@@ -63,7 +63,6 @@ class LocalConfig(Section):
     """Ask for algorithms that give the same bits from the same order, though they be slower."""
 
     def build(self) -> LocalOptions:
-        """Options of the trainer."""
         from fedsync.train.options import LocalOptions
 
         return LocalOptions(

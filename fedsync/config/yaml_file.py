@@ -56,7 +56,6 @@ class _Loader(yaml.SafeLoader):
     """As its base, but it says which value nothing can be made of, and where it stands."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node."""
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, int):
@@ -261,7 +260,6 @@ class YamlFile:
 
 
 def _remedy(error: ErrorDetails, path: tuple[str, ...]) -> str:
-    """What to write instead."""
     context, found, kind = error.get("ctx", {}), error.get("input"), error["type"]
     if kind in _SECTION_EXPECTED:
         key = "" if not path or path[-1].isdigit() else f"{path[-1]}: "

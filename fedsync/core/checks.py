@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 
 from fedsync.core.errors import ProtocolError
@@ -29,6 +30,15 @@ MAX_NAME = 128
 
 MAX_SECONDS = 1e9
 """Seconds of overhead that no order takes: 30 years."""
+
+MAX_METRICS = 32
+"""Metrics of a report."""
+
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""Name of a metric; it becomes a column, a tag and a label of other programs."""
+
+MAX_METRIC = 1e30
+"""Metric whose sums are finite."""
 
 MAX_TEST_SAMPLES = 10**9
 """Larger than any test split; a silo that claims more would drown all others in a pooled score."""
@@ -79,8 +89,6 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
         return "loss", f"training loss {report.loss}"
     if not 0 < report.compute_s < inf:
         return "compute time", f"{report.compute_s} s of training"
-    if not 0 <= report.peak_memory <= MAX_COUNT:
-        return "memory", f"{report.peak_memory} bytes"
     if len(report.overhead_s) > MAX_OVERHEADS:
         return "overhead", f"{len(report.overhead_s)} kinds, at most {MAX_OVERHEADS}"
     for kind, seconds in report.overhead_s.items():
@@ -88,6 +96,11 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
             return "overhead", f"{seconds} s of {kind[:MAX_NAME]!r}"
     if len(report.windows) > MAX_WINDOWS:
         return "windows", f"{len(report.windows)} windows, at most {MAX_WINDOWS}"
+    if len(report.metrics) > MAX_METRICS:
+        return "metrics", f"{len(report.metrics)} metrics, at most {MAX_METRICS}"
+    for name, value in report.metrics.items():
+        if not (METRIC_NAME.fullmatch(name) and -MAX_METRIC <= value <= MAX_METRIC):
+            return "metrics", f"{name[:MAX_NAME]!r} = {value}"
     return None
 
 

@@ -135,9 +135,10 @@ class WorkReport:
         overhead_s: other seconds by kind, for example ``{"evaluate": 0.1, "load": 0.02}``.
         loss: mean training loss a sample.
         windows: short series over the order, at most 64.
-        peak_memory: bytes, the most that the trainer held; 0 if the silo does not tell.
         batch_cap: largest batch that fits the silo's memory, if it ran out; None otherwise.
         evaluation: of the base model, if the order asked for it.
+        metrics: any other figures, which nothing decides by, for example ``{"peak_memory_bytes": 1e9}``. The name
+            ends in the unit; `fedsync.observe.metric_pool` says how they are pooled.
     """
 
     base_version: int
@@ -147,9 +148,9 @@ class WorkReport:
     loss: float
     overhead_s: Mapping[str, float] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
-    peak_memory: int = 0
     batch_cap: int | None = None
     evaluation: Evaluation | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @fast_dataclass

@@ -79,14 +79,12 @@ class Aggregator(Protocol):
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model."""
 
-    def savepoint(self) -> None:
-        """Keep the current model for `rollback`."""
+    def savepoint(self) -> None: ...
 
     def rollback(self) -> None:
         """Go back to the model last remembered."""
 
-    def discard(self, update_id: str) -> None:
-        """Forget an update, if it is there."""
+    def discard(self, update_id: str) -> None: ...
 
     @property
     def blocked(self) -> bool:
@@ -186,6 +184,9 @@ class Replica(Protocol):
     def reported(self, evaluation: Evaluation) -> Evaluation:
         """What the server is told of an evaluation that this silo made."""
 
+    def disclosed(self, report: WorkReport) -> WorkReport:
+        """What the server is told of an order that this silo did."""
+
     def answer(self, question: Payload) -> Payload:
         """Answer what the server asks on behalf of all silos; see `Aggregator.questions`.
 
@@ -222,6 +223,9 @@ class PlainReplica:
 
     def reported(self, evaluation: Evaluation) -> Evaluation:
         return evaluation
+
+    def disclosed(self, report: WorkReport) -> WorkReport:
+        return report
 
     def answer(self, question: Payload) -> Payload:
         raise ProtocolError("server", "question", "asked about masks where nothing is encrypted")

@@ -26,7 +26,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import clear
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.flower.strategy import FedSync
@@ -41,7 +41,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run configuration names."""
     exit_with_owner()
-    if executor.supported():
+    if versions.supported():
         pull_soon()
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")

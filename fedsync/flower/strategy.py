@@ -306,7 +306,7 @@ def _refuse() -> NoReturn:
 def _fill_metrics(result: Result, ledger: Ledger) -> None:
     for row in ledger.rounds:
         result.train_metrics_clientapp[row.round] = MetricRecord(
-            {"train_loss": row.loss, "seconds": row.seconds, "silos": len(row.silos)}
+            {**row.metrics, "train_loss": row.loss, "seconds": row.seconds, "silos": len(row.silos)}
         )
         if row.accuracy is not None and row.test_loss is not None:
             result.evaluate_metrics_clientapp[row.round] = MetricRecord(

@@ -52,7 +52,6 @@ class Authority:
 
     @classmethod
     def at(cls, folder: Path) -> Authority:
-        """Where they are in a folder."""
         return cls(folder / "ca.crt", folder / "ca.key")
 
 
@@ -70,7 +69,6 @@ class ServerCertificate:
 
     @classmethod
     def at(cls, folder: Path) -> ServerCertificate:
-        """Where they are in a folder."""
         return cls(folder / "server.pem", folder / "server.key")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,16 @@ from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateAr
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.scores import Scores
+from fedsync.observe.metric_pool import MetricPool, pooled
 
 
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloShare:
-    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit."""
+    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
+
+    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.metric_pool`.
+    """
 
     batch_size: int
     steps: int
@@ -25,6 +29,7 @@ class SiloShare:
     compute_s: float
     overhead_s: float
     wait_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class Round:
         silos: share of every silo that has an update in it.
         accuracy: of the version, once silos have evaluated it.
         test_loss: mean loss on the test splits, likewise.
+        metrics: figures that silos reported, pooled over the updates in it.
     """
 
     round: int
@@ -48,6 +54,7 @@ class Round:
     silos: dict[str, SiloShare]
     accuracy: float | None = None
     test_loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slowest(self) -> str:
@@ -68,6 +75,18 @@ class SiloTotals:
     batch_size: int = 0
     order: WorkOrder | None = None
     since_s: float = 0.0
+    metrics: MetricPool = field(default_factory=MetricPool)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedOrder:
+    """An order that is in work no more; times as in the journal. No report where it failed or training ended."""
+
+    silo: str
+    order: WorkOrder
+    begin_s: float
+    end_s: float
+    report: WorkReport | None
 
 
 @dataclass(slots=True)
@@ -87,17 +106,20 @@ class Ledger:
         target_accuracy: for ``seconds_to_target``, or None.
         model_bytes: size of the model that every order brings.
         detail: keep every silo's share of every round; off, only the slowest silo's.
+        on_end: called with every order that ends.
     """
 
     target_accuracy: float | None = None
     model_bytes: int = 0
     detail: bool = True
+    on_end: Callable[[EndedOrder], None] | None = None
     rounds: list[Round] = field(default_factory=list)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stopped: Stop | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    metrics: MetricPool = field(default_factory=MetricPool)
     _begin_s: float | None = None
     _end_s: float = 0.0
     _closing: bool = False
@@ -111,7 +133,6 @@ class Ledger:
     _loss: float | None = None
 
     def add(self, entry: JournalEntry) -> None:
-        """Account for one entry."""
         if not self._closing:
             self._end_s = entry.at_s
         discarded = [action.update_id for action in entry.actions if isinstance(action, Discard)]
@@ -131,7 +152,7 @@ class Ledger:
                 case Note(text):
                     self.notes.append(text)
                 case Stop():
-                    self._cut_off()
+                    self.cut_off()
                     self.stopped = action
 
     def closed(self, known: int = 0) -> int:
@@ -158,7 +179,6 @@ class Ledger:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the newest version that was evaluated."""
         return self._accuracy
 
     @property
@@ -192,6 +212,7 @@ class Ledger:
             "wait_fraction": 1 - sum(busy.values()) / available if available else 0.0,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "metrics": self.metrics.values(),
             "silos": [
                 {
                     "name": name,
@@ -203,6 +224,7 @@ class Ledger:
                     "overhead_s": busy[name] - silo.compute_s,
                     "wait_s": self.seconds - busy[name],
                     "batch_size": silo.batch_size,
+                    "metrics": silo.metrics.values(),
                 }
                 for name, silo in sorted(self.silos.items())
             ],
@@ -234,7 +256,7 @@ class Ledger:
 
     def _close(self, version: int, names: tuple[str, ...]) -> None:
         """Training is over; all silos evaluate what came of it."""
-        self._cut_off()
+        self.cut_off()
         self._closing = True
         self._final = version
         self._awaiting = set(names)
@@ -242,12 +264,17 @@ class Ledger:
         self._scores.restart(version)
         self._scores.begin(version, len(names))
 
-    def _cut_off(self) -> None:
-        """Orders in work when training ends: neither done nor failed, but busy until then."""
-        for silo in self.silos.values():
+    def cut_off(self) -> None:
+        """End training: orders in work are neither done nor failed, but busy until then."""
+        for name, silo in self.silos.items():
             if silo.order is not None:
-                silo.busy_s += self._end_s - silo.since_s
-                silo.order = None
+                self._free(name, silo, silo.order, self._end_s, None)
+
+    def _free(self, name: str, silo: SiloTotals, order: WorkOrder, at_s: float, report: WorkReport | None) -> None:
+        silo.order = None
+        silo.busy_s += at_s - silo.since_s
+        if self.on_end is not None:
+            self.on_end(EndedOrder(name, order, silo.since_s, at_s, report))
 
     def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
         silo = self.silos.get(name)
@@ -283,8 +310,7 @@ class Ledger:
         if silo is None or silo.order is None:
             return
         self._scores.end(silo.order.base_version, name, usable(name, report.evaluation) if report else None)
-        silo.order = None
-        silo.busy_s += at_s - silo.since_s
+        self._free(name, silo, silo.order, at_s, report)
         if report is None:
             silo.failures += 1
             return
@@ -292,6 +318,9 @@ class Ledger:
         silo.steps += report.steps
         silo.samples += report.samples
         silo.compute_s += report.compute_s
+        if report.metrics:
+            silo.metrics.add(report.metrics, report.samples)
+            self.metrics.add(report.metrics, report.samples)
 
     def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
         arrivals = [self._arrived.pop(update_id) for update_id in update_ids]
@@ -301,7 +330,8 @@ class Ledger:
         seconds = since_s - (self.rounds[-1].at_s if self.rounds else 0.0)
         # Of simultaneous arrivals the first, as `Round.slowest` has it.
         kept = arrivals if self.detail or len(arrivals) == 1 else [max(arrivals, key=lambda arrival: arrival.at_s)]
-        row = self._by_version[version] = Round(version, since_s, seconds, loss, _shares(kept, at_s))
+        shares, metrics = _shares(kept, at_s), pooled(reports)
+        row = self._by_version[version] = Round(version, since_s, seconds, loss, shares, metrics=metrics)
         self.rounds.append(row)
 
     def _settle(self) -> None:
@@ -317,15 +347,25 @@ class Ledger:
 def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:
     """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
     shares: dict[str, SiloShare] = {}
-    for arrival in sorted(arrivals, key=lambda arrival: arrival.at_s):
-        report, before = arrival.report, shares.get(arrival.meta.silo)
-        overhead_s = max(arrival.busy_s - report.compute_s, 0.0)
-        shares[arrival.meta.silo] = SiloShare(
-            batch_size=arrival.batch_size,
-            steps=report.steps + (before.steps if before else 0),
-            samples=report.samples + (before.samples if before else 0),
-            compute_s=report.compute_s + (before.compute_s if before else 0.0),
-            overhead_s=overhead_s + (before.overhead_s if before else 0.0),
-            wait_s=at_s - arrival.at_s,
+    for arrival in arrivals:
+        name, report = arrival.meta.silo, arrival.report
+        overhead_s, wait_s = max(arrival.busy_s - report.compute_s, 0.0), at_s - arrival.at_s
+        share = SiloShare(
+            arrival.batch_size, report.steps, report.samples, report.compute_s, overhead_s, wait_s, report.metrics
         )
-    return {arrival.meta.silo: shares[arrival.meta.silo] for arrival in arrivals}
+        before = shares.get(name)
+        shares[name] = share if before is None else _added(before, share)
+    return shares
+
+
+def _added(first: SiloShare, second: SiloShare) -> SiloShare:
+    last = min(first, second, key=lambda share: share.wait_s)
+    return SiloShare(
+        last.batch_size,
+        first.steps + second.steps,
+        first.samples + second.samples,
+        first.compute_s + second.compute_s,
+        first.overhead_s + second.overhead_s,
+        last.wait_s,
+        pooled((first, second)),
+    )

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived
+from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.ledger import Ledger, SiloTotals
+from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.tables import silo_table
 from fedsync.observe.tail import Tail
@@ -45,7 +45,7 @@ class LiveRun:
     """
 
     def __init__(self, header: dict[str, Any]) -> None:
-        self.ledger = Ledger(target_accuracy=header.get("target_accuracy"), model_bytes=header.get("model_bytes") or 0)
+        self.ledger = Ledger(header.get("target_accuracy"), header.get("model_bytes") or 0, on_end=self._end)
         self._config: dict[str, Any] = header.get("config") or {}
         self._runtime = str(header.get("runtime", ""))
         self._here: set[str] = set()
@@ -53,9 +53,6 @@ class LiveRun:
         self._last_s = 0.0
 
     def add(self, entry: JournalEntry) -> None:
-        """Follow one entry."""
-        names = {event.meta.silo for event in entry.events if isinstance(event, UpdateArrived)}
-        before = {name: _sums(self.ledger.silos.get(name)) for name in names}
         self.ledger.add(entry)
         self._last_s = entry.at_s
         for event in entry.events:
@@ -64,12 +61,12 @@ class LiveRun:
                     self._here.add(name)
                 case SiloLost(_, name, _):
                     self._here.discard(name)
-        for name in names:
-            # What the ledger counted is what the coordinator took for sound.
-            old, new = before[name], _sums(self.ledger.silos.get(name))
-            samples, trained_s, busy_s = (after - first for first, after in zip(old, new, strict=True))
-            if samples > 0 and trained_s > 0:
-                self._paces[name] = _Pace(samples / trained_s, max(busy_s - trained_s, 0.0))
+
+    def _end(self, ended: EndedOrder) -> None:
+        if ended.report is not None:
+            compute_s = ended.report.compute_s
+            overhead_s = max(ended.end_s - ended.begin_s - compute_s, 0.0)
+            self._paces[ended.silo] = _Pace(ended.report.samples / compute_s, overhead_s)
 
     def now_s(self, quiet_s: float) -> float:
         """The run's time, ``quiet_s`` wall seconds after its last entry; virtual time stands still meanwhile."""
@@ -144,11 +141,6 @@ class LiveRun:
         if len(silos) > MOST_ROWS:
             table.caption = f"and {len(silos) - MOST_ROWS} more"
         return table
-
-
-def _sums(silo: SiloTotals | None) -> tuple[float, float, float]:
-    """Samples, seconds of training and busy seconds of a silo's ended orders."""
-    return (0.0, 0.0, 0.0) if silo is None else (silo.samples, silo.compute_s, silo.busy_s)
 
 
 def watch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ from fedsync import __version__
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, read_journal
 from fedsync.observe.exporters.base import Exporter
-from fedsync.observe.ledger import Ledger, Round, SiloShare
+from fedsync.observe.figures import ROUND, SHARE
+from fedsync.observe.ledger import Ledger, Round
 from fedsync.observe.round_feed import RoundFeed
 
 
@@ -22,7 +24,6 @@ class Listener(Protocol):
 
     def follow(self, ledger: Ledger) -> None:
         """The ledger has one more entry."""
-        ...
 
 
 class Recorder:
@@ -146,7 +147,6 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """Close the files and the exporters; what was recorded stays."""
         for exporter in self._exporters:
             exporter.close()
         if self._journal is not None:
@@ -155,30 +155,21 @@ class Recorder:
             self._rounds.close()
 
 
+_share = attrgetter(*SHARE)
+
+
 def round_row(row: Round) -> dict[str, Any]:
-    """One line of ``rounds.jsonl``."""
     return {
         "round": row.round,
         "at_s": row.at_s,
-        "seconds": row.seconds,
-        "loss": row.loss,
-        "accuracy": row.accuracy,
-        "test_loss": row.test_loss,
+        **{name: getattr(row, name) for name in ROUND},
         "slowest": row.slowest,
         "batch_sizes": {name: share.batch_size for name, share in row.silos.items()},
-        "silos": {name: _share_row(share) for name, share in row.silos.items()},
-    }
-
-
-def _share_row(share: SiloShare) -> dict[str, Any]:
-    """As `dataclasses.asdict`, which copies deeply, and a run has a share for every order."""
-    return {
-        "batch_size": share.batch_size,
-        "steps": share.steps,
-        "samples": share.samples,
-        "compute_s": share.compute_s,
-        "overhead_s": share.overhead_s,
-        "wait_s": share.wait_s,
+        "metrics": row.metrics,
+        "silos": {
+            name: dict(zip(SHARE, _share(share), strict=True), metrics=share.metrics)
+            for name, share in row.silos.items()
+        },
     }
 
 

@@ -36,7 +36,7 @@ def silo_table(summary: dict[str, Any]) -> Table:
 
 def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How each figure spreads over very many silos; a row is no silo's own."""
-    columns = {key: sorted(silo[key] for silo in silos) for key in silos[0] if key != "name"}
+    columns = {key: sorted(silo[key] for silo in silos) for key in silos[0] if key not in ("name", "metrics")}
     last = len(silos) - 1
     return [
         {"name": name, **{key: column[round(share * last)] for key, column in columns.items()}}

@@ -20,8 +20,8 @@ from fedsync.common.backoff import Backoff
 from fedsync.common.locks import held
 from fedsync.core.errors import FedSyncError
 from fedsync.flower.checkpoints import newest_version
-from fedsync.flower.run_folder import DONE_FILE, PID_FILE, RUN_LOCK
-from fedsync.ops.runs import RUN_FILE, RUNS, BusyError, Phase, end_process, phase
+from fedsync.flower.run_folder import DONE_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
+from fedsync.ops.runs import RUN_FILE, RUNS, BusyError
 
 logger = logging.getLogger(__name__)
 

@@ -14,30 +14,41 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
+import re
 import shutil
-import signal
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum, auto
 from pathlib import Path
 
 import yaml
 
 from fedsync.common.files import private_folder, write_atomically
 from fedsync.common.locks import PATIENCE_S, held, taken
+from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.checkpoints import newest_version
 from fedsync.flower.environment import flower_environment
-from fedsync.flower.internals.registration import write_connection
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.flower.internals.apps import OWN
+from fedsync.flower.internals.registration import flwr_command, write_connection
+from fedsync.flower.run_folder import (
+    APP,
+    DONE_FILE,
+    ERROR_FILE,
+    PID_FILE,
+    RUN_LOCK,
+    START_S,
+    Phase,
+    end_process,
+    ends,
+    phase,
+    write_error,
+)
 from fedsync.identity.certificates import Authority
-from fedsync.ops.bundle import submit, withdraw, write_bundle
 from fedsync.ops.programs import CONNECTION
 
 logger = logging.getLogger(__name__)
@@ -51,51 +62,33 @@ RUN_FILE = "run.json"
 CHANGE_LOCK = "change.lock"
 """In a run's folder: locked by whoever submits, resumes or stops the run."""
 
-START_S = 300.0
-"""Time in which Flower starts the server process of a run [s]; after it the process is taken to have died at once."""
-
-_APP, _STRATEGY = "app", "strategy.yaml"
-_BEGIN_S, _END_S, _LEAVE_S = 5.0, 10.0, 30.0
+_STRATEGY, _SILOS = "strategy.yaml", "silos.yaml"
+_LEAVE_S = 30.0
 _STOP_WAIT_S = 300.0
-_PAUSE_S = 0.05
+_FLWR_S = 120.0
+_RUN = re.compile(r"run (\d{5,})", re.IGNORECASE)
+
+_PROJECT = f"""\
+[project]
+name = "fedsync-run"
+version = "1.0.0"
+description = "Wiring of a FedSync run"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedsync"
+
+[tool.flwr.app.components]
+serverapp = "fedsync.flower.server_app:app"
+clientapp = "{OWN}"
+
+[tool.flwr.app.config]
+"""
 
 
 class BusyError(ConfigError):
     """A run cannot be changed at this moment: somebody else does so, or it goes on."""
-
-
-class Phase(Enum):
-    """What a run's folder says of it."""
-
-    WAITING = auto()
-    """Flower has not started its server process."""
-
-    AT_WORK = auto()
-    OVER = auto()
-    DIED = auto()
-
-
-def phase(folder: Path) -> Phase:
-    """How the run in a folder is."""
-    # In this order: what a process leaves at its end is there before its lock is free.
-    alive = held(folder / RUN_LOCK)
-    if (folder / DONE_FILE).exists() or (folder / ERROR_FILE).exists():
-        return Phase.OVER
-    if alive:
-        return Phase.AT_WORK
-    if _just_submitted(folder) and not (folder / PID_FILE).exists():
-        return Phase.WAITING
-    # It may have begun meanwhile.
-    return Phase.AT_WORK if held(folder / RUN_LOCK) else Phase.DIED
-
-
-def _just_submitted(folder: Path) -> bool:
-    try:
-        submitted_s = (folder / _APP).stat().st_mtime
-    except FileNotFoundError:
-        return False
-    # A clock that was set back must not make it wait for longer.
-    return abs(time.time() - submitted_s) < START_S
 
 
 def connect(config: ServerStartConfig) -> None:
@@ -131,25 +124,56 @@ def submit_run(
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    settings = _settings(config, folder, target_accuracy)
     with _changing(folder):
         if (folder / RUN_FILE).exists():
             raise ConfigError("--out", f"{folder} has the files of a run", "Choose another folder, or use --resume")
-        (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
-        _hand_over(config, folder, settings)
+        settings = prepare_run(
+            folder,
+            folder,
+            strategy,
+            keys=config.keys or "",
+            registered=not config.insecure,
+            target_accuracy=target_accuracy,
+        )
+        hand_over(config, folder, settings)
     return folder
 
 
-def _settings(config: ServerStartConfig, folder: Path, target_accuracy: float | None) -> dict[str, str | float]:
+def prepare_run(
+    folder: Path,
+    out: Path,
+    strategy: StrategyConfig,
+    cluster: ClusterConfig | None = None,
+    *,
+    keys: str = "",
+    registered: bool = True,
+    resume: bool = False,
+    target_accuracy: float | None = None,
+) -> dict[str, str | float]:
+    """Write down what to run; returns the settings of `fedsync.flower.server_app`.
+
+    Args:
+        folder: of the run, for whoever looks after it.
+        out: folder for the run's files; often the same.
+        strategy: what to run.
+        cluster: the machines that the silos emulate, if they do.
+        keys: the server's key file of an encrypted run.
+        registered: whether nodes are known by their keys.
+        resume: go on from the newest checkpoint in ``out``.
+        target_accuracy: for ``seconds_to_target``.
+    """
+    (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
+    if cluster is not None:
+        (folder / _SILOS).write_text(yaml.safe_dump(cluster.model_dump(mode="json")), encoding="utf-8")
     return {
         "strategy": str(folder / _STRATEGY),
-        "silos": "",
+        "silos": "" if cluster is None else str(folder / _SILOS),
         "overrides": "",
-        "out": str(folder),
+        "out": str(out),
         "control": str(folder),
-        "keys": config.keys or "",
-        "registered": "" if config.insecure else "yes",
-        "resume": "",
+        "keys": keys,
+        "registered": "yes" if registered else "",
+        "resume": "yes" if resume else "",
         "target-accuracy": "" if target_accuracy is None else float(target_accuracy),
     }
 
@@ -178,7 +202,7 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         (folder / PID_FILE).unlink(missing_ok=True)
         (folder / ERROR_FILE).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
-        _hand_over(config, folder, {**record.settings, "resume": resume})
+        hand_over(config, folder, {**record.settings, "resume": resume})
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:
@@ -193,7 +217,7 @@ def _check_idle(folder: Path, *, died: bool) -> None:
         raise BusyError(str(folder), "the run was submitted, and Flower has not begun it", remedy)
     if died and now is not Phase.DIED:
         raise BusyError(str(folder), "the run has not died", "Resume it with `fedsync server run --resume`")
-    if not _ends(folder, _LEAVE_S):
+    if not ends(folder, _LEAVE_S):
         remedy = "Wait until it has; `fedsync server stop` ends it"
         raise BusyError(str(folder), "the run is over, but its server process has not ended", remedy)
 
@@ -222,43 +246,6 @@ def stop_run(folder: Path) -> None:
                 logger.warning("Flower does not know yet that the run is over: %s", error)
         # Flower may have begun it meanwhile. One that begins later is ended by the keeper.
         end_process(folder)
-
-
-def end_process(folder: Path) -> None:
-    """End the server process of a run, if it lives: ask, wait, then kill.
-
-    Raises:
-        ConfigError: it is another user's.
-        RunError: it does not end.
-    """
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        # It takes the lock before it writes its number.
-        if _ends(folder, _BEGIN_S, lambda: (folder / PID_FILE).exists()):
-            return
-        _signal(folder, number)
-        if _ends(folder, _END_S):
-            return
-    raise RunError(f"the server process of the run in {folder} does not end")
-
-
-def _ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Wait until the server process has ended, or for something else; returns whether it has."""
-    end_s = time.monotonic() + wait_s
-    while held(folder / RUN_LOCK):
-        if enough() or time.monotonic() >= end_s:
-            return False
-        time.sleep(_PAUSE_S)
-    return True
-
-
-def _signal(folder: Path, number: signal.Signals) -> None:
-    try:
-        os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), number)
-    except (ProcessLookupError, FileNotFoundError):
-        pass  # it has just ended, or does not say its number
-    except PermissionError:
-        remedy = "Stop it as the user that runs `fedsync server start`"
-        raise ConfigError(str(folder), "the server process is another user's", remedy) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +289,13 @@ def _writing(folder: Path) -> Iterator[None]:
         raise ConfigError(str(folder), f"cannot be written: {error.strerror or error}", remedy) from error
 
 
-def _hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str | float]) -> None:
-    app, number = folder / _APP, ""
+def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str | float]) -> None:
+    """Submit a run; it goes on from its newest checkpoint where ``settings`` say so.
+
+    Raises:
+        RunError: the server does not take it.
+    """
+    app, number = folder / APP, ""
     shutil.rmtree(app, ignore_errors=True)
     connect(config)
     environment = flower_environment(Path(config.state))
@@ -330,3 +322,53 @@ def _list(state: Path, folder: Path) -> None:
     link = runs / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     if not link.is_symlink():
         link.symlink_to(folder)
+
+
+def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
+    """Make the app in a folder that does not exist yet; ``settings`` are those of `fedsync.flower.server_app`."""
+    folder.mkdir(parents=True)
+    # JSON's strings and numbers are TOML's too.
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    (folder / "pyproject.toml").write_text(_PROJECT + lines, encoding="utf-8")
+    return folder
+
+
+def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str:
+    """Hand the app to the SuperLink that ``connection`` names; returns Flower's number of the run, if it says one.
+
+    Raises:
+        RunError: Flower refuses it, does not answer in time, or there is no SuperLink.
+    """
+    done = _flwr("run", str(bundle), connection, environment=environment)
+    if done.returncode != 0:
+        raise RunError(f"flwr run failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+    found = _RUN.search(done.stdout)
+    return found.group(1) if found else ""
+
+
+def withdraw(number: str, connection: str, environment: Mapping[str, str]) -> None:
+    """Have a SuperLink count a run as ended, whose ServerApp died or is not to begin; if it does so, nothing happens.
+
+    By itself it does so after a minute, in which a SuperNode may wait for the rest of a message that nobody sends.
+
+    Raises:
+        RunError: Flower's command line does not answer in time, or cannot be started.
+    """
+    _flwr("stop", number, connection, environment=environment)
+
+
+def _flwr(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [flwr_command(), *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_FLWR_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"flwr {arguments[0]} did not come back in {_FLWR_S:g} s") from error
+    except OSError as error:
+        raise RunError(f"flwr {arguments[0]} could not be started: {error}") from error

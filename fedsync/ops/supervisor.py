@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Protocol
 
 from fedsync.common.backoff import Backoff
@@ -26,9 +25,6 @@ REJOIN_S = 75.0
 
 REJOIN_PAUSE_S = 5.0
 
-ALONG_S = 5.0
-"""How long a process that another one takes along goes on [s]: a SuperNode may be sending what was answered before."""
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -39,35 +35,28 @@ class Program:
         command: program and arguments.
         environment: variables beside those of all processes.
         rejoins: it proves who it is to the server, so that after a crash it is turned away for a while.
-        takes_along: role of another that has to be restarted with it.
     """
 
     role: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     rejoins: bool = False
-    takes_along: str | None = None
 
 
 class Process(Protocol):
     """A program that was started."""
 
     @property
-    def pid(self) -> int:
-        """Number of the process."""
-        ...
+    def pid(self) -> int: ...
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
-        ...
 
     def last_words(self) -> str:
         """The end of its output."""
-        ...
 
     def end(self) -> None:
         """End it, and what it started."""
-        ...
 
 
 def pause_s(failures: int, *, lost_s: float, rejoins: bool, jitter: float) -> float:
@@ -90,7 +79,6 @@ class _State:
     started_s: float = 0.0
     due_s: float = 0.0
     lost_s: float = 0.0
-    end_at_s: float = inf
     failures: int = 0
     restarts: int = 0
 
@@ -121,12 +109,10 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """Restarts of all processes together."""
         return sum(state.restarts for state in self._states.values())
 
     @property
     def running(self) -> bool:
-        """Whether every process runs."""
         return all(state.process is not None for state in self._states.values())
 
     def step(self, now_s: float) -> None:
@@ -136,12 +122,6 @@ class Supervisor:
             if code is not None:
                 self._ended(role, code, now_s)
         for role, state in self._states.items():
-            if state.process is not None and state.end_at_s <= now_s:
-                # Asked to end, a SuperNode says good-bye, and may come back at once.
-                state.process.end()
-                state.process = None
-                state.due_s = now_s
-                state.restarts += 1
             if state.process is None and state.due_s <= now_s:
                 self._start(role, now_s)
 
@@ -168,19 +148,15 @@ class Supervisor:
             self._wait(role, now_s, now_s)
         else:
             state.started_s = now_s
-            state.end_at_s = inf
 
     def _ended(self, role: str, code: int, now_s: float) -> None:
-        state, program = self._states[role], self._programs[role]
+        state = self._states[role]
         assert state.process is not None
         words = state.process.last_words()
         state.process.end()
         turned_away = self._wait(role, state.started_s, now_s)
         why = " (the server may keep its place for a minute after a crash)" if turned_away else ""
         self.last_error = f"{role} ended with code {code}{why}" + (f": {words}" if words else "")
-        along = self._states.get(program.takes_along or "")
-        if along is not None:
-            along.end_at_s = min(along.end_at_s, now_s + ALONG_S)
 
     def _wait(self, role: str, started_s: float, now_s: float) -> bool:
         """Set when a process is due again; returns whether it may just have been turned away."""

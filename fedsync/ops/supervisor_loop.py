@@ -72,7 +72,6 @@ class LoggedProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
         return self._process.pid
 
     def poll(self) -> int | None:

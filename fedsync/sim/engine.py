@@ -66,14 +66,11 @@ class Worker(Protocol):
     """Trains for one silo: a `fedsync.trainer.session.SiloSession`, or what stands in for one where nobody trains."""
 
     @property
-    def facts(self) -> SiloFacts:
-        """What the silo says when it joins."""
-        ...
+    def facts(self) -> SiloFacts: ...
 
     @property
     def replica(self) -> Replica:
         """Its copy of the model, where it keeps one, and its encryption."""
-        ...
 
     def train(self, order: WorkOrder, received: Payload) -> Completed | None:
         """Carry out an order; the times in the report are replaced by virtual ones.
@@ -81,11 +78,9 @@ class Worker(Protocol):
         None where nobody trains: the order counts as carried out in full, there is no payload to keep, and the report
         has no series of speeds.
         """
-        ...
 
     def evaluate(self, received: Payload, version: int) -> Evaluation | None:
         """Evaluate the model ``version`` on the silo's test split; None where there is none."""
-        ...
 
 
 class _Priority(IntEnum):
@@ -276,7 +271,6 @@ class VirtualDriver:
                 compute_s=course.last_s - work.start_s,
                 overhead_s=overhead_s,
                 windows=speed_windows(order.batch_size, work.start_s, course.ends),
-                peak_memory=0,
             )
         meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
         return UpdateArrived(now_s, meta, report)

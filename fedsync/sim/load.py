@@ -67,7 +67,6 @@ class Trace:
         return cls(seconds, factors)
 
     def pieces(self) -> Iterator[Piece]:
-        """Its pieces, finitely many."""
         return zip(self.seconds.tolist(), self.factors.tolist(), strict=True)
 
     def ends(self, start_s: float, work_s: Floats) -> Floats:

@@ -30,7 +30,6 @@ class Course(NamedTuple):
 
     @property
     def last_s(self) -> float:
-        """End of the last step."""
         return self.begin_s + float(self.after_s[-1])
 
     @property
@@ -39,7 +38,6 @@ class Course(NamedTuple):
         return self.begin_s + self.after_s
 
     def cut(self, steps: int) -> Course:
-        """The first steps only."""
         return self if steps == len(self.after_s) else Course(self.begin_s, self.after_s[:steps])
 
 

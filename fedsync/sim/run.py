@@ -55,7 +55,7 @@ def run_virtual(
     task, spec = config.task.build(), builder.spec()
     keys, rings = _keys(config, cluster)
     workers = {
-        silo.name: SiloSession(Identity("", index, silo.name), spec, task, rings.__getitem__)
+        silo.name: SiloSession(Identity("", index, silo.name, resources=False), spec, task, rings.__getitem__)
         for index, silo in enumerate(cluster.silos)
     }
     first = next(iter(workers.values()))

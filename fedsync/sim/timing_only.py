@@ -47,14 +47,11 @@ class TimingWorker:
 
     @classmethod
     def of(cls, silo: SiloConfig) -> TimingWorker:
-        """Worker of a silo in the silo file."""
         return cls(SiloFacts(silo.examples, silo.memory_samples, silo.speed))
 
-    def train(self, order: WorkOrder, received: Payload) -> None:
-        """Nothing is done."""
+    def train(self, order: WorkOrder, received: Payload) -> None: ...
 
-    def evaluate(self, received: Payload, version: int) -> None:
-        """Nothing is known."""
+    def evaluate(self, received: Payload, version: int) -> None: ...
 
 
 class NoAggregator(InTheClear):
@@ -70,26 +67,19 @@ class NoAggregator(InTheClear):
         self.upload_bytes = self._model.nbytes
 
     def outgoing(self, silo: str) -> Payload:
-        """The stand-in."""
         return self._model
 
-    def begin(self, update_id: str) -> None:
-        """Nothing to keep."""
+    def begin(self, update_id: str) -> None: ...
 
-    def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Nothing to keep."""
+    def put(self, silo: str, update_id: str, update: Payload) -> None: ...
 
-    def commit(self, commit: Commit) -> None:
-        """Nothing to add."""
+    def commit(self, commit: Commit) -> None: ...
 
-    def savepoint(self) -> None:
-        """Nothing to remember."""
+    def savepoint(self) -> None: ...
 
-    def rollback(self) -> None:
-        """Nothing to go back to."""
+    def rollback(self) -> None: ...
 
-    def discard(self, update_id: str) -> None:
-        """Nothing to forget."""
+    def discard(self, update_id: str) -> None: ...
 
 
 def run_timing(

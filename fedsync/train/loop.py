@@ -181,9 +181,9 @@ class Trainer:
             loss=loss,
             overhead_s=tally.overhead_s,
             windows=tally.windows,
-            peak_memory=self._probe.peak_bytes,
             batch_cap=self._cap.largest,
             evaluation=evaluation,
+            metrics=self._probe.metrics(),
         )
         return Outcome(update, report, tally.cursor)
 

@@ -23,11 +23,9 @@ Shares = tuple[float | None, float | None]
 class MachineProbe:
     """Reads `Shares`, at most every 50 ms: a reading takes some 80 microseconds.
 
-    `peak_bytes` is the most that this process held at any reading; on a GPU, at any time.
-
     Args:
         device: where training runs; on a GPU, memory is the GPU's.
-        enabled: whether to measure; if not, both shares are None and the peak is 0.
+        enabled: whether to measure; if not, both shares are None and there are no metrics.
         resources: what is read, or None for this machine's.
     """
 
@@ -37,7 +35,7 @@ class MachineProbe:
         self._process = psutil.Process()
         self._read_s = -math.inf
         self._shares: Shares = (None, None)
-        self.peak_bytes = 0
+        self._peak_bytes = 0
 
     def start(self, now_s: float) -> None:
         """Begin an order: forget what the machine did before, unless that was just now."""
@@ -49,11 +47,18 @@ class MachineProbe:
         if self._resources is not None and now_s - self._read_s >= WINDOW_S:
             self._read_s = now_s
             cpu, memory = self._resources.read(now_s)
-            self.peak_bytes = max(self.peak_bytes, devices.held_bytes(self._device, self._process))
+            self._peak_bytes = max(self._peak_bytes, devices.held_bytes(self._device, self._process))
             if self._device.type == "cuda":
                 memory = devices.gpu_memory_share(self._device)
             self._shares = cpu, memory
         return self._shares
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the machine for `WorkReport.metrics`: the most memory that this process held at any reading.
+
+        On a GPU, at any time.
+        """
+        return {"peak_memory_bytes": float(self._peak_bytes)} if self._peak_bytes else {}
 
 
 class Reader(Protocol):

@@ -130,10 +130,9 @@ class SiloSession:
         received_s = perf_counter()
         outcome = self._trainer.run(order, base, self.cursor, self._throttle, watch)
         trained_s = perf_counter()
-        update, report = self.replica.send(outcome.update, order, outcome.report), outcome.report
+        update = self.replica.send(outcome.update, order, outcome.report)
         sent_s = perf_counter()
-        if report.evaluation is not None:
-            report = replace(report, evaluation=self.replica.reported(report.evaluation))
+        report = self.replica.disclosed(outcome.report)
         if self.sealed:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation
 from fedsync.core.transfer import OtherVersion
 from fedsync.core.weighting import Weighting, progress
-from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan
+from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
 
@@ -111,7 +112,17 @@ def test_sealed_metrics_tell_the_server_the_sum_over_silos_and_no_more(tmp_path:
     ids = [federation.answer(name, change(1), evaluation=found[name]) for name in "ab"]
     federation.commit(1, ids)
     federation.begin("a", 1)
-    assert federation.silos["a"].reported(Evaluation(1.0, 1, 1)) == Evaluation(4.75, 38, 50)
+    mine, pooled = Evaluation(1.0, 1, 1), Evaluation(4.75, 38, 50)
+    assert federation.silos["a"].reported(mine) == pooled
+    own = replace(report(1, 4, 40), evaluation=mine, metrics={"energy_j": 5.0})
+    assert federation.silos["a"].disclosed(own) == replace(own, evaluation=pooled, metrics={})
+    untested = replace(own, evaluation=None, metrics={})
+    assert federation.silos["a"].disclosed(untested) == untested
+
+
+def test_metrics_in_the_clear_are_what_the_silo_found(tmp_path: Path) -> None:
+    own = replace(report(1, 4, 40), evaluation=Evaluation(1.0, 1, 1), metrics={"energy_j": 5.0})
+    assert Federation(plan(), tmp_path, THREE).silos["a"].disclosed(own) is own
 
 
 def test_a_rollback_takes_back_what_was_added(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fedsync.core.actions import Commit, Discard, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Progressed, SiloJoined, SiloLost, TimerFired, WorkFailed
+from fedsync.core.events import Event, Progressed, SiloJoined, SiloLost, TimerFired, WorkFailed
 from fedsync.core.orders import Evaluation, SiloFacts, Window
 from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
@@ -71,11 +71,6 @@ def test_a_lost_silo_is_not_waited_for() -> None:
     assert list(orders(entry)) == ["a"]
 
 
-def test_losing_an_unknown_silo_changes_nothing() -> None:
-    coordinator, _ = begin("a")
-    assert coordinator.handle([SiloLost(1.0, "ghost", "never seen")], 1.0).actions == ()
-
-
 def test_an_update_of_a_lost_silo_still_counts_if_it_was_in() -> None:
     coordinator, first = begin("a", "b")
     coordinator.handle([answer("a", first["a"]), SiloLost(1.0, "a", "gone")], 1.0)
@@ -102,9 +97,10 @@ def test_a_failure_of_no_current_order_is_ignored(silo: str, update_id: str) -> 
     assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})], "both orders were still good"
 
 
-def test_a_timer_alone_changes_nothing() -> None:
+@pytest.mark.parametrize("event", [TimerFired(1.0), SiloLost(1.0, "ghost", "never seen")])
+def test_a_timer_and_an_unknown_silo_change_nothing(event: Event) -> None:
     coordinator, _ = begin("a", "b")
-    assert coordinator.handle([TimerFired(1.0), TimerFired(1.0)], 1.0).actions == ()
+    assert coordinator.handle([event, event], 1.0).actions == ()
 
 
 def test_the_barrier_sees_progress_of_the_current_order_only() -> None:
@@ -122,17 +118,10 @@ def test_the_barrier_sees_progress_of_the_current_order_only() -> None:
     ]
 
 
-def test_a_late_update_is_discarded_by_name() -> None:
-    coordinator, first = begin("a", "b")
-    coordinator.handle([SiloLost(1.0, "a", "gone")], 1.0)
-    entry = coordinator.handle([answer("a", first["a"])], 2.0)
-    assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
-    assert of_type(entry, Commit) == []
-
-
-def test_a_duplicate_after_the_commit_is_discarded_by_name() -> None:
+@pytest.mark.parametrize("before", [SiloLost(1.0, "a", "gone"), None], ids=["late", "a duplicate after the commit"])
+def test_an_update_that_nobody_waits_for_is_discarded_by_name(before: SiloLost | None) -> None:
     coordinator, first = begin("a")
-    coordinator.handle([answer("a", first["a"])], 1.0)
+    coordinator.handle([before or answer("a", first["a"])], 1.0)
     entry = coordinator.handle([answer("a", first["a"])], 2.0)
     assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
     assert of_type(entry, Commit) == []

@@ -29,16 +29,10 @@ def release_idle(view: ClusterView) -> Verdict:
     return Verdict(release=view.idle)
 
 
-def test_a_budget_becomes_part_of_the_order() -> None:
-    barrier = Scripted([lambda view: Verdict(release=view.idle, budget_s={"b": 2.5})])
-    _, first = begin("a", "b", barrier=barrier)
-    assert (first["a"].budget_s, first["b"].budget_s) == (None, 2.5)
-
-
-def test_steps_and_overrun_become_part_of_the_order() -> None:
-    barrier = Scripted([lambda view: Verdict(release=view.idle, steps={"b": 9}, overrun=0.5)])
-    _, first = begin("a", "b", barrier=barrier)
-    assert [(order.max_steps, order.overrun) for order in first.values()] == [(4, 0.5), (9, 0.5)]
+def test_budget_steps_and_overrun_become_part_of_the_order() -> None:
+    verdicts = [lambda view: Verdict(release=view.idle, budget_s={"b": 2.5}, steps={"b": 9}, overrun=0.5)]
+    _, first = begin("a", "b", barrier=Scripted(verdicts))
+    assert [(o.budget_s, o.max_steps, o.overrun) for o in first.values()] == [(None, 4, 0.5), (2.5, 9, 0.5)]
 
 
 def test_stop_now_and_probe_become_actions_on_the_order_in_work() -> None:
@@ -256,9 +250,14 @@ class Constant:
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_not_positive_and_finite_is_our_bug(number: float) -> None:
-    coordinator, first = begin("a", weigher=Constant(number))
-    with pytest.raises(PolicyError, match="weigher gives 'a/1'"):
+@pytest.mark.parametrize(
+    ("role", "complaint"), [("weigher", "weigher gives 'a/1'"), ("predictor", r"predictor forecasts.*'a'")]
+)
+def test_a_weight_or_forecast_that_is_not_positive_and_finite_is_our_bug(
+    role: str, complaint: str, number: float
+) -> None:
+    coordinator, first = begin("a", **{role: Constant(number)})
+    with pytest.raises(PolicyError, match=complaint):
         coordinator.handle([answer("a", first["a"])], 1.0)
 
 
@@ -274,13 +273,6 @@ def test_coefficients_are_taken_as_they_are() -> None:
     coordinator, first = begin("a", "b", weigher=Constant(0.75, times=2, toward=True))
     entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)
     assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.75, "b/1": 0.75}, toward=True)]
-
-
-@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_forecast_that_is_not_positive_and_finite_is_our_bug(number: float) -> None:
-    coordinator, first = begin("a", predictor=Constant(number))
-    with pytest.raises(PolicyError, match=r"predictor forecasts.*'a'"):
-        coordinator.handle([answer("a", first["a"])], 1.0)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_an_interrupted_local_run_leaves_no_process(
     number: signal.Signals, endless_run: subprocess.Popen[bytes]
 ) -> None:
     family = psutil.Process(endless_run.pid).children(recursive=True)
-    assert len(family) >= 7, "a SuperLink, two SuperNodes, two executors and two trainers at least"
+    assert len(family) >= 7, "a SuperLink and what starts ServerApps, a ServerApp, two SuperNodes and two trainers"
     endless_run.send_signal(number)
     assert endless_run.wait(timeout=60) == 130
     _, alive = psutil.wait_procs(family, timeout=10)

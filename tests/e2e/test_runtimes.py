@@ -61,7 +61,7 @@ def _check_files(out: Path, summary: dict[str, object], runtime: Runtime) -> Non
 def test_an_untested_flwr_runs_the_stock_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fedsync.flower.internals.executor.TESTED", frozenset())
+    monkeypatch.setattr("fedsync.flower.internals.versions.TESTED", frozenset())
     config, two = StrategyConfig.load("fedavg", [*SHORT, "stop.rounds=1"]), ClusterConfig(silos=CLUSTER.silos[:2])
     summary = runner(Runtime.LOCAL)(config, two, tmp_path / "stock")
     assert "stock" in caplog.text

@@ -53,7 +53,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "hello": {"silo": "a", "facts": {"examples": 10, "memory_samples": 5, "declared_speed": 1.0}, "holds": 0},
     "report": {
         **REPORT, "overhead_s": {"load": 0.1}, "windows": [{"speed": 1.0, "cpu": 0.5, "memory": 0.5}],
-        "peak_memory": 1, "batch_cap": 4, "evaluation": EVALUATION,
+        "batch_cap": 4, "evaluation": EVALUATION, "metrics": {"energy_j": 1.0},
     },
     "progress": {"steps": 1, "samples": 8},
     "evaluation": EVALUATION,

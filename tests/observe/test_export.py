@@ -21,7 +21,7 @@ from fedsync.observe.exporters.base import Guarded, open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.round_feed import RoundFeed
-from tests.observe.runs import two_silos
+from tests.observe.runs import A_ROUND, METRICS, two_silos
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,9 @@ def test_the_tables_have_a_row_a_round_and_a_row_a_silo_and_round(tmp_path: Path
     assert {(row["slowest"], row["silos"], row["samples"]) for row in rounds} == {("b", "2", "200")}
     times = [(row["silo"], row["compute_s"], row["overhead_s"], row["wait_s"]) for row in silos]
     assert times == [("a", "1.0", "0.0", "1.5"), ("b", "2.0", "0.5", "0.0")] * 3
+    found = [(row["silo"], row["metric"], float(row["value"])) for row in rows(tmp_path / "rounds-metrics.csv")]
+    expected = [(silo, *metric) for silo, metrics in {"": A_ROUND, **METRICS}.items() for metric in metrics.items()]
+    assert found == expected * 3
 
 
 def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
@@ -91,6 +94,7 @@ def test_tensorboard_gets_scalars_at_the_runs_own_times(tmp_path: Path, entries:
     assert {("round/seconds", 1, 2.5), ("round/seconds", 2, 5.0), ("round/seconds", 3, 7.5)} <= seen
     assert {("test/accuracy", number, 0.5) for number in (1, 2, 3)} <= seen
     assert {("wait_s/a", 1, 1.5), ("wait_s/b", 1, 0.0), ("batch_size/a", 3, 25.0)} <= seen
+    assert {("round/energy_j", 1, 8.0), ("energy_j/a", 3, 2.0), ("energy_j/b", 3, 6.0)} <= seen
 
 
 class FakeMlflow:
@@ -146,7 +150,7 @@ def test_mlflow_gets_parameters_metrics_and_an_end(
     assert told.uri == "http://tracker"
     assert told.params == {"name": "mine", "stop.rounds": "3", "runtime": "virtual"}
     assert ("accuracy", 0.5, 2500, 1) in told.metrics
-    assert ("wait_s/a", 1.5, 7500, 3) in told.metrics
+    assert {("wait_s/a", 1.5, 7500, 3), ("energy_j", 8.0, 2500, 1), ("energy_j/b", 6.0, 7500, 3)} <= set(told.metrics)
     assert told.ended == [("r1", "FINISHED")], "once, though it is closed twice"
 
 
@@ -192,6 +196,8 @@ def test_prometheus_is_served_on_loopback_while_the_run_goes_on(tmp_path: Path, 
     assert told["fedsync_accuracy"] == 0.5
     assert told['fedsync_silo_compute_seconds{silo="a"}'] == 2.0
     assert told['fedsync_silo_working{silo="b"}'] == 1.0
+    assert told['fedsync_silo_metric{metric="energy_j",silo="a"}'] == 4.0
+    assert told['fedsync_metric{metric="energy_j"}'] == 16.0
     exporter.close()
     assert not (tmp_path / "metrics.url").exists()
     with pytest.raises(OSError, match="refused"):

@@ -43,7 +43,7 @@ def run(out: Path, listener: Counting) -> Recorder:
     files.record(Coordinator(policies()).handle(joined("a"), 0.0))
     coordinator, work = begin("a", stop=StopRules(rounds=2))
     for number, accuracy in [(1, 0.1), (2, 0.5)]:
-        said = [answer("a", work["a"], float(number), evaluation=scored(accuracy))]
+        said = [answer("a", work["a"], float(number), evaluation=scored(accuracy), metrics={"energy_j": 2.0})]
         entry = coordinator.handle(said, float(number))
         work = orders(entry)
         files.record(entry)
@@ -60,7 +60,11 @@ def test_files_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     rows = lines(out / "rounds.jsonl")
     assert [(row["round"], row["accuracy"], row["slowest"]) for row in rows] == [(1, 0.5, "a"), (2, 0.75, "a")]
     assert rows[0]["batch_sizes"] == {"a": 8}
-    assert rows[0]["silos"]["a"]["samples"] == 32
+    assert rows[0]["silos"]["a"] == {
+        "batch_size": 8, "steps": 4, "samples": 32, "compute_s": 0.32, "overhead_s": 1 - 0.32, "wait_s": 0.0,
+        "metrics": {"energy_j": 2.0},
+    }  # fmt: skip
+    assert rows[0]["metrics"] == {"energy_j": 2.0}
     assert not (out / "summary.json").exists(), "there is no summary before the end"
     files.finish()
 
@@ -70,6 +74,7 @@ def test_the_summary_says_which_run_it_was(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert (summary["strategy"], summary["runtime"], summary["seed"]) == ("x", "virtual", 3)
     assert (summary["rounds"], summary["accuracy"], summary["seconds_to_target"]) == (2, 0.75, 1.0)
+    assert summary["metrics"] == summary["silos"][0]["metrics"] == {"energy_j": 4.0}
 
 
 def test_the_header_rebuilds_the_books(tmp_path: Path) -> None:

@@ -74,7 +74,17 @@ def test_the_page_is_well_formed_and_complete(pages: dict[int, str], count: int)
     read = Reader(pages[count])
     assert len(read.ids) == len(set(read.ids)), "ids are unique"
     targets = [link["href"][1:] for link in read.of("a")]
-    assert targets == ["summary", "accuracy", "timeline", "work", "waiting", "traffic", "end", "configuration"]
+    assert targets == [
+        "summary",
+        "accuracy",
+        "timeline",
+        "work",
+        "waiting",
+        "traffic",
+        "metrics",
+        "end",
+        "configuration",
+    ]
     assert set(targets) <= set(read.ids)
     figures = read.of("svg")
     assert len(figures) == len(read.of("figure")) >= 6
@@ -108,6 +118,10 @@ def test_the_summary_is_in_the_page(pages: dict[int, str]) -> None:
         assert said in words
     assert "waits : 3 rounds done" in words
     assert "batch_size: 25" in words
+    assert (
+        "waits: reported by silos, whole run energy_j gpu_celsius peak_memory_bytes all 24 50 7 a 6 40 7 b 18 60 5"
+        in words
+    )
 
 
 def test_what_differs_between_runs_is_listed(pages: dict[int, str]) -> None:
@@ -137,7 +151,7 @@ def test_a_run_that_has_not_ended_says_so(runs: list[RunData], pages: dict[int, 
 def test_a_run_without_a_journal_still_has_a_page(runs: list[RunData]) -> None:
     read = Reader(page([RunData("bare", runs[0].summary, "")]))
     assert "timeline" not in read.ids
-    assert "summary" in read.ids
+    assert {"summary", "metrics"} <= set(read.ids)
 
 
 def test_a_long_run_is_thinned_and_says_so(runs: list[RunData]) -> None:

@@ -24,7 +24,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.doctor import checks, health, network, preflight
@@ -238,8 +238,8 @@ def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
 
 def test_an_untested_flwr_cannot_be_kept_from_code_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SiloStartConfig(name="north", server="localhost:1", insecure=True, state="s")
-    assert checks.check_code(config).ok == executor.supported()
-    monkeypatch.setattr(executor, "TESTED", frozenset({"0.0.1"}))
+    assert checks.check_code(config).ok == versions.supported()
+    monkeypatch.setattr(versions, "TESTED", frozenset({"0.0.1"}))
     failed(checks.check_code(config), "whatever client the server sends", "Install flwr 0.0.1, or write code:")
     assert checks.check_code(config.model_copy(update={"code": "shipped"})).ok
 
@@ -313,7 +313,7 @@ def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_pa
         "health",
     ]  # fmt: skip
     assert all(check.ok or check.name == "code" for check in found), found
-    assert found[1].ok == executor.supported()
+    assert found[1].ok == versions.supported()
 
 
 def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: int, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.client_app import identify
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.ops.programs import node_config, server_programs, silo_programs, way
 from fedsync.ops.supervisor import Program
 from fedsync.trainer.key_lookup import KEYS
@@ -27,7 +27,7 @@ PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, stat
 @pytest.fixture(params=["fast", "stock"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "stock":
-        monkeypatch.setattr(executor, "TESTED", frozenset())
+        monkeypatch.setattr(versions, "TESTED", frozenset())
     assert way() == request.param
     return str(request.param)
 
@@ -43,56 +43,38 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
     assert (silent.index, silent.device, silent.declared_speed, silent.resources) == (0, None, None, True)
 
 
-def plan(config: SiloStartConfig, folder: Path) -> dict[str, Program]:
-    """The processes of a silo with this folder, by role."""
-    folder.chmod(0o700)
-    return {program.role: program for program in silo_programs(config.model_copy(update={"state": str(folder)}))}
+def plan(config: SiloStartConfig, folder: Path) -> Program:
+    """The process of a silo with this folder."""
+    (program,) = silo_programs(config.model_copy(update={"state": str(folder)}))
+    return program
 
 
 def test_a_silo_proves_who_it_is(mode: str, tmp_path: Path) -> None:
-    programs = plan(SILO, tmp_path)
-    assert list(programs) == (["supernode", "executor"] if mode == "fast" else ["supernode"])
-    node = programs["supernode"]
+    node = plan(SILO, tmp_path)
     command = " ".join(node.command)
     assert "--root-certificates /c/ca.crt --auth-supernode-private-key /k/berlin.node" in command
-    assert "--insecure" not in command and node.rejoins
-    assert ("--isolation process" in command) is (mode == "fast") is ("--poll" in command)
-    works = programs["executor" if mode == "fast" else "supernode"]
-    assert works.environment == owner_environment(SILO), "the keys go to the process that starts the trainer"
-    assert works.environment[KEYS] == "/k"
-    if mode == "fast":
-        assert KEYS not in node.environment and works.takes_along == "supernode"
+    assert "--insecure" not in command and node.rejoins and node.role == "supernode"
+    assert ("--poll" in command) is (mode == "fast")
+    assert node.environment == owner_environment(SILO), "the keys go to the process that starts the trainer"
+    assert node.environment[KEYS] == "/k"
 
 
 def test_a_trial_without_tls_says_so(mode: str, tmp_path: Path) -> None:
-    node, *rest = plan(PLAIN, tmp_path).values()
+    node = plan(PLAIN, tmp_path)
     assert "--insecure" in node.command and not node.rejoins
-    assert (rest or [node])[0].environment[KEYS] == "", "keys in the environment are not taken for the silo's"
+    assert node.environment[KEYS] == "", "keys in the environment are not taken for the silo's"
 
 
-def test_supernode_and_executor_share_a_secret_and_the_place_of_the_port(tmp_path: Path) -> None:
-    node, executes = plan(SILO, tmp_path).values()
-    secret, port = tmp_path / "supernode.secret", tmp_path / "supernode.port"
-    assert f"fedsync.flower.internals.port {port} fedsync.flower.internals.launch supernode --poll" in " ".join(
-        node.command
-    )
-    assert f"--isolation process --superexec-auth-secret-file {secret}" in " ".join(node.command)
-    assert f"--port-file {port} --secret-file {secret}" in " ".join(executes.command)
-    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
-    before = secret.read_bytes()
-    plan(SILO, tmp_path)
-    assert secret.read_bytes() != before, "each start has its own"
-
-
-def test_code_from_the_server_runs_only_where_the_owner_says_so(mode: str, tmp_path: Path) -> None:
+def test_code_from_the_server_runs_where_the_owner_says_so_and_never_beside_the_nodes_key(
+    mode: str, tmp_path: Path
+) -> None:
     closed = SILO.model_copy(update={"code": "installed"})
     if mode == "stock":
         with pytest.raises(ConfigError, match=r"runs whatever client a run brings along.*code: shipped"):
             plan(closed, tmp_path)
-        assert plan(SILO, tmp_path)
-        return
-    assert "--shipped" not in plan(closed, tmp_path)["executor"].command
-    assert "--shipped" in plan(SILO, tmp_path)["executor"].command
+    else:
+        assert "--answer" in plan(closed, tmp_path).command
+    assert "--answer" not in plan(SILO, tmp_path).command and way("shipped") == "stock"
 
 
 def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: Path) -> None:
@@ -100,7 +82,7 @@ def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: P
     config = ServerStartConfig(certificates="/c", state=str(tmp_path))
     link, execute = server_programs(config)
     command = " ".join(link.command)
-    assert f"--database {tmp_path}/superlink.db --isolation process" in command
+    assert f"--isolation process --database {tmp_path}/superlink.db" in command
     assert "--enable-supernode-auth" in command and "--ssl-keyfile /c/server.key" in command
     assert ("--gate" in link.command) is (mode == "fast")
     secret = tmp_path / "superexec.secret"
@@ -111,3 +93,4 @@ def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: P
     before = secret.read_bytes()
     server_programs(config)
     assert secret.read_bytes() == before, "runs that wait for a restarted server know the old one"
+    assert "--database" not in server_programs(config, lasting=False)[0].command

@@ -21,11 +21,12 @@ from fedsync.common.locks import held, taken
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
+from fedsync.flower import run_folder
+from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, START_S, Phase, phase
 from fedsync.flower.server_app import target_of
 from fedsync.ops import runs
 from fedsync.ops.run_watchdog import RunWatchdog
-from fedsync.ops.runs import CHANGE_LOCK, START_S, BusyError, Phase, phase, resume_run, stop_run, submit_run
+from fedsync.ops.runs import CHANGE_LOCK, BusyError, resume_run, stop_run, submit_run
 
 STRATEGY = StrategyConfig.load("fedavg")
 
@@ -257,7 +258,7 @@ def test_a_run_that_begins_while_it_is_stopped_ends(config: ServerStartConfig, s
 def test_who_does_not_end_when_asked_is_killed(
     config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_END_S", 0.2)
+    monkeypatch.setattr(run_folder, "_END_S", 0.2)
     folder = submit_run(config, STRATEGY)
     with at_work(folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)") as process:
         stop_run(folder)
@@ -288,7 +289,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(
     (folder / ERROR_FILE).write_text("{}")
     ending = (folder / RUN_LOCK).open("a")
     fcntl.flock(ending, fcntl.LOCK_EX)
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: ending.close())
+    monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: ending.close())
     resume_run(config, folder)
     assert len(superlink.runs) == 2
 

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from fedsync.ops.supervisor import (
-    ALONG_S,
     HEALTHY_S,
     REJOIN_S,
     Process,
@@ -126,31 +125,6 @@ def test_a_node_that_vanished_is_back_within_seconds_of_being_let_in() -> None:
         now_s += 0.25
     assert 60.0 <= now_s - vanished_s <= 66.0
     assert "keep its place" in str(stage.supervisor.last_error)
-
-
-def test_one_can_take_another_along() -> None:
-    stage = Stage(Program("node", ["1"], rejoins=True), Program("worker", ["2"], takes_along="node"))
-    stage.supervisor.step(0.0)
-    stage.fail("worker", 1.0, -9)
-    stage.supervisor.step(1.0 + ALONG_S - 0.1)
-    assert [node.ended for node in stage.started["node"]] == [False], "it may be sending what was answered before"
-    assert len(stage.started["worker"]) == 2
-    stage.supervisor.step(1.0 + ALONG_S)
-    node, again = stage.started["node"]
-    assert node.ended and not again.ended, "asked to end, and started at once"
-    stage.supervisor.step(100.0)
-    assert not again.ended
-    assert stage.supervisor.running and stage.supervisor.restarts == 2
-
-
-def test_one_that_ends_by_itself_before_it_is_taken_along_is_started_once() -> None:
-    stage = Stage(Program("node", ["1"]), Program("worker", ["2"], takes_along="node"))
-    stage.supervisor.step(0.0)
-    stage.fail("worker", 1.0, -9)
-    stage.fail("node", 2.0)
-    for now_s in (4.0, 1.0 + ALONG_S, 100.0):
-        stage.supervisor.step(now_s)
-    assert [node.ended for node in stage.started["node"]] == [True, False]
 
 
 def test_a_program_that_is_not_there_is_tried_again() -> None:

@@ -54,7 +54,6 @@ class FakeWorker:
             compute_s=123.0,  # the driver puts virtual times in place of these
             loss=1.0 / (1 + order.base_version),
             overhead_s={"nonsense": 9.0},
-            peak_memory=99,
             evaluation=self.evaluate(base, order.base_version) if order.evaluate else None,
         )
         update = np.ones_like(base)

@@ -33,7 +33,7 @@ def test_a_gpu_learns_what_a_processor_learns(precision: PrecisionName, off: flo
     assert gpu.device == "cuda:0"
     assert np.linalg.norm(outcome.update - expected) < off * np.linalg.norm(expected)
     assert all(window.memory is not None and 0 < window.memory <= 1 for window in outcome.report.windows)
-    assert outcome.report.peak_memory > 0
+    assert outcome.report.metrics["peak_memory_bytes"] > 0
 
 
 def test_a_deterministic_order_gives_the_same_bits_again() -> None:

@@ -90,7 +90,7 @@ def test_the_probe_reads_shares_and_holds_the_peak() -> None:
     cpu, memory = probe.read(0.05)
     assert cpu is not None and 0 <= cpu <= 1
     assert memory is not None and 0 < memory < 1
-    assert probe.peak_bytes > 2**20
+    assert probe.metrics()["peak_memory_bytes"] > 2**20
 
 
 def test_the_probe_reads_at_most_every_50_ms() -> None:
@@ -108,7 +108,7 @@ def test_a_probe_that_is_off_reads_and_tells_nothing() -> None:
     probe = MachineProbe(CPU, False, Shares())
     probe.start(0.0)
     assert probe.read(1.0) == (None, None)
-    assert probe.peak_bytes == 0
+    assert probe.metrics() == {}
 
 
 def test_on_a_gpu_memory_is_the_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,5 +126,5 @@ def test_on_a_gpu_memory_is_the_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
     probe.start(0.0)
     # 60 of 100 are taken, 50 of them kept by torch, of which training needed 45: 10 by others and 45.
     assert probe.read(0.05) == (0.75, 0.55)
-    assert probe.peak_bytes == 45
+    assert probe.metrics() == {"peak_memory_bytes": 45}
     assert forgotten == [gpu]

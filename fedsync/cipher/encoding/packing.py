@@ -75,7 +75,6 @@ class Packing:
 
     @property
     def per_chunk(self) -> int:
-        """Values of a chunk."""
         return self.count * SLOTS
 
     def pack(self, integers: Integers) -> Slots:

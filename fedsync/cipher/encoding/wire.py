@@ -25,7 +25,7 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
-from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions, smallest_limit
+from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions
 from fedsync.core.errors import ProtocolError
 
 VERSION = 1
@@ -59,7 +59,6 @@ class Kind(IntEnum):
 
     UPDATE = 1
     AGGREGATE = 2
-    SNAPSHOT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Head:
         form: the suite's.
         packing: how values share slots.
         sender: who sends the message.
-        round: base version of an update; version that an aggregate or a snapshot brings.
+        round: base version of an update; version that an aggregate leads to.
         attempt: how often the round was begun before.
         epoch: of the group key.
         fingerprint: of the group key, 16 bytes.
@@ -94,7 +93,6 @@ class Head:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole message."""
         return len(_pack(self)) + self.chunks * self.form.chunk_bytes + _TRAILER_BYTES
 
 
@@ -147,7 +145,7 @@ class Expected:
 
 
 class Writer:
-    """Writes one message piece by piece, so that it can be sent while its last chunks are still being sealed.
+    """Writes one message piece by piece: no more than the message itself is in memory.
 
     Args:
         head: of the message.
@@ -291,7 +289,6 @@ def _name(header: memoryview, at: int, check: _Check) -> tuple[str, int]:
 
 
 def _compare(head: Head, expected: Expected, check: _Check) -> None:
-    """Every field that the receiver knows."""
     check.same("sender", head.sender, expected.sender)
     check.same("key epoch", head.epoch, expected.epoch)
     check.same("key fingerprint", head.fingerprint, expected.fingerprint)
@@ -299,7 +296,7 @@ def _compare(head: Head, expected: Expected, check: _Check) -> None:
     check.same("attempt", head.attempt, expected.attempt)
     if expected.grid is not None:
         check.same("grid", head.grid, expected.grid)
-    check_additions(head.members, smallest_limit(head.form, head.packing.additions), expected.sender)
+    check_additions(head.members, head.form.limit(head.packing), expected.sender)
     if head.kind is not Kind.AGGREGATE:
         check.same("members", len(head.members), 1)
         check.same("round", head.members[0].round, head.round)
@@ -308,7 +305,6 @@ def _compare(head: Head, expected: Expected, check: _Check) -> None:
 
 
 def _pack(head: Head) -> bytes:
-    """The header's bytes."""
     if not 1 <= len(head.members) <= MAX_MEMBERS or not 1 <= head.chunks <= MAX_CHUNKS:
         raise ValueError(f"{len(head.members)} members, {head.chunks} chunks cannot be written")
     names = [_packed_name(head.sender)]

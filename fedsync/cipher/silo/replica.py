@@ -158,6 +158,12 @@ class EncryptedReplica:
         """
         return self._pooled if self._plan.seal_metrics else evaluation
 
+    def disclosed(self, report: WorkReport) -> WorkReport:
+        """Where metrics are sealed, open figures stay here: the header adds up evaluations and nothing else."""
+        if not self._plan.seal_metrics:
+            return report
+        return replace(report, metrics={}, evaluation=None if report.evaluation is None else self._pooled)
+
     def answer(self, question: Payload) -> Payload:
         return self._masking.answer(question)
 

@@ -1,4 +1,4 @@
-"""Whole messages, chunk by chunk: sealed while they are sent, opened while they are added, on one core or several."""
+"""Whole messages, sealed and opened a few chunks at a time, on one core or several."""
 
 from __future__ import annotations
 
@@ -126,30 +126,22 @@ def seal_message(
         signing: as for `fedsync.cipher.encoding.wire.Writer`.
         blind: what is done to the tag at the end: `fedsync.cipher.masking.masks.MaskRound.mask_tag`.
     """
-    message = bytearray(head.nbytes)
-    at = 0
-    for piece in seal_pieces(head, portions, pipeline, tagger, signing, blind):
-        message[at : at + len(piece)] = piece
-        at += len(piece)
-    return message
-
-
-def seal_pieces(
-    head: Head,
-    portions: Iterable[Slots],
-    pipeline: Pipeline,
-    tagger: Tagger,
-    signing: bytes | None,
-    blind: Callable[[Tag], Tag] | None = None,
-) -> Iterator[bytes | memoryview]:
-    """The same piece by piece, to be sent while the next are sealed."""
     (member,) = head.members
     writer = Writer(head, signing)
-    yield writer.header
+    message = bytearray(head.nbytes)
+    at = 0
+
+    def put(piece: bytes | memoryview) -> None:
+        nonlocal at
+        message[at : at + len(piece)] = piece
+        at += len(piece)
+
+    put(writer.header)
     for words in pipeline.seal(_tagged(portions, tagger), member):
-        yield writer.payload(words)
+        put(writer.payload(words))
     tag = tagger.tag(member)
-    yield writer.trailer(tag if blind is None else blind(tag))
+    put(writer.trailer(tag if blind is None else blind(tag)))
+    return message
 
 
 def open_portions(words: Words, members: Sequence[Member], pipeline: Pipeline, sender: str) -> Iterator[Slots]:

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.packing import SLOTS, Slots
+from fedsync.cipher.encoding.packing import SLOTS, Packing, Slots
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 
 Words = NDArray[np.uint64]
@@ -50,8 +50,11 @@ class Form:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a sealed chunk."""
         return 8 * self.words
+
+    def limit(self, packing: Packing) -> int:
+        """Updates that one sum may hold: bounded by the suite's noise and by the lanes."""
+        return min(self.additions, packing.additions)
 
 
 BFV_MODULUS = 1152921504606830593
@@ -102,8 +105,7 @@ class Sealer(Protocol):
     """The silo's half of a suite: it has the group's secret. Chunks can be sealed and opened in any portions."""
 
     @property
-    def form(self) -> Form:
-        """The suite's public numbers."""
+    def form(self) -> Form: ...
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Hide chunks.
@@ -173,17 +175,12 @@ class Adder:
                 np.minimum(into, spare, out=into)
 
 
-def smallest_limit(form: Form, additions: int) -> int:
-    """Updates that one sum may hold: bounded by the suite's noise and by `Packing.additions`."""
-    return min(form.additions, additions)
-
-
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
     """Check that a sum holds some updates, none of them twice, and no more than can be added.
 
     Args:
         members: every update in the sum.
-        limit: `smallest_limit`.
+        limit: `Form.limit`.
         sender: who sent the sum, for errors.
 
     Raises:

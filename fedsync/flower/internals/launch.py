@@ -1,34 +1,60 @@
 """Run one of Flower's programs as a child that ends with its parent.
 
-Usage: ``python -m fedsync.flower.internals.launch superlink|supernode|superexec [--poll SECONDS] [--gate] [options]``
+Usage: ``python -m fedsync.flower.internals.launch superlink|supernode|superexec [--poll SECONDS] [--answer] [--gate]
+[options]``
 
-``--poll`` makes a SuperNode look for messages more often than every 3 seconds, by `fedsync.flower.internals.polling`.
-``--gate`` puts `fedsync.flower.internals.access_middleware` before a SuperLink. Both reach into internal modules of
-flwr: give either with the versions in `fedsync.flower.internals.executor.TESTED` only.
+- ``--poll`` makes a SuperNode look for messages more often than every 3 seconds, by `fedsync.flower.internals.polling`.
+- ``--answer`` has it answer them itself, by `fedsync.flower.internals.answering`.
+- ``--gate`` puts `fedsync.flower.internals.access_middleware` before a SuperLink.
+
+All reach into internal modules of flwr: give them with the versions in `fedsync.flower.internals.versions.TESTED` only.
 """
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
 import sys
 
-from fedsync.common.processes import exit_with_parent
+from fedsync.common.processes import exit_with_parent, free_ports
 from fedsync.flower.internals.access_middleware import put_gate_before_superlink
+from fedsync.flower.internals.answering import answer_here
 from fedsync.flower.internals.polling import poll_often, pull_soon
 
 
 def main(arguments: list[str]) -> None:
     """Become the program that the first argument names."""
     exit_with_parent(os.getppid())
-    program, *options = arguments
-    if options[:1] == ["--poll"]:
-        poll_often(float(options[1]))
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("program")
+    parser.add_argument("--poll", type=float)
+    parser.add_argument("--answer", action="store_true")
+    parser.add_argument("--gate", action="store_true")
+    own, options = parser.parse_known_args(arguments)
+    log = logging.getLogger("fedsync")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    if own.poll is not None:
+        poll_often(own.poll)
         pull_soon()
-        options = options[2:]
-    if options[:1] == ["--gate"]:
+    if own.answer:
+        answer_here()
+        options += ["--isolation", "process"]
+    elif own.program == "supernode":
+        # For the processes that it starts. One that is started again must not wait for a port that is taken meanwhile.
+        options += ["--host", "127.0.0.1", "--port", str(free_ports(1)[0])]
+    if own.gate:
         put_gate_before_superlink()
-        options = options[1:]
-    sys.argv = [f"flower-{program}", *options]
+    sys.argv = [f"flower-{own.program}", *options]
+    _run(own.program)
+    # They serve until they are told to end, and exit then. A SuperNode returns if its connection failed in a way that
+    # it takes for final, such as a TLS handshake that was cut; its other threads would keep it, and nobody start it
+    # again.
+    os._exit(1)
+
+
+def _run(program: str) -> None:
     if program == "superlink":
         from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -41,10 +67,6 @@ def main(arguments: list[str]) -> None:
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
         flower_supernode()
-    # They serve until they are told to end, and exit then. A SuperNode returns if its connection failed in a way that
-    # it takes for final, such as a TLS handshake that was cut; its other threads would keep it, and nobody start it
-    # again.
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shorter pauses than Flower's own, for the versions in `fedsync.flower.internals.executor.TESTED` only.
+"""Shorter pauses than Flower's own, for the versions in `fedsync.flower.internals.versions.TESTED` only.
 
 They are constants in internal modules of flwr. Each function changes the process that it is called in.
 """

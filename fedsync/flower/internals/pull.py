@@ -8,7 +8,7 @@ How large an answer is, Flower looks at nowhere. So what comes is counted while 
 than it may be is its silo's problem before it fills this machine's memory.
 
 This takes Flower's own `pull_messages` apart, so it serves only the versions in
-`fedsync.flower.internals.executor.TESTED`, and only the grid that has a SuperLink behind it. With any other, one call
+`fedsync.flower.internals.versions.TESTED`, and only the grid that has a SuperLink behind it. With any other, one call
 pulls everything, and only what is made of an answer is checked.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from flwr.app import Array, Message
 from flwr.serverapp import Grid
 
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.flower.messages import shortened
 
 MOST_AT_ONCE = 64
@@ -92,7 +92,7 @@ class Arrivals:
     def __init__(self, grid: Grid, at_once: int = MOST_AT_ONCE) -> None:
         self._grid: Any = grid
         self._at_once = at_once
-        self._apart = executor.supported() and _has_superlink(grid)
+        self._apart = versions.supported() and _has_superlink(grid)
         self._announced: deque[_Announced] = deque()
         self._fetching: dict[str, Future[Message]] = {}
 

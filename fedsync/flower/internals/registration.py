@@ -6,7 +6,7 @@ at what the SuperLink has, and leaves one key a name.
 
 The stock way is ``flwr supernode register KEY.pub CONNECTION --name NAME``, which costs a second or two of imports for
 each key, and cannot look: its list of nodes has neither names nor keys. With the versions of flwr in
-`fedsync.flower.internals.executor.TESTED` the same requests are made here, through Flower's own client; with any
+`fedsync.flower.internals.versions.TESTED` the same requests are made here, through Flower's own client; with any
 other the command is run.
 """
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from fedsync.common.files import write_atomically
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.environment import QUIET
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -134,7 +134,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str, address
     for name, path in keys.items():
         try:
             key = node_public_key(name, path)
-            if not executor.supported():
+            if not versions.supported():
                 if not _register_by_command(name, path, connection, environment):
                     found.unsure.append(name)
                 continue
@@ -158,7 +158,7 @@ def revoke_keys(name: str, address: str, authority: Path) -> int:
         ConfigError: this version of flwr was not tested.
         RunError: the SuperLink refuses, or cannot be reached.
     """
-    if not executor.supported():
+    if not versions.supported():
         remedy = "Use `flwr supernode list CONNECTION --format json` and `flwr supernode unregister NODE_ID CONNECTION`"
         raise ConfigError("flwr", "not a version that this was tested with", remedy)
     from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest

@@ -21,11 +21,9 @@ class Exporter(Protocol):
 
     def follow(self, ledger: Ledger) -> None:
         """The ledger has one more entry."""
-        ...
 
     def close(self) -> None:
         """The run is over, or has failed; closing twice does no harm."""
-        ...
 
 
 class Guarded:
@@ -42,11 +40,9 @@ class Guarded:
         self._broken = False
 
     def follow(self, ledger: Ledger) -> None:
-        """Pass it on."""
         self._guard(lambda: self._inner.follow(ledger))
 
     def close(self) -> None:
-        """Pass it on."""
         self._guard(self._inner.close)
 
     def _guard(self, call: Callable[[], None]) -> None:

@@ -1,23 +1,29 @@
-"""Two tables: one row a round, and one a silo and round."""
+"""Three tables: one row a round, one a silo and round, and one a metric that silos report."""
 
 from __future__ import annotations
 
 import csv
+from contextlib import ExitStack
 from pathlib import Path
 
 from fedsync.core.errors import ConfigError
-from fedsync.observe.ledger import Ledger
+from fedsync.observe.figures import ROUND, SHARE
+from fedsync.observe.ledger import Ledger, Round
 from fedsync.observe.round_feed import RoundFeed
 
-ROUND_COLUMNS = ("round", "at_s", "seconds", "loss", "accuracy", "test_loss", "slowest", "silos", "samples")
-SILO_COLUMNS = ("round", "silo", "batch_size", "steps", "samples", "compute_s", "overhead_s", "wait_s")
+TABLES = (
+    ("round", "at_s", *ROUND, "slowest", "silos", "samples"),
+    ("round", "silo", *SHARE),
+    ("round", "silo", "metric", "value"),
+)
+"""Columns of each table."""
 
 
 class CsvExporter:
-    """Writes both while the run goes on. An unknown figure is an empty cell.
+    """Writes them while the run goes on. An unknown figure is an empty cell, and so is the silo of a whole round.
 
     Args:
-        path: table of rounds; that of silos lies beside it, ``x-silos.csv`` for ``x.csv``.
+        path: table of rounds; the others lie beside it, see `tables`.
 
     Raises:
         ConfigError: they cannot be written.
@@ -25,36 +31,40 @@ class CsvExporter:
 
     def __init__(self, path: Path) -> None:
         self._feed = RoundFeed()
+        self._files = ExitStack()
         try:
-            self._rounds_file = path.open("w", newline="", encoding="utf-8")
-            self._silos_file = silos_beside(path).open("w", newline="", encoding="utf-8")
+            self._tables = [
+                self._files.enter_context(table.open("w", newline="", encoding="utf-8")) for table in tables(path)
+            ]
         except OSError as error:
+            self.close()
             raise ConfigError(str(path), error.strerror or str(error), "Name a file that can be written") from error
-        self._rounds = csv.writer(self._rounds_file)
-        self._silos = csv.writer(self._silos_file)
-        self._rounds.writerow(ROUND_COLUMNS)
-        self._silos.writerow(SILO_COLUMNS)
+        self._rounds, self._silos, self._metrics = (csv.writer(file) for file in self._tables)
+        for table, columns in zip((self._rounds, self._silos, self._metrics), TABLES, strict=True):
+            table.writerow(columns)
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         rows = self._feed.closed(ledger)
         for row in rows:
-            samples = sum(share.samples for share in row.silos.values())
-            scores = (row.loss, row.accuracy, row.test_loss)
-            self._rounds.writerow((row.round, row.at_s, row.seconds, *scores, row.slowest, len(row.silos), samples))
-            for name, share in row.silos.items():
-                times = (share.compute_s, share.overhead_s, share.wait_s)
-                self._silos.writerow((row.round, name, share.batch_size, share.steps, share.samples, *times))
+            self._write(row)
         if rows:
-            self._rounds_file.flush()
-            self._silos_file.flush()
+            for file in self._tables:
+                file.flush()
 
     def close(self) -> None:
-        """Close both files."""
-        self._rounds_file.close()
-        self._silos_file.close()
+        self._files.close()
+
+    def _write(self, row: Round) -> None:
+        samples = sum(share.samples for share in row.silos.values())
+        own = [getattr(row, name) for name in ROUND]
+        self._rounds.writerow((row.round, row.at_s, *own, row.slowest, len(row.silos), samples))
+        self._metrics.writerows((row.round, "", *metric) for metric in row.metrics.items())
+        for name, share in row.silos.items():
+            self._silos.writerow((row.round, name, *(getattr(share, figure) for figure in SHARE)))
+            self._metrics.writerows((row.round, name, *metric) for metric in share.metrics.items())
 
 
-def silos_beside(path: Path) -> Path:
-    """The table of silos that belongs to a table of rounds."""
-    return path.with_name(f"{path.stem}-silos{path.suffix}")
+def tables(path: Path) -> tuple[Path, Path, Path]:
+    """The tables of rounds, silos and metrics: ``x.csv``, ``x-silos.csv`` and ``x-metrics.csv``."""
+    silos, metrics = (path.with_name(f"{path.stem}-{part}{path.suffix}") for part in ("silos", "metrics"))
+    return path, silos, metrics

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedsync.core.errors import ConfigError, not_installed
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.figures import figures
+from fedsync.observe.ledger import Ledger
 from fedsync.observe.round_feed import RoundFeed
 
 EXPERIMENT = "fedsync"
@@ -52,18 +53,16 @@ class MlflowExporter:
             raise ConfigError("export.mlflow", f"{uri!r} does not answer: {error}", "Check the tracking URI") from error
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         metrics = [
-            self._metric(key, float(value), round(1000 * row.at_s), row.round)
+            self._metric(f"{name}/{silo}" if silo else name, float(value), round(1000 * row.at_s), row.round)
             for row in self._feed.closed(ledger)
-            for key, value in _figures(row)
+            for name, value, silo in figures(row)
         ]
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
         self._failed = ledger.stopped is None or ledger.stopped.failed
 
     def close(self) -> None:
-        """End the MLflow run."""
         if not self._ended:
             self._ended = True
             self._client.set_terminated(self._run, "FAILED" if self._failed else "FINISHED")
@@ -76,13 +75,3 @@ def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, f"{prefix}.{key}" if prefix else str(key))
     elif value is not None:
         yield prefix, value
-
-
-def _figures(row: Round) -> Iterator[tuple[str, float]]:
-    known = {"loss": row.loss, "accuracy": row.accuracy, "test_loss": row.test_loss, "seconds": row.seconds}
-    yield from ((key, value) for key, value in known.items() if value is not None)
-    for name, share in row.silos.items():
-        yield f"batch_size/{name}", share.batch_size
-        yield f"compute_s/{name}", share.compute_s
-        yield f"overhead_s/{name}", share.overhead_s
-        yield f"wait_s/{name}", share.wait_s

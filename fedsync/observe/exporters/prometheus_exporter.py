@@ -51,7 +51,6 @@ class PrometheusExporter:
         self._ledger = ledger
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -92,3 +91,14 @@ class PrometheusExporter:
             for silo, totals in silos:
                 family.add_metric([silo], float(totals.order is not None if field is None else getattr(totals, field)))
             yield family
+        metrics = GaugeMetricFamily(
+            "fedsync_silo_metric", "What a silo reports, pooled over its orders.", labels=["silo", "metric"]
+        )
+        for silo, totals in silos:
+            for name, value in totals.metrics.values().items():
+                metrics.add_metric([silo, name], value)
+        yield metrics
+        pooled = GaugeMetricFamily("fedsync_metric", "What silos report, pooled over all orders.", labels=["metric"])
+        for name, value in ledger.metrics.values().items():
+            pooled.add_metric([name], value)
+        yield pooled

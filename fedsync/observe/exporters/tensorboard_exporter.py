@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsync.core.errors import not_installed
+from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.round_feed import RoundFeed
+
+_TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/loss"}
 
 
 class TensorBoardExporter:
@@ -28,26 +31,13 @@ class TensorBoardExporter:
         self._feed = RoundFeed()
 
     def follow(self, ledger: Ledger) -> None:
-        """Write the rounds that are complete."""
         rows = self._feed.closed(ledger)
         for row in rows:
-            scalars = {
-                "train/loss": row.loss,
-                "test/accuracy": row.accuracy,
-                "test/loss": row.test_loss,
-                "round/seconds": row.seconds,
-            }
-            for name, share in row.silos.items():
-                scalars[f"batch_size/{name}"] = share.batch_size
-                scalars[f"compute_s/{name}"] = share.compute_s
-                scalars[f"overhead_s/{name}"] = share.overhead_s
-                scalars[f"wait_s/{name}"] = share.wait_s
-            for tag, value in scalars.items():
-                if value is not None:
-                    self._writer.add_scalar(tag, value, row.round, walltime=row.at_s)
+            for name, value, silo in figures(row):
+                tag = f"{name}/{silo}" if silo else _TAGS.get(name, f"round/{name}")
+                self._writer.add_scalar(tag, value, row.round, walltime=row.at_s)
         if rows:
             self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()

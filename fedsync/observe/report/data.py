@@ -6,17 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsync.core.actions import Commit, Dispatch, Stop
-from fedsync.core.checks import sound
+from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.errors import ConfigError
-from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import WorkOrder
-from fedsync.observe.ledger import Ledger
+from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.tail import Tail
 
@@ -65,7 +62,7 @@ class Point:
     """One commit; ``accuracy`` where it was evaluated, a share of right answers or what else the task scores.
 
     ``staleness`` has one number for each update in it: versions that were committed since the one the silo started
-    from.
+    from. ``metrics`` are pooled over its updates.
     """
 
     round: int
@@ -73,6 +70,7 @@ class Point:
     loss: float
     accuracy: float | None
     staleness: tuple[int, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +157,11 @@ class _Books:
 
     def __init__(self, header: dict[str, Any]) -> None:
         self._header = header
-        self._ledger = Ledger(
-            target_accuracy=header.get("target_accuracy"), model_bytes=int(header.get("model_bytes") or 0)
-        )
+        self._ledger = Ledger(header.get("target_accuracy"), int(header.get("model_bytes") or 0), on_end=self._end)
         predictions = Predictions.of(header)
         self._forecasts = predictions if isinstance(predictions, str) else ""
         self._predictions = None if isinstance(predictions, str) else predictions
         self._begin_s: float | None = None
-        self._names: set[str] = set()
-        self._open: dict[str, tuple[WorkOrder, float]] = {}
         self._bases: dict[str, int] = {}
         self._spans: list[OrderSpan] = []
         self._staleness: dict[int, tuple[int, ...]] = {}
@@ -177,22 +171,17 @@ class _Books:
         self._ledger.add(entry)
         if self._predictions is not None:
             self._predictions.add(entry)
-        for event in entry.events:
-            self._absorb(event)
         for action in entry.actions:
             match action:
-                case Dispatch(name, order):
+                case Dispatch():
                     self._begin_s = entry.at_s if self._begin_s is None else self._begin_s
-                    self._open[name] = (order, entry.at_s)
                 case Commit(version, weights):
                     bases = [self._bases.pop(update_id) for update_id in weights if update_id in self._bases]
                     self._staleness[version] = tuple(version - 1 - base for base in bases)
-                case Stop():
-                    self._cut_off()
 
     def close(self, label: str, config: str, summary: Mapping[str, Any] | None) -> RunData:
-        self._cut_off()
-        header, known = self._header, summary or {}
+        ledger, header, known = self._ledger, self._header, summary or {}
+        ledger.cut_off()
         settings = header.get("config") or {}
         identity = {
             "strategy": settings.get("name", label),
@@ -201,65 +190,37 @@ class _Books:
             "sealed_share": known.get("sealed_share"),
         }
         points = tuple(
-            Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()))
-            for row in self._ledger.rounds
+            Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()), row.metrics)
+            for row in ledger.rounds
         )
         return RunData(
             label,
-            {**identity, **self._ledger.summary()},
+            {**identity, **ledger.summary()},
             config,
-            tuple(sorted(self._names, key=natural)),
+            tuple(sorted(ledger.silos, key=natural)),
             points,
             tuple(self._spans),
             dict(self._overhead_s),
             self._forecasts,
-            self._ledger.stopped is not None,
+            ledger.stopped is not None,
         )
 
-    def _absorb(self, event: Event) -> None:
-        match event:
-            case SiloJoined(at_s, name, _):
-                self._end(name, at_s)
-                self._names.add(name)
-            case SiloLost(at_s, name, _):
-                self._end(name, at_s)
-            case WorkFailed(at_s, name, update_id, _):
-                if name in self._open and self._open[name][0].update_id == update_id:
-                    self._end(name, at_s)
-            case UpdateArrived(at_s, meta, report):
-                order = self._open[meta.silo][0] if meta.silo in self._open else None
-                if order is None or order.update_id != meta.update_id:
-                    return
-                if not sound(order, meta, report):
-                    self._end(meta.silo, at_s)
-                    return
-                self._bases[meta.update_id] = meta.base_version
-                self._end(meta.silo, at_s, report.compute_s, report.samples)
-                self._overhead_s.update({kind: float(seconds) for kind, seconds in report.overhead_s.items()})
-
-    def _end(self, name: str, at_s: float, compute_s: float = 0.0, samples: int = 0) -> None:
-        if name not in self._open:
-            return
-        order, since_s = self._open.pop(name)
-        begin_s = self._begin_s or 0.0
-        predicted = None if self._predictions is None else self._predictions.speeds.get(order.update_id)
-        self._spans.append(
-            OrderSpan(
-                name,
-                since_s - begin_s,
-                at_s - begin_s,
-                order.batch_size,
-                samples > 0,
-                min(compute_s, at_s - since_s),
-                samples,
-                predicted,
-            )
+    def _end(self, ended: EndedOrder) -> None:
+        begin_s, order, report = self._begin_s or 0.0, ended.order, ended.report
+        if report is not None:
+            self._bases[order.update_id] = order.base_version
+            self._overhead_s.update({kind: float(seconds) for kind, seconds in report.overhead_s.items()})
+        span = OrderSpan(
+            ended.silo,
+            ended.begin_s - begin_s,
+            ended.end_s - begin_s,
+            order.batch_size,
+            report is not None,
+            0.0 if report is None else min(report.compute_s, ended.end_s - ended.begin_s),
+            0 if report is None else report.samples,
+            None if self._predictions is None else self._predictions.speeds.get(order.update_id),
         )
-
-    def _cut_off(self) -> None:
-        """Orders in work when training ends."""
-        for name in list(self._open):
-            self._end(name, (self._begin_s or 0.0) + self._ledger.seconds)
+        self._spans.append(span)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedsync.observe.report.data import OrderSpan, RunData, natural
+from fedsync.observe.metric_pool import pooling
+from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
 from fedsync.observe.report.style import (
     COLOURS,
     INK,
@@ -31,6 +32,9 @@ MOST_POINTS = 600
 MOST_SILOS = 24
 """Silos that get a bar of their own."""
 
+_THINNED = f"Of long runs {MOST_POINTS} points, evenly spaced."
+_POOLED = {"largest": "the largest", "sum": "summed", "mean": "mean over the samples"}
+
 
 def progress(runs: Sequence[RunData], against: Literal["time", "rounds"]) -> Picture | None:
     """Accuracy of the runs; their training loss where nothing was evaluated. None where nothing was trained."""
@@ -38,36 +42,20 @@ def progress(runs: Sequence[RunData], against: Literal["time", "rounds"]) -> Pic
     if not scored and not any(point.loss for run in runs for point in run.points):
         return None
     what = "accuracy" if scored else "training loss"
-    thinned = False
     with canvas() as (figure, ax):
-        from matplotlib.ticker import MaxNLocator
-
-        for index, run in enumerate(runs):
-            values = [(point, point.accuracy if scored else point.loss) for point in run.points]
-            rows = [
-                (point.at_s if against == "time" else point.round, value)
-                for point, value in values
-                if value is not None
-            ]
-            kept = thin(rows, MOST_POINTS)
-            thinned = thinned or len(kept) < len(rows)
-            style = {**series(index), **markers(len(kept)), "marker": MARKERS[index % SERIES]}
-            ax.plot([row[0] for row in kept], [row[1] for row in kept], label=name_of(run.label), **style)
+        thinned = _lines(ax, runs, lambda point: point.accuracy if scored else point.loss, against)
         targets = {run.summary["target_accuracy"] for run in runs} - {None}
         if scored and len(targets) == 1:
             ax.axhline(targets.pop(), color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="target")
-        ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
         scores = [point.accuracy for run in runs for point in run.points if point.accuracy is not None]
         unit = "share correct" if all(0 <= score <= 1 for score in scores) else "score a sample"
         ax.set_ylabel(f"accuracy [{unit}]" if scored else "training loss a sample")
-        if against == "rounds":
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(ax.get_legend_handles_labels()[1]) > 1:
             legend_above(figure, ax)
     ends = ", ".join(f"{run.label} {_final(run, scored)}" for run in runs)
     notes = ["A version is evaluated by the silos on their own test data, pooled."] if scored else []
     notes += ["Nothing was evaluated, so this is the loss in training."] if not scored else []
-    notes += [f"Of long runs {MOST_POINTS} points, evenly spaced."] if thinned else []
+    notes += [_THINNED] if thinned else []
     title = f"{what.capitalize()} against {against}"
     return Picture(
         title,
@@ -75,6 +63,42 @@ def progress(runs: Sequence[RunData], against: Literal["time", "rounds"]) -> Pic
         " ".join(notes),
         figure,
     )
+
+
+def _lines(
+    ax: Axes, runs: Sequence[RunData], value_of: Callable[[Point], float | None], against: Literal["time", "rounds"]
+) -> bool:
+    """Draw a line a run over the commits that have a value; returns whether some were left out."""
+    from matplotlib.ticker import MaxNLocator
+
+    thinned = False
+    for index, run in enumerate(runs):
+        values = [(point.at_s if against == "time" else point.round, value_of(point)) for point in run.points]
+        rows = [(at, value) for at, value in values if value is not None]
+        kept = thin(rows, MOST_POINTS)
+        thinned = thinned or len(kept) < len(rows)
+        style = {**series(index), **markers(len(kept)), "marker": MARKERS[index % SERIES]}
+        ax.plot([row[0] for row in kept], [row[1] for row in kept], label=name_of(run.label), **style)
+    ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
+    if against == "rounds":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return thinned
+
+
+def metric(runs: Sequence[RunData], name: str) -> Picture | None:
+    """A figure that silos report, pooled over each round. None where no commit has it."""
+    totals = {run.label: run.summary["metrics"][name] for run in runs if name in run.summary.get("metrics", {})}
+    if not any(name in point.metrics for run in runs for point in run.points):
+        return None
+    with canvas() as (figure, ax):
+        thinned = _lines(ax, runs, lambda point: point.metrics.get(name), "rounds")
+        ax.set_ylabel(name)
+        if len(runs) > 1:
+            legend_above(figure, ax)
+    pooled = _POOLED[pooling(name)]
+    alt = f"Line chart of {name} against rounds, {pooled}. Whole run: "
+    alt += ", ".join(f"{label} {total:g}" for label, total in totals.items()) + "."
+    return Picture(name, alt, f"Reported by the silos, {pooled}. {_THINNED if thinned else ''}".rstrip(), figure)
 
 
 def _final(run: RunData, scored: bool) -> str:
@@ -258,7 +282,6 @@ def staleness(runs: Sequence[RunData]) -> Picture | None:
 
 
 def traffic(runs: Sequence[RunData]) -> Picture | None:
-    """Bytes to and from the server."""
     if not any(run.summary["bytes_up"] or run.summary["bytes_down"] for run in runs):
         return None
     with canvas(height=0.9 + 0.5 * max(len(runs), 2)) as (figure, ax):

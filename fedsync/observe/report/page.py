@@ -14,11 +14,14 @@ import yaml
 from fedsync import __version__
 from fedsync.observe.report import draw
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.style import Picture, inline, to_svg
+from fedsync.observe.report.style import Picture, inline, thin, to_svg
 from fedsync.observe.report.timeline import timeline
 
 TIMELINE_ORDERS = 5000
 """Orders that all timelines of a page draw together, at most: they are most of its bytes."""
+
+MOST_CHARTS = 8
+"""Metrics that get a chart; all are in the tables."""
 
 
 def page(runs: Sequence[RunData]) -> str:
@@ -57,6 +60,7 @@ def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
     yield "work", "Batch sizes and speed", "\n".join(_work(run, ids, named=len(runs) > 1) for run in runs)
     yield "waiting", "Waiting and staleness", ids.figures([draw.waiting(runs), draw.staleness(runs)])
     yield "traffic", "Traffic and overhead", ids.figures([draw.traffic(runs)]) + _overhead(runs)
+    yield "metrics", "Figures of the silos", _metrics(runs, ids)
     yield "end", "How it ended", "\n".join(_end(run) for run in runs)
     yield "configuration", "Configuration", _differences(runs) + "\n".join(_configuration(run) for run in runs)
 
@@ -158,6 +162,20 @@ def _overhead(runs: Sequence[RunData]) -> str:
     rows.append(("not told by silos (transfer, start)", *(f"{seconds:.1f}" for seconds in rest)))
     rows.append(("overhead in all", *(f"{seconds:.1f}" for seconds in whole)))
     return _table("Overhead of all orders by kind [s]", ["", *(run.label for run in runs)], rows)
+
+
+def _metrics(runs: Sequence[RunData], ids: _Ids) -> str:
+    """What silos report besides: a chart of each figure, and for each run a table of its silos."""
+    names = sorted({name for run in runs for name in run.summary.get("metrics", {})})
+    charts = ids.figures([draw.metric(runs, name) for name in names[:MOST_CHARTS]])
+    return charts + "\n".join(_metric_table(run) for run in runs if run.summary.get("metrics"))
+
+
+def _metric_table(run: RunData) -> str:
+    whole, silos = run.summary["metrics"], run.summary["silos"]
+    of_silos = [(silo["name"], silo.get("metrics", {})) for silo in thin(silos, draw.MOST_SILOS)]
+    rows = [(name, *(_number(found.get(key), ".6g") for key in whole)) for name, found in [("all", whole), *of_silos]]
+    return _table(f"{run.label}: reported by silos, whole run", ["", *whole], rows)
 
 
 def _end(run: RunData) -> str:

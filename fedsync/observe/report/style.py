@@ -98,12 +98,10 @@ def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Ax
 
 
 def series(index: int) -> dict[str, Any]:
-    """How series number ``index`` is drawn as a line."""
     return {"color": COLOURS[index % SERIES], "linestyle": LINES[(index + index // SERIES) % SERIES]}
 
 
 def bars(index: int) -> dict[str, Any]:
-    """How series number ``index`` is drawn as bars."""
     return {"facecolor": COLOURS[index % SERIES], "hatch": HATCHES[index % SERIES], "edgecolor": PAPER, "linewidth": 0}
 
 

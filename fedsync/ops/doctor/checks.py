@@ -18,7 +18,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.flower.internals.registration import node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.node_keys import read_node_keys
@@ -66,7 +66,7 @@ def model_bytes(strategy: StrategyConfig) -> int:
 def check_versions() -> Check:
     """Python and the libraries that both sides have to agree on."""
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
-    way = "fast way" if executor.supported() else "stock way, slower: this flwr is not a tested version"
+    way = "fast way" if versions.supported() else "stock way, slower: this flwr is not a tested version"
     return Check("versions", True, f"Python {platform.python_version()}, {found}; {way}")
 
 
@@ -74,7 +74,7 @@ def check_code(config: SiloStartConfig) -> Check:
     """Whose client answers messages: an untested flwr cannot be kept from running what the server sends."""
     if config.code == "shipped":
         return Check("code", True, "FedSync's client, and whatever client the server sends")
-    if executor.supported():
+    if versions.supported():
         return Check("code", True, "FedSync's installed client only")
     return Check("code", False, "this flwr runs whatever client the server sends", shipped_remedy())
 

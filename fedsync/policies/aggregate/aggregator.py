@@ -39,7 +39,6 @@ class PlainAggregator(InTheClear):
 
     @property
     def upload_bytes(self) -> int:
-        """An update is as large as the model."""
         return self.model.nbytes
 
     def outgoing(self, silo: str) -> Vector:
@@ -90,7 +89,6 @@ class PlainAggregator(InTheClear):
         self.model = model
 
     def savepoint(self) -> None:
-        """Keep the current model for `rollback`."""
         self._remembered = self.model
 
     def rollback(self) -> None:
@@ -98,7 +96,6 @@ class PlainAggregator(InTheClear):
         self.model = self._remembered
 
     def discard(self, update_id: str) -> None:
-        """Forget an update, if it is there."""
         self._pending.pop(update_id, None)
         self._bases.pop(update_id, None)
 
@@ -112,5 +109,4 @@ class PlainAggregator(InTheClear):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Ids of the updates kept."""
         return tuple(self._pending)

@@ -44,7 +44,6 @@ class Normalised:
 
     @property
     def toward(self) -> bool:
-        """As ``inner``."""
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:

@@ -42,7 +42,6 @@ class WeightedMean:
 
     @property
     def toward(self) -> bool:
-        """Along the updates."""
         return False
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -84,7 +83,6 @@ class Stale:
 
     @property
     def toward(self) -> bool:
-        """As ``inner``."""
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -113,7 +111,6 @@ class Scaled:
 
     @property
     def toward(self) -> bool:
-        """As ``inner``."""
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -143,9 +140,7 @@ class Toward:
 
     @property
     def toward(self) -> bool:
-        """Yes."""
         return True
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """As ``inner``."""
         return self.inner.coefficients(metas, version)

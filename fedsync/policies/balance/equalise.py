@@ -24,11 +24,9 @@ class Times(Protocol):
 
     def seconds(self, sizes: Sizes) -> Seconds:
         """Seconds of each silo, float64 [n], for sizes int64 [n]."""
-        ...
 
     def largest(self, seconds: float) -> Sizes:
         """Largest size of each silo that takes at most ``seconds``, int64 [n]; negative where none does."""
-        ...
 
 
 @register("equalise")
@@ -118,7 +116,6 @@ class CurveTimes:
         return self.launch_s + np.maximum(sizes, self.saturation) / self.speed
 
     def largest(self, seconds: float) -> Sizes:
-        """See `Times`."""
         # The division tells to within rounding; what `seconds` says of its neighbours decides.
         guess = np.clip((seconds - self.launch_s) * self.speed, -1.0, _MOST)
         sizes = np.floor(guess).astype(np.int64)

@@ -76,7 +76,6 @@ class LeaderStraggler(SharingBalancer):
         return Sizing(work, floor=self.floor, cap=self.cap, adaptive=self, fitter=self.curve.fitter())
 
     def init(self) -> Search:
-        """State before the first round: nobody has a size."""
         return Search()
 
     def advance(self, state: Search, seen: RoundSeen) -> tuple[Search, tuple[str, ...]]:

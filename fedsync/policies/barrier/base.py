@@ -57,8 +57,7 @@ class BarrierPolicy(Policy, Generic[S]):
         return None
 
     @abstractmethod
-    def init(self) -> S:
-        """State before the first call."""
+    def init(self) -> S: ...
 
     @abstractmethod
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:

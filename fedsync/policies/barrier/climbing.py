@@ -108,7 +108,6 @@ class ClimbingInterval(IntervalPolicy[ClimbingState]):
             raise ValueError(f"floor_s {self.floor_s:g} exceeds ceiling_s {self.ceiling_s:g}; lower the floor")
 
     def init(self) -> ClimbingState:
-        """The shortest interval."""
         return ClimbingState(self.floor_s, rest=self.rest, pause=self.rest)
 
     def attempt(self, state: ClimbingState) -> Attempt:

@@ -67,8 +67,7 @@ class IntervalPolicy(Policy, Generic[S]):
     section = "interval"
 
     @abstractmethod
-    def init(self) -> S:
-        """State before the first round."""
+    def init(self) -> S: ...
 
     @abstractmethod
     def attempt(self, state: S) -> Attempt:
@@ -87,15 +86,12 @@ class FixedInterval(IntervalPolicy[None]):
     interval_s: Positive
     """Seconds of a round, transfer included [s]."""
 
-    def init(self) -> None:
-        """No state."""
+    def init(self) -> None: ...
 
     def attempt(self, state: None) -> Attempt:
-        """The configured length."""
         return Attempt(self.interval_s)
 
-    def observe(self, state: None, seen: IntervalRound) -> None:
-        """Nothing to learn."""
+    def observe(self, state: None, seen: IntervalRound) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,6 @@ class HalvingInterval(IntervalPolicy[HalvingState]):
             raise ValueError(f"floor_s {self.floor_s:g} exceeds interval_s {self.interval_s:g}; lower the floor")
 
     def init(self) -> HalvingState:
-        """The first interval is under trial."""
         return HalvingState(self.interval_s)
 
     def attempt(self, state: HalvingState) -> Attempt:
@@ -178,7 +173,6 @@ class QualityFit:
     offset: float
 
     def at(self, eta: float) -> float:
-        """g(eta)."""
         return self.slope * eta + self.offset
 
     def best(self, cost_s: float, low: float, high: float) -> float:
@@ -268,7 +262,6 @@ class FittedInterval(IntervalPolicy[FittingState]):
         return self.floor_s or self.interval_s / 4, self.ceiling_s or self.interval_s * 4
 
     def init(self) -> FittingState:
-        """The first trial comes next."""
         return FittingState()
 
     def attempt(self, state: FittingState) -> Attempt:

@@ -101,7 +101,6 @@ class Arima(PredictorPolicy[ArimaState]):
     learns = True
 
     def init(self) -> ArimaState:
-        """Nothing seen yet."""
         return ArimaState(due=max(self.samples, 3 * (self.p + self.d + self.q + 1)))
 
     def observe(self, state: ArimaState, sample: SpeedSample) -> ArimaState:
@@ -126,7 +125,6 @@ class Arima(PredictorPolicy[ArimaState]):
         return min(max(speed, min(lately) / _FACTOR), max(lately) * _FACTOR)
 
     def unlearned(self, state: ArimaState) -> bool:
-        """Whether a fit is due."""
         return state.seen >= state.due
 
     def learn(self, state: ArimaState, epochs: int) -> ArimaState:

@@ -39,8 +39,7 @@ class PredictorPolicy(Policy, Generic[S]):
         return self
 
     @abstractmethod
-    def init(self) -> S:
-        """State before any observation."""
+    def init(self) -> S: ...
 
     @abstractmethod
     def observe(self, state: S, sample: SpeedSample) -> S:

@@ -61,7 +61,6 @@ class Kalman(PredictorPolicy[KalmanState | None]):
     rate = 0.05  # weight of the newest innovation in the variance of the noise
 
     def init(self) -> KalmanState | None:
-        """Nothing seen yet."""
         return None
 
     def observe(self, state: KalmanState | None, sample: SpeedSample) -> KalmanState | None:

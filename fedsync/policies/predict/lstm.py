@@ -25,13 +25,11 @@ class LstmPredictor(Recurrent):
     """
 
     def cell(self) -> torch.nn.RNNBase:
-        """One layer."""
         import torch
 
         return torch.nn.LSTM(1, self.hidden, batch_first=True)
 
     def output(self, weights: Weights, inputs: list[float]) -> float:
-        """The answer after these speeds."""
         read, keep = weights["cell.weight_ih_l0"][:, 0], weights["cell.weight_hh_l0"]
         bias = weights["cell.bias_ih_l0"] + weights["cell.bias_hh_l0"]
         size = self.hidden

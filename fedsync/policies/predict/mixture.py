@@ -84,14 +84,12 @@ class Mixture(PredictorPolicy[MixtureState]):
 
     @property
     def learns(self) -> bool:
-        """If an expert does."""
         return any(expert.learns for expert in self.experts)
 
     def loaded(self) -> Mixture:
         return replace(self, experts=tuple(expert.loaded() for expert in self.experts))
 
     def init(self) -> MixtureState:
-        """Nothing seen yet."""
         return MixtureState(tuple(expert.init() for expert in self.experts), (), (False,) * len(self.experts))
 
     def observe(self, state: MixtureState, sample: SpeedSample) -> MixtureState:

@@ -163,7 +163,6 @@ class Narx(PredictorPolicy[NarxState]):
         return WarmNarx(self.samples, self.hidden, self.memory, self.renew, self.warm_start, start)
 
     def init(self) -> NarxState:
-        """Nothing seen yet."""
         start = None if self.start is None else np.array(self.start)
         return NarxState(None, np.empty((0, 3)), 0, 1, start, None, 0.0, (0.0, 0.0), None, None, self._first(start))
 

@@ -128,7 +128,6 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         """The network's answer to normalised speeds, the oldest first."""
 
     def init(self) -> RecurrentState:
-        """Nothing seen yet."""
         return RecurrentState(None, np.empty(0), 0, None, None, max(self.samples, 10 * LOOK_BACK))
 
     def observe(self, state: RecurrentState, sample: SpeedSample) -> RecurrentState:
@@ -183,7 +182,6 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         return state.promise
 
     def export(self, state: RecurrentState) -> dict[str, Any] | None:
-        """Nothing that another run could use."""
         return None
 
     def _begin(self, state: RecurrentState) -> Session:

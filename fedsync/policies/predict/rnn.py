@@ -31,7 +31,6 @@ class RnnPredictor(Recurrent):
         return torch.nn.RNN(1, self.hidden, batch_first=True)
 
     def output(self, weights: Weights, inputs: list[float]) -> float:
-        """The answer after these speeds."""
         read, keep = weights["cell.weight_ih_l0"][:, 0], weights["cell.weight_hh_l0"]
         bias = weights["cell.bias_ih_l0"] + weights["cell.bias_hh_l0"]
         state = np.tanh(read * inputs[0] + bias)

@@ -1,4 +1,4 @@
-"""Mutated messages against server and silo; `bench/faults/fuzz.py` sends a hundred times as many."""
+"""Mutated messages against server and silo; `bench/faults/fuzz.py` sends three hundred times as many."""
 
 import random
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from bench.faults.fuzz_whole import Whole
 from fedsync.core.errors import ProtocolError
 
 
-def test_a_thousand_mutated_messages_do_no_harm() -> None:
+def test_mutated_messages_do_no_harm() -> None:
     """`attack` raises whatever is no ProtocolError."""
-    outcome = fuzz.attack(1000, seed=7)
-    assert outcome.done == 1000
-    assert sum(outcome.refused.values()) + outcome.harmless == 1000
+    outcome = fuzz.attack(300, seed=7)
+    assert outcome.done == 300
+    assert sum(outcome.refused.values()) + outcome.harmless == 300
     # Every layer was reached: length, header, native code, tag.
     assert {"length", "header", "words", "tag", "magic", "sender"} <= outcome.refused.keys()
     assert outcome.growth < fuzz.MOST_GROWTH

@@ -11,7 +11,7 @@ from fedsync.cipher.encoding.integrity import Tagger
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.wire import Kind, decode
-from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_message, seal_pieces
+from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_message
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
@@ -53,22 +53,6 @@ def test_several_processes_seal_and_open_in_order() -> None:
         bad = np.full((1, 8192), 2**63, np.uint64)
         with pytest.raises(ProtocolError, match="words"):
             list(open_portions(bad, [member(0)], pool, "server"))
-
-
-def test_the_first_chunks_are_sent_before_the_last_are_made() -> None:
-    made = 0
-
-    def slots() -> Iterator[Slots]:
-        nonlocal made
-        for _ in range(5):
-            made += 1
-            yield np.zeros((1, 4096), np.int64)
-
-    pieces = seal_pieces(head("pad", 5), slots(), Serial(sealer("pad")), Tagger(TAG_KEY), None)
-    next(pieces)
-    assert made == 0
-    next(pieces)
-    assert made == 1
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])

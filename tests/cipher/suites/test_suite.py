@@ -70,7 +70,7 @@ def test_sums_are_exact_whoever_drops_out(kind: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize("bits", BITS)
 def test_the_largest_sums_that_are_allowed_are_exact(kind: str, bits: int) -> None:
     packing = Packing(bits, FORMS[kind].slot_bits)
-    limit = suite.smallest_limit(FORMS[kind], packing.additions)
+    limit = FORMS[kind].limit(packing)
     integers = np.full(packing.per_chunk, packing.peak, np.int32)
     integers[::2] *= -1
     slots = packing.pack(integers)

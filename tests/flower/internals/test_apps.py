@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from flwr.clientapp import ClientApp
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
 from fedsync.core.errors import ConfigError
 from fedsync.flower import client_app
-from fedsync.flower.internals.apps import OWN, WIRING, Apps
-from fedsync.ops.bundle import write_bundle
+from fedsync.flower.internals.apps import OWN, WIRING, installed_app
+from fedsync.ops.runs import write_bundle
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """\
@@ -71,10 +70,9 @@ def others(folder: Path, client: str) -> tuple[Run, Fab]:
     return bundle(folder)
 
 
-@pytest.mark.parametrize("shipped", [False, True])
-def test_fedsyncs_bundles_are_answered_by_what_is_installed(tmp_path: Path, home: Path, shipped: bool) -> None:
+def test_fedsyncs_bundles_are_answered_by_what_is_installed(tmp_path: Path, home: Path) -> None:
     run, fab = bundle(write_bundle(tmp_path / "app", {"strategy": "fedavg"}))
-    assert Apps(shipped=shipped).of(run, fab) is client_app.app
+    assert installed_app(run, fab) is client_app.app
     assert not home.exists()
 
 
@@ -83,30 +81,20 @@ def test_the_repository_as_a_flower_app_is_answered_by_what_is_installed(tmp_pat
     facts = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert facts["tool"]["flwr"]["app"]["components"]["clientapp"] == WIRING
     run, fab = others(tmp_path / "app", WIRING)
-    assert Apps().of(run, fab) is client_app.app
+    assert installed_app(run, fab) is client_app.app
     assert not home.exists()
 
 
 def test_a_client_of_others_is_refused_and_neither_installed_nor_run(tmp_path: Path, home: Path) -> None:
     run, fab = others(tmp_path / "app", "refused_client:app")
     with pytest.raises(ConfigError) as caught:
-        Apps().of(run, fab)
+        installed_app(run, fab)
     error = caught.value
     assert "someone/other brings its own client, refused_client:app" in error.problem
     assert "code: shipped in silo.yaml" in error.remedy and OWN in error.remedy
     assert not home.exists() and "refused_client" not in sys.modules
 
 
-def test_where_the_owner_allows_it_a_client_of_others_runs(tmp_path: Path, home: Path) -> None:
-    run, fab = others(tmp_path / "app", "shipped_client:app")
-    apps = Apps(shipped=True)
-    app = apps.of(run, fab)
-    assert isinstance(app, ClientApp) and app is not client_app.app
-    assert list(home.rglob("was-here")), "its code ran"
-    assert apps.of(run, fab) is app, "it is loaded once"
-    sys.modules.pop("shipped_client")
-
-
 def test_what_is_no_bundle_is_an_error(home: Path) -> None:
     with pytest.raises(Exception, match="zip"):
-        Apps().of(Run.create_empty(1), Fab("x", b"no bundle", {}))
+        installed_app(Run.create_empty(1), Fab("x", b"no bundle", {}))

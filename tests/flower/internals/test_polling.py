@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 
 POLLS = """
 import time
@@ -47,7 +47,7 @@ assert pauses_s == [0.001, 0.002, 0.004, 0.008], pauses_s
 
 @pytest.mark.parametrize("code", [POLLS, PULLS], ids=["polls", "pulls"])
 def test_pauses_are_cut(code: str) -> None:
-    if not executor.supported():
+    if not versions.supported():
         pytest.skip("this flwr is not a tested version")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

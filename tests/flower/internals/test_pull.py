@@ -20,11 +20,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedsync.flower.internals import executor
+from fedsync.flower.internals import versions
 from fedsync.flower.internals.pull import BESIDE, FEW_PARTS, SMALLEST_PART, Arrival, Arrivals
 from tests.flower.grid import run_identity
 
-pytestmark = pytest.mark.skipif(not executor.supported(), reason="this flwr is not a tested version")
+pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 
 LIMIT_S = 20.0
 MOST = 2**21

@@ -20,7 +20,7 @@ from fedsync.flower.internals import registration
 from fedsync.flower.internals.registration import Registered
 from fedsync.identity.certificates import make_authority
 from fedsync.identity.node_keys import make_node_key
-from fedsync.ops import bundle
+from fedsync.ops import runs
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
         script, noted = tmp_path / "flwr", tmp_path / "noted"
         script.write_text(f'#!/bin/sh\necho "$FLWR_HOME" "$@" >> {noted}\n{then}\n')
         script.chmod(0o755)
-        for module in (registration, bundle):
+        for module in (registration, runs):
             monkeypatch.setattr(module, "flwr_command", lambda: str(script))
-        monkeypatch.setattr(registration.executor, "supported", lambda: False)
+        monkeypatch.setattr(registration.versions, "supported", lambda: False)
         return noted
 
     return put
@@ -184,23 +184,23 @@ def test_an_untested_flwr_cannot_say_how_it_knows_a_key(flwr: Callable[[str], Pa
 def test_a_flwr_that_hangs_or_is_not_there_is_a_run_s_error(
     use: str, flwr: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = {"submit": bundle.submit, "withdraw": bundle.withdraw}[use]
+    call = {"submit": runs.submit, "withdraw": runs.withdraw}[use]
     flwr("exec sleep 60")
-    monkeypatch.setattr(bundle, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(runs, "_FLWR_S", 0.05)
     with pytest.raises(RunError, match=r"flwr (run|stop) did not come back in 0.05 s"):
         call(tmp_path, "here", {})  # type: ignore[operator]  # of either kind: a path will do for a number
-    monkeypatch.setattr(bundle, "flwr_command", lambda: str(tmp_path / "nothing"))
+    monkeypatch.setattr(runs, "flwr_command", lambda: str(tmp_path / "nothing"))
     with pytest.raises(RunError, match="could not be started"):
         call(tmp_path, "here", {})  # type: ignore[operator]  # as above
 
 
 def test_a_run_is_an_app_with_its_settings(flwr: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = bundle.write_bundle(tmp_path / "r" / "app", {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5})
+    folder = runs.write_bundle(tmp_path / "r" / "app", {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5})
     app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["config"] == {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5}
     noted = flwr("echo Successfully started run 1234567890")
-    assert bundle.submit(folder, "here", {"FLWR_HOME": "/h"}) == "1234567890"
+    assert runs.submit(folder, "here", {"FLWR_HOME": "/h"}) == "1234567890"
     assert noted.read_text() == f"/h run {folder} here\n"
     flwr("echo the SuperLink is away; exit 3")
     with pytest.raises(RunError, match="code 3:\nthe SuperLink is away"):
-        bundle.submit(folder, "here", {})
+        runs.submit(folder, "here", {})

@@ -57,7 +57,6 @@ class Absp(BarrierPolicy[AbspState]):
         return self.report_s
 
     def init(self) -> AbspState:
-        """Between two supersteps."""
         return AbspState()
 
     def decide(self, state: AbspState, view: ClusterView) -> tuple[AbspState, Verdict]:

@@ -25,8 +25,7 @@ class Bsp(BarrierPolicy[None]):
     lockstep = True
     mixes_rounds = False
 
-    def init(self) -> None:
-        """Bsp needs no state: the view says it all."""
+    def init(self) -> None: ...
 
     def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
         """Commit and release all as soon as nobody is busy."""

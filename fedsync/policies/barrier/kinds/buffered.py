@@ -28,7 +28,6 @@ class Buffered(BarrierPolicy[Failures]):
     """Updates of a commit, whoever sent them; K in the paper."""
 
     def init(self) -> Failures:
-        """Nobody has failed."""
         return {}
 
     def decide(self, state: Failures, view: ClusterView) -> tuple[Failures, Verdict]:

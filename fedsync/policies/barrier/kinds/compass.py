@@ -78,7 +78,6 @@ class SiloPace:
         return math.floor((seconds - self.overhead_s) / self.step_s + 1e-6)
 
     def seconds(self, steps: int) -> float:
-        """How long they take."""
         return self.overhead_s + steps * self.step_s
 
 
@@ -109,7 +108,6 @@ class Compass(BarrierPolicy[CompassState]):
             raise ValueError(f"max_steps {self.max_steps} lies below min_steps {self.min_steps}; raise max_steps")
 
     def init(self) -> CompassState:
-        """No group."""
         return CompassState()
 
     def decide(self, state: CompassState, view: ClusterView) -> tuple[CompassState, Verdict]:

@@ -57,8 +57,7 @@ class Elastic(BarrierPolicy[None]):
         if self.lookahead is not None and self.floor is not None and self.floor > self.lookahead:
             raise ValueError(f"floor {self.floor} exceeds lookahead {self.lookahead}; lower the floor")
 
-    def init(self) -> None:
-        """No state: the view says it all."""
+    def init(self) -> None: ...
 
     def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
         """Commit all and release all, each with its steps, as soon as nobody is busy."""

@@ -166,7 +166,6 @@ class Fsp(BarrierPolicy[FspState]):
         return self.late is Late.STALE
 
     def init(self) -> FspState:
-        """No round, nothing learned."""
         return FspState(self.interval.init())
 
     def decide(self, state: FspState, view: ClusterView) -> tuple[FspState, Verdict]:

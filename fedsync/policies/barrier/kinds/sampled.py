@@ -218,7 +218,6 @@ class Sampled(BarrierPolicy[SampledState]):
     """Whether a waiting silo looks at others whenever an update arrives; else it waits for its first sample."""
 
     def init(self) -> SampledState:
-        """Nobody has been seen."""
         return SampledState()
 
     def decide(self, state: SampledState, view: ClusterView) -> tuple[SampledState, Verdict]:

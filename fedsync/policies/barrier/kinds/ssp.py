@@ -211,7 +211,6 @@ class Ssp(BarrierPolicy[SspState]):
     but commits one by one."""
 
     def init(self) -> SspState:
-        """Nobody has been seen."""
         return SspState()
 
     def decide(self, state: SspState, view: ClusterView) -> tuple[SspState, Verdict]:
@@ -248,7 +247,6 @@ class Asp(BarrierPolicy[Failures]):
     """
 
     def init(self) -> Failures:
-        """Nobody has failed."""
         return {}
 
     def decide(self, state: Failures, view: ClusterView) -> tuple[Failures, Verdict]:

@@ -29,7 +29,6 @@ class Capped(Wrapper[LateState]):
     late: LateRule = LateRule.NEXT
 
     def init(self) -> LateState:
-        """Nobody is late."""
         return LateState(frozenset(), self.inner.init())
 
     def decide(self, state: LateState, view: ClusterView) -> tuple[LateState, Verdict]:

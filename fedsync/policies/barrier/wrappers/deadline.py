@@ -57,7 +57,6 @@ class Deadline(Wrapper[DeadlineState]):
     late: LateRule = LateRule.NEXT
 
     def init(self) -> DeadlineState:
-        """Nothing was measured."""
         return DeadlineState(LateState(frozenset(), self.inner.init()))
 
     def decide(self, state: DeadlineState, view: ClusterView) -> tuple[DeadlineState, Verdict]:

@@ -32,7 +32,6 @@ class MinimumSilos:
     silos: int
 
     def init(self) -> MinimumState:
-        """Not started."""
         return MinimumState(False, self.inner.init())
 
     def decide(self, state: MinimumState, view: ClusterView) -> tuple[MinimumState, Verdict]:

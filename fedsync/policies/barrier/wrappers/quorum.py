@@ -66,7 +66,6 @@ class Quorum(Wrapper[LateState]):
         Wrapper.__post_init__(self)
 
     def init(self) -> LateState:
-        """Nobody is late."""
         return LateState(frozenset(), self.inner.init())
 
     def decide(self, state: LateState, view: ClusterView) -> tuple[LateState, Verdict]:

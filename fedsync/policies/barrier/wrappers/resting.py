@@ -49,7 +49,6 @@ class Resting:
     longest_s: float = 600.0
 
     def init(self) -> RestingState:
-        """Nobody rests."""
         return RestingState({}, None, self.inner.init())
 
     def decide(self, state: RestingState, view: ClusterView) -> tuple[RestingState, Verdict]:

@@ -14,7 +14,7 @@ from fedsync.common.processes import OWNER
 from fedsync.config.silo_start import SealConfig, SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import SiloFacts
-from fedsync.ops.serve import serve_silo
+from fedsync.ops.start import serve_silo
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy
 from fedsync.trainer.protocol import IDENTITY, STATE, Hello, Identity, StillLoading, write_reply

@@ -1,0 +1,114 @@
+"""A SuperNode that answers itself: with what Flower's own keeps, and nobody who fetches messages from a server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode import start_client_internal as internal
+from flwr.supernode.nodestate import NodeStateFactory
+
+from fedsync.flower.internals import answering, versions
+from tests.flower.grid import run_identity
+
+RUN, NODE = 1, 7
+
+pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
+
+Client = Callable[[Message, Context], Message]
+
+
+@pytest.fixture(autouse=True)
+def identity() -> Iterator[None]:
+    with run_identity():
+        yield
+
+
+class SuperNode:
+    """What a SuperNode keeps of messages."""
+
+    def __init__(self) -> None:
+        factory = NodeStateFactory(ObjectStoreFactory())
+        self.state, self.store = factory.state(), factory.objectstore_factory.store()
+        self.state.set_node_id(NODE)
+        run = Run.create_empty(RUN)
+        run.fab_hash = hashlib.sha256(b"").hexdigest()
+        self.state.store_run(run)
+        self.state.store_fab(Fab(run.fab_hash, b"", {}))
+        config: UserConfig = {}
+        self.state.set_run_series_context(run.series_id, Context(RUN, NODE, config, RecordDict(), config, 0))
+
+    def hand_in(self, text: str) -> None:
+        """A message, as if the server had sent it."""
+        message = Message(RecordDict({"said": ConfigRecord({"text": text})}), dst_node_id=NODE, message_type="query")
+        internal._insert_message(message, self.state, self.store)
+
+    def answer(self, monkeypatch: pytest.MonkeyPatch, client: Client) -> Message:
+        monkeypatch.setattr(answering, "installed_app", lambda run, fab: client)
+        answering.answer_messages(self.state, self.store)
+        (reply,) = self.state.get_messages_legacy(is_reply=True)
+        return reply
+
+
+def echo(message: Message, context: Context) -> Message:
+    assert context.node_id == NODE
+    return Message(message.content, reply_to=message)
+
+
+def test_a_message_is_answered_and_its_parts_give_way_to_those_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = SuperNode()
+    node.hand_in("hello")
+    reply = node.answer(monkeypatch, echo)
+    parts = {name: node.store.get(name) for name in list(node.store.store)}  # type: ignore[attr-defined]
+    sent = inflate_object_from_contents(reply.metadata.message_id, parts)  # type: ignore[arg-type]
+    assert isinstance(sent, Message) and sent.content["said"]["text"] == "hello"  # type: ignore[index, call-overload]
+    node.store.delete(reply.metadata.message_id)
+    assert len(node.store) == 0, "nothing of the message is left"
+    assert node.state.get_message_processing_duration(reply.metadata.reply_to_message_id) >= 0
+
+
+def test_what_a_client_raises_is_the_answer_and_the_next_message_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(message: Message, context: Context) -> Message:
+        raise TimeoutError("not today")
+
+    node = SuperNode()
+    node.hand_in("hello")
+    assert node.answer(monkeypatch, refuses).error.reason == "TimeoutError: not today"
+    node.hand_in("again")
+    assert not node.answer(monkeypatch, echo).has_error()
+
+
+def test_a_run_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = SuperNode()
+    node.state.run_store.clear()  # type: ignore[attr-defined]
+    node.hand_in("hello")
+    assert "does not know the run 1" in node.answer(monkeypatch, echo).error.reason
+
+
+def test_the_supernode_of_this_process_answers_before_it_sends_and_opens_no_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = import_module("flwr.supernode.cli.flower_supernode")
+    node, sent = SuperNode(), []
+
+    def push(**options: object) -> None:
+        sent.append((options.keys(), len(node.state.get_messages_legacy(is_reply=True))))
+
+    monkeypatch.setattr(internal, "_push_messages", push)
+    monkeypatch.setattr(program, "_start_supernode_http_api", None)
+    monkeypatch.setattr(answering, "installed_app", lambda run, fab: echo)
+    answering.answer_here()
+    node.hand_in("hello")
+    internal._push_messages(state=node.state, object_store=node.store, send=None, push_object=None)  # type: ignore[arg-type]
+    assert sent == [({"state", "object_store", "send", "push_object"}, 1)]
+    server, thread = program._start_supernode_http_api("configuration", "state")
+    thread.join(timeout=5)
+    assert not thread.is_alive() and not server.should_exit
