@@ -65,6 +65,14 @@ def test_every_relative_link_outside_the_site_leads_somewhere(page: Path) -> Non
         assert not anchor or anchor in headings(target), link
 
 
+def test_files_that_pages_for_contributors_name_are_there() -> None:
+    added = {"NAME.py", "data_quorum.py", "test_data_quorum.py", "window.py"}
+    for page in (ROOT / "CONTRIBUTING.md", DOCS / "extending.md", DOCS / "internals" / "architecture.md"):
+        named = re.findall(r"`(?:python )?([\w./-]+/[\w.-]+\.py)", page.read_text(encoding="utf-8"))
+        missing = [name for name in named if not ((ROOT / name).exists() or (ROOT / "fedsync" / name).exists())]
+        assert {Path(name).name for name in missing} <= added, page
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_exist_with_their_options(page: Path) -> None:
     for command in commands(page):
