@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
 
-# Two processes: much of the time goes by waiting for processes of Flower to start. A file's tests stay together.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# Three processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 # What each change runs: every promise once.
 test: lint

@@ -29,6 +29,7 @@ from dataclasses import replace
 
 from flwr.serverapp import Grid
 
+from fedsync.common.backoff import Backoff
 from fedsync.core.actions import (
     Action,
     Commit,
@@ -134,12 +135,13 @@ class FlowerDriver:
         self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
-        """Run until the coordinator stops; the store then has all that there is of the final model.
+        """Run until the coordinator stops; the aggregator then has all that there is of the final model.
 
         Raises:
             RunError: no silo is there to work for too long, or the run ended in failure.
         """
-        pause_s = self._timing.poll_s
+        looks = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5)
+        idle = 0
         events = self._come_back(self._resumed) if self._resumed is not None else []
         if self._resumed is None:
             self._save()
@@ -150,10 +152,10 @@ class FlowerDriver:
                 if self._coordinator.unlearned and any(sent.order is not None for sent in self._outbox.waiting):
                     events = self._spare.events(self._now_s())
             if not events:
-                time.sleep(pause_s)
-                pause_s = min(1.5 * pause_s, self._timing.longest_poll_s)
+                time.sleep(looks.pause_s(idle))
+                idle += 1
                 continue
-            pause_s = self._timing.poll_s
+            idle = 0
             now_s = self._now_s()
             while events:
                 began_s = time.monotonic()

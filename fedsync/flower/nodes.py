@@ -15,6 +15,7 @@ from math import inf
 
 from flwr.serverapp import Grid
 
+from fedsync.common.backoff import Backoff
 from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import ProtocolError
 from fedsync.trainer.protocol import Hello
@@ -39,7 +40,7 @@ class Admission:
     registered: bool = False
 
 
-MOST_LOOKS = 64
+RESTS = Backoff(1, 64)
 """Looks between two greetings of a node that gives no usable answer."""
 
 
@@ -130,7 +131,7 @@ class Nodes:
         question may be the start of a trainer.
         """
         if node not in self._refused:
-            self._rests[node] = min(2 ** min(self._useless.get(node, 0), 30), MOST_LOOKS)
+            self._rests[node] = int(RESTS.pause_s(self._useless.get(node, 0)))
             self._useless[node] = self._useless.get(node, 0) + 1
 
     def check(self, node: int, hello: Hello) -> str:

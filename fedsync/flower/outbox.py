@@ -20,6 +20,7 @@ from math import inf
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsync.common.backoff import Backoff
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, DurableAggregator, Payload
@@ -42,7 +43,9 @@ from fedsync.trainer.protocol import (
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
-_MOST_DOUBLINGS = 6
+_MOST_PATIENCE = 64
+"""How often ``ask_s`` an answer is waited for, at most, before it is asked for again."""
+
 _SMALL_ANSWER_BYTES = 2**20
 """Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
 
@@ -82,7 +85,6 @@ class PendingMessage:
 
     @property
     def works(self) -> bool:
-        """Whether a silo is at work on it."""
         return isinstance(self.request, Train | EvaluateModel)
 
     def asks_for(self, update_id: str) -> bool:
@@ -137,7 +139,6 @@ class Outbox:
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        """Have a silo train."""
         due_s, end_s = self._timing.order_until(now_s)
         request = Train(order, self._report_s)
         self._send(PendingMessage(self._nodes.by_name[silo], request, due_s, end_s), silo, now_s)
@@ -198,7 +199,7 @@ class Outbox:
 
     def _post(self, sent: PendingMessage, request: Request, packed: payloads.Packed | None, now_s: float) -> None:
         """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
-        patience_s = self._timing.ask_s * 2.0 ** min(sent.asked, _MOST_DOUBLINGS)
+        patience_s = Backoff(self._timing.ask_s, _MOST_PATIENCE * self._timing.ask_s).pause_s(sent.asked)
         if sent.order is not None:
             patience_s += self._report_s
         left_s = max(sent.due_s - now_s, _LEAST_S)
@@ -209,7 +210,6 @@ class Outbox:
 
     @property
     def waiting(self) -> Sequence[PendingMessage]:
-        """All that have no answer yet."""
         return [*self._sent.values(), *(sent for sent, _ in self._posted)]
 
     def halt(self, update_id: str) -> bool:
@@ -287,7 +287,6 @@ class Outbox:
         return sent
 
     def forget(self, node: int) -> None:
-        """A node is gone: it answers nothing."""
         self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}
         self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
 

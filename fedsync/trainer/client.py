@@ -74,7 +74,6 @@ class TrainerClient:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a trainer."""
         return tenant(self._folder) is not None
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:

@@ -38,13 +38,11 @@ class OwnerPolicy(Section):
 
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
-        """What a silo's file says."""
         seal = None if config.keys is None else config.seal or SealConfig()
         return cls(seal=seal, data=config.data)
 
     @classmethod
     def here(cls) -> OwnerPolicy:
-        """What this process was told."""
         text = os.environ.get(ALLOWED)
         return cls.model_validate_json(text) if text else cls()
 

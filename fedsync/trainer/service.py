@@ -133,7 +133,6 @@ class TrainerService:
 
     @property
     def busy(self) -> bool:
-        """Whether an order is in work."""
         return self._job is not None and not self._job.done.is_set()
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:

@@ -99,7 +99,6 @@ class SiloSession:
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
         return self._trainer.layout
 
     def initial_model(self) -> Vector:

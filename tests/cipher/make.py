@@ -1,7 +1,5 @@
 """Silos and a server under encryption, without any runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The server adds what it cannot read, and every silo ends with the same model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

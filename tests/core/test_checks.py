@@ -1,7 +1,5 @@
 """The borders of what a report may say; `test_coordinator_absorb` has what lies beyond them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

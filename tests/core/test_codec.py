@@ -1,7 +1,5 @@
 """What was written reads back exactly, defaults are left out, and what a peer wrote is read strictly."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

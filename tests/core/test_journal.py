@@ -1,7 +1,5 @@
 """What was written reads back exactly, and a file that is no journal says on which line."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A grid in this process: silos answer at once, and tests decide what they answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast

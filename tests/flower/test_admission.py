@@ -1,7 +1,5 @@
 """A whole run among registered nodes, some of which are not to take part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that is cut off goes on from what is on disk, and comes to what it would have come to."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a silo's owner decides goes before what the run wants: the device, and what is told of the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

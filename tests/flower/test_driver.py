@@ -1,7 +1,5 @@
 """The Flower driver against silos that answer honestly, wrongly, twice, late or not at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

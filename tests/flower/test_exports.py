@@ -1,7 +1,5 @@
 """What a strategy exports is written by the process that runs the strategy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedsync.config.cluster import ClusterConfig

@@ -1,7 +1,5 @@
 """The server asks silos for the model that it cannot build, whatever some of them answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

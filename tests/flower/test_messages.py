@@ -1,7 +1,5 @@
 """Whatever a silo writes, the server reads it or says which silo wrote nonsense; nothing else comes of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from math import isfinite

@@ -1,7 +1,5 @@
 """Which node is which silo, by registration and by word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import pytest

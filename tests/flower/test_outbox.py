@@ -1,7 +1,5 @@
 """What the server has sent: marks on orders, and answers to what is forgotten."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Payloads on the wire, small and large, and models whose layout is the peer's say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord

@@ -1,7 +1,5 @@
 """Encrypted runs through the Flower driver: the server sees sealed bytes only, silos keep the model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What FedSync's ServerApp reads of the run configuration can be given there: Flower refuses keys that an app lacks."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """How long the driver waits, by a clock that moves when silos answer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from math import inf

@@ -3,8 +3,6 @@
 What is registered is found by itself. `EXAMPLES` has settings that make laws bite in short runs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -1,7 +1,5 @@
 """Runs whose figures can be worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How figures that silos report become one, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsync.observe.figures import Figure, figures

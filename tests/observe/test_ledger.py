@@ -1,7 +1,5 @@
 """The books of a run, by hand. `tests/laws` checks them against what really happened in random runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

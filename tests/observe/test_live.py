@@ -1,7 +1,5 @@
 """A run on the terminal, while it goes on and afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

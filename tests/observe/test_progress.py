@@ -1,7 +1,5 @@
 """Plain lines for people: one a round, none twice, none left out."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

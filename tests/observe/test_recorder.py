@@ -1,7 +1,5 @@
 """The files of a run, as they grow."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page in a real browser, where there is one. It takes seconds: a browser starts."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """What the report takes from a run's folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page: well-formed, loads nothing, says in words what figures show, and escapes what comes from a run."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the tables of `fedsync compare` say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

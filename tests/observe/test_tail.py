@@ -1,7 +1,5 @@
 """A journal that another process writes, read while it grows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

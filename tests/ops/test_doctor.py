@@ -1,7 +1,5 @@
 """Every check, where it passes and where it does not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

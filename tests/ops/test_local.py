@@ -1,7 +1,5 @@
 """The folder of a run in real processes, before any is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which processes a silo and a server are, by version of Flower."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

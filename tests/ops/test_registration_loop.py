@@ -1,7 +1,5 @@
 """The registrar: it tries until all silos are registered, and says what is in the way."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence

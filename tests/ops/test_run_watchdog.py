@@ -1,7 +1,5 @@
 """The keeper of runs: when it tries again, what it tells, and that nothing ends it."""
 
-from __future__ import annotations
-
 import fcntl
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs of a server that die, and what becomes of them; the SuperLink is a stand-in here."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Which trainer is made ready, and with what; that it can be asked is in test_resident."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

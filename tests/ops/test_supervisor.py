@@ -1,7 +1,5 @@
 """When a supervisor restarts what, on a clock that the test moves."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Supervised processes for real: logs, health, restarts and a clean end."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

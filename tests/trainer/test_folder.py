@@ -1,7 +1,5 @@
 """A trainer's folder has one tenant, whom everybody else can name."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The last order that a silo finished, on disk."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """When a trainer counts as hanging; that it is ended then is in test_resident."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``fedsync silo export``: how a silo gets the model of an encrypted run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run asks for against what a silo's owner allows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

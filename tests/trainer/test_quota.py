@@ -1,7 +1,5 @@
 """What goes when a silo's disk has to have room."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

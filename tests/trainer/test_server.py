@@ -1,7 +1,5 @@
 """The resident trainer as a real process on a real socket."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A silo gets the model of all again, whatever became of its copy; and whatever it says, the server goes on."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who may reach what of a SuperLink."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import MutableMapping
 from typing import Any

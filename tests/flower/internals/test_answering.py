@@ -1,7 +1,5 @@
 """A SuperNode that answers itself: with what Flower's own keeps, and nobody who fetches messages from a server."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from importlib import import_module

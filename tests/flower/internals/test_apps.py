@@ -1,7 +1,5 @@
 """Whose code answers the messages of a bundle; bundles are made as Flower makes them."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Programs of Flower as children, in processes of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

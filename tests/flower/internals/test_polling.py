@@ -1,7 +1,5 @@
 """Flower's pauses in a process of their own, for they change it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Answers over Flower's real grid; only its client of the SuperLink is a stand-in."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """How keys get to a SuperLink, where there is one; tests/e2e/test_strangers.py asks a real one."""
 
-from __future__ import annotations
-
 import base64
 import tomllib
 from collections.abc import Callable, Mapping
