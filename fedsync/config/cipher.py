@@ -80,7 +80,6 @@ class MaskedConfig(Section):
         return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
 
 
-SealedConfig = BfvConfig | PadConfig | MaskedConfig
 CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
 
 

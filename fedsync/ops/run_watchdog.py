@@ -39,7 +39,7 @@ _LOOK_S = 2.0
 
 @dataclass(slots=True)
 class _Care:
-    """What the keeper knows of one run."""
+    """What the watchdog knows of one run."""
 
     phase: Phase
     version: int | None = None

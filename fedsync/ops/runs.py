@@ -314,7 +314,7 @@ def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str |
 
 
 def _list(state: Path, folder: Path) -> None:
-    """Have the keeper find a run that is elsewhere."""
+    """Have the watchdog find a run that is elsewhere."""
     runs = state.resolve() / RUNS
     if folder.parent == runs:
         return

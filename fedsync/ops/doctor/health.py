@@ -11,7 +11,7 @@ from fedsync.ops.registration_loop import DONE
 from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
 
 KEEPER_LATE_S = 600.0
-"""The keeper of runs looks every other second; a run that is just being resumed takes it four minutes at most [s]."""
+"""The run watchdog looks every other second; a run that is just being resumed takes it four minutes at most [s]."""
 
 MANY_TRIES = 6
 """A run that has died as often as this at one version of its model will hardly get on by itself."""
@@ -45,7 +45,7 @@ def check_registration(state: Path, now: datetime) -> Check:
 
 
 def check_runs(state: Path, now: datetime) -> Check:
-    """That the keeper of runs looks after them, and that none dies again and again, if the server runs."""
+    """That the run watchdog looks after them, and that none dies again and again, if the server runs."""
     health, name = _health(state), "runs"
     if health is None or not is_running(state, now):
         return Check(name, True, "not running")
