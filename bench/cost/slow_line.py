@@ -80,6 +80,8 @@ def main() -> None:
             rows = [run(federation, way, options.seconds) for way in WAYS]
         finally:
             federation.stop()
+    if not rows[0].others:
+        raise SystemExit(f"no other silo came to an update in {options.seconds:g} s: give it more --seconds")
     cells = [[row.way, row.slow, f"{row.others:.1f}", f"{row.others / rows[0].others:.1f}"] for row in rows]
     print_table(f"{options.silos} silos, {options.seconds:g} s, a line of {options.line:g} bytes/s", COLUMNS, cells)
     print(markdown_table(COLUMNS, cells))

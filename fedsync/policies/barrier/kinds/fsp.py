@@ -1,4 +1,24 @@
-"""Flexible synchronous parallel: rounds of so many seconds instead of so many steps."""
+"""Flexible synchronous parallel: rounds of so many seconds instead of so many steps.
+
+BSP fixes the work of a round, and the slowest silo says how long it takes. FSP fixes the time: every silo trains until
+the interval is over, however far that is, so nobody waits for anybody. Fast silos then do more steps, which the
+aggregation has to allow for (FedNova). What is to be chosen is the length: short rounds bring fresh parameters
+often, long ones pay for fewer barriers (`fedsync.policies.barrier.intervals`).
+
+A round goes through these states; between two decisions only time and arrivals change anything:
+
+| state | what happened | decision | next |
+|---|---|---|---|
+| none in work | somebody is idle | all idle silos get an order, with a budget that ends at the deadline | in work |
+| in work, before the deadline | all are in | commit | none |
+| in work, before the deadline | one is through with its data | the others are told to stop | in work, halted |
+| in work, before the deadline | one comes that has time for a step | it joins | in work |
+| after the deadline | those of ``wait_for`` are in | commit | none |
+| after ``grace`` | those still out are known silos | commit; they are late | none |
+| in work | nobody is at work any more, and nothing fits | | none |
+
+What is late comes into the next commit, or is discarded (`Late`). A rollback makes what began before it worthless.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""Probabilistic synchronous parallel: BSP and SSP that look at a few silos instead of all."""
+"""Probabilistic synchronous parallel: BSP and SSP that look at a few silos instead of all.
+
+A silo's *lag* behind another is how many orders fewer it has done. SSP lets nobody be more than s ahead of the slowest,
+so one slow silo holds everybody. PSP asks of beta others, drawn at random, whether one of them lags by more than s.
+The slowest is seldom drawn where beta is small, so most go on, and yet nobody runs away: with n silos the chance to
+miss all of k laggards is about (1 - k/n)^beta at each look, and it is looked again with each arrival. So the mean lag
+stays bounded, where ASP's grows without end.
+
+| state of a silo | what happened | decision | next |
+|---|---|---|---|
+| at work | its update arrives | it is committed at once | idle |
+| idle, at most s ahead of the slowest | | released without a draw | at work |
+| idle, further ahead | nobody in its sample lags by more than s | released | at work |
+| idle, further ahead | somebody does | held | waiting |
+| waiting | an update arrives | a new sample, or what is left of the old one (``basic``, no ``redraw``) | as idle |
+| idle | its order failed | released after its turn (`fedsync.policies.barrier.kinds.ssp`) | at work |
+"""
 
 from __future__ import annotations
 
