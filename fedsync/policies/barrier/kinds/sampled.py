@@ -13,7 +13,7 @@ stays bounded, where ASP's grows without end.
 | idle, further ahead | nobody in its sample lags by more than s | released | at work |
 | idle, further ahead | somebody does | held | waiting |
 | waiting | an update arrives | a new sample, or what is left of the old one (``basic``, no ``redraw``) | as idle |
-| idle | its order failed | released after its turn (`fedsync.policies.barrier.kinds.ssp`) | at work |
+| idle | its order failed | held until the next commit, or until nobody is at work | as idle |
 """
 
 from __future__ import annotations
