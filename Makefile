@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
 
-# Three processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+# Three processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together,
+# and files begin in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # What each change runs: every promise once.
 test: lint

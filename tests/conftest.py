@@ -10,6 +10,15 @@ settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob
 settings.load_profile("fedsync")
 
 
+# Files whose tests wait for processes of Flower, a minute or two each.
+_LONG = ("tests/e2e/", "tests/attacks/test_real_processes.py", "tests/docs/", "tests/test_bench.py", "tests/trainer/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: begun last, it would go on while the other processes have nothing left to do."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written does not reach the disk."""
