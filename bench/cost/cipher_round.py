@@ -25,7 +25,7 @@ from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmas
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
-from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Member, Words, form_of
+from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, form_of
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 
@@ -157,7 +157,7 @@ class _Round:
     def seal(self, silo: int, update: Vector) -> bytearray:
         """An update's message."""
         grid, keys = self._grid, self._keys[silo]
-        member = Member(f"{keys.name}/1", 0, secrets.token_bytes(NONCE_BYTES))
+        member = Member(f"{keys.name}/1", 0, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
         factor = weight_of(silo) / grid.cap
         votes = needed_exponents(update, grid.layout, factor, grid.packing.bits)
         own = tally.build(tally.Contribution(weight_of(silo), votes), grid.cap)

@@ -36,7 +36,7 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
 from fedsync.cipher.suites import bfv, open_suite
-from fedsync.cipher.suites.suite import Adder, Member, form_of
+from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Member, form_of
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 
@@ -45,6 +45,9 @@ VALUES = 3000
 MIB = 2**20
 MOST_GROWTH = 32 * MIB
 SLOWEST_S = 2.0
+
+HEADER = 360
+"""Bytes that the header of a sum of two has at most, a multiple of 8."""
 
 EDGES = [0, 1, 2, 7, 8, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -101,7 +104,7 @@ def fill(rng: random.Random, data: bytearray) -> bytearray:
 
 def noise(rng: random.Random, data: bytearray) -> bytearray:
     """Random words below 2^59: they pass every check but the tag."""
-    at = 128 + 8 * rng.randrange(1000)
+    at = HEADER + 8 * rng.randrange(1000)
     words = np.random.default_rng(rng.getrandbits(32)).integers(0, 2**59, 1000, dtype=np.uint64)
     data[at : at + 8000] = words.tobytes()
     return data
@@ -176,7 +179,7 @@ class Targets:
         rng = np.random.default_rng(1)
         values = rng.normal(size=VALUES).astype(np.float32) / 8
         portions = (slots for slots, _ in self._grid.encode(own, values, 3 / self._grid.cap, rng))
-        head = self._head(wire.Kind.UPDATE, (Member(update_id, 0, secrets.token_bytes(16)),))
+        head = self._head(wire.Kind.UPDATE, (Member(update_id, 0, secrets.token_bytes(16), NO_DIGEST),))
         return seal_message(head, portions, self._pipeline, self._tagger(), keys.signing)
 
     def _tagger(self) -> Tagger:

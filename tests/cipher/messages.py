@@ -1,5 +1,6 @@
 """Messages for the tests of the wire, and what their receiver expects."""
 
+import hashlib
 from dataclasses import replace
 from functools import cache
 
@@ -8,7 +9,7 @@ import numpy as np
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.wire import Expected, Head, Kind, encode
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.suites.suite import FORMS, Member
+from fedsync.cipher.suites.suite import FORMS, Member, Words
 from tests.cipher.sealers import member
 
 FINGERPRINT, GRID = bytes(range(16)), bytes(range(32))
@@ -35,8 +36,19 @@ def expected(of: Head) -> Expected:
 
 @cache
 def message(of: Head) -> bytes:
-    words = np.random.default_rng(1).integers(0, 2**30, (of.chunks, of.form.words), dtype=np.uint64)
-    return encode(of, words, TAG, KEYS.signing)
+    return encode(of, _words(of), TAG, KEYS.signing)
+
+
+def _words(of: Head) -> Words:
+    return np.random.default_rng(1).integers(0, 2**30, (of.chunks, of.form.words), dtype=np.uint64)
+
+
+def as_read(of: Head) -> Head:
+    """The head that a receiver has: of an update with the digest of its words, which are not in the header."""
+    if of.kind is Kind.AGGREGATE:
+        return of
+    digest = hashlib.sha256(_words(of).astype("<u8").tobytes()).digest()
+    return replace(of, members=(replace(of.members[0], digest=digest),))
 
 
 def unsigned(of: Expected) -> Expected:

@@ -1,5 +1,6 @@
 """What the tests of sealing share: keys, suites and small updates. Suites are made once, for contexts take a while."""
 
+import hashlib
 from functools import cache
 
 import numpy as np
@@ -8,10 +9,10 @@ from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
-from fedsync.cipher.suites.suite import FORMS, Adder, Member, Sealer, Words
+from fedsync.cipher.suites.suite import FORMS, NO_DIGEST, Adder, Member, Sealer, Words
 
 KINDS = tuple(FORMS)
-NOT_USED = Member("nobody/0", 0, bytes(16))
+NOT_USED = Member("nobody/0", 0, bytes(16), NO_DIGEST)
 
 
 @cache
@@ -27,7 +28,7 @@ def sealer(kind: str = "bfv") -> Sealer:
 
 def member(index: int, round_: int = 0) -> Member:
     """Update number ``index``; nonces of different updates differ."""
-    return Member(f"silo{index}/1", round_, index.to_bytes(16, "little"))
+    return Member(f"silo{index}/1", round_, index.to_bytes(16, "little"), hashlib.sha256(b"chain").digest())
 
 
 def slots_of(chunks: int, bits: int, seed: int = 0) -> Slots:

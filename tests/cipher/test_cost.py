@@ -44,7 +44,7 @@ def test_a_million_values_take_no_more_bytes_than_promised(kind: str, bits: int,
     form, layout = form_of(kind), resnet_layout(10**6)
     packing = Packing(bits, form.slot_bits)
     grid = QuantizationGrid(layout, packing, (0,) * len(layout.names), 1)
-    members = tuple(Member(f"silo{i}/1000", 0, bytes(16)) for i in range(8))
+    members = tuple(Member(f"silo{i}/1000", 0, bytes(16), bytes(32)) for i in range(8))
     for what, named in ((Kind.UPDATE, members[:1]), (Kind.AGGREGATE, members)):
         head = Head(what, form, packing, "silo", 0, 0, 1, bytes(16), grid.digest, grid.chunks, named)
         assert head.nbytes / 10**6 <= most

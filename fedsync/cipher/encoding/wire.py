@@ -1,13 +1,17 @@
 """The sealed message: what silos and server send each other under encryption.
 
-    magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4] | chunks [4]
-    | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
-    | sender: length [1], UTF-8 | each member: length [1], update id in UTF-8, round [8], nonce [16] | zeros to 8
+    magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4]
+    | annex bytes [4] | chunks [4] | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
+    | sender: length [1], UTF-8 | each member | zeros to 8
+    each member: length [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate also
+        SHA-256 of its words [32], SHA-256 of its annex, or zeros [32]
+    annex: what else belongs to a masked update; zeros to 8
     payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
-    tag [8 x 8] | Ed25519 signature [64] over header, SHA-256 of the payload, and tag
+    tag [8 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
-Numbers are little-endian. An update has one member, itself; an aggregate names every update in the sum. The tag
-comes after the payload, so that a silo can send the first chunks while it seals the last.
+Numbers are little-endian. An update has one member, itself, and its receiver computes the two digests; an aggregate
+names every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can
+send the first chunks while it seals the last.
 
 A message is hostile until `decode` returns: it reads no field before it knows that the field is there, compares the
 length with what the header announces before it touches the payload, allocates nothing in proportion to a number in
@@ -18,17 +22,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
+from fedsync.cipher.encoding.fields import FieldCheck, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
-from fedsync.cipher.suites.suite import NONCE_BYTES, Adder, Form, Member, Words, check_additions
-from fedsync.core.errors import ProtocolError
+from fedsync.cipher.suites.suite import MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
 
-VERSION = 1
+VERSION = 2
 TAG_PARTS = 8
 """Numbers of a tag."""
 
@@ -38,18 +42,20 @@ TAG_MODULUS = 2**64 - 59
 Tag = tuple[int, ...]
 NO_TAG: Tag = (0,) * TAG_PARTS
 
-MAX_NAME_BYTES = 255
 MAX_MEMBERS = 255
 MAX_CHUNKS = 2**20
 """4 billion slots."""
 
+MAX_ANNEX = 2**20
+"""Bytes of an annex."""
+
 _MAGIC = b"FSYM"
-_FIXED = struct.Struct("<4sHBBBBHIIIIQ16s32s")
-_MEMBER = struct.Struct(f"<Q{NONCE_BYTES}s")
+_FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
+_BOUND = struct.Struct("<BBBIII16s32s")
 _TAG = struct.Struct(f"<{TAG_PARTS}Q")
 _TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
 _ALIGN = 8
-_CONTEXT = b"sealed message 1"
+_CONTEXT = b"sealed message 2"
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,13 +76,14 @@ class Head:
         form: the suite's.
         packing: how values share slots.
         sender: who sends the message.
-        round: base version of an update; version that an aggregate leads to.
-        attempt: how often the round was begun before.
+        round: base version of an update; version that an aggregate leads to, which is the server's word and no more.
+        attempt: how often the round was begun before; of an aggregate: that of all its members.
         epoch: of the group key.
         fingerprint: of the group key, 16 bytes.
         grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, 32 bytes.
         chunks: of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
         members: the update itself, or every update in the sum.
+        annex: what travels with a masked update beside its words, `MAX_ANNEX` bytes at most.
     """
 
     kind: Kind
@@ -90,9 +97,11 @@ class Head:
     grid: bytes
     chunks: int
     members: tuple[Member, ...]
+    annex: bytes = b""
 
     @property
     def nbytes(self) -> int:
+        """Of the whole message."""
         return len(_pack(self)) + self.chunks * self.form.chunk_bytes + _TRAILER_BYTES
 
 
@@ -121,13 +130,13 @@ class Expected:
         packing: the run's.
         sender: who sent it, authenticated by the transport.
         round: base version of the update, or version that is brought.
-        attempt: of the round.
+        attempt: of the round; None where the receiver cannot know which, and the tag binds it.
         epoch: of the group key.
         fingerprint: of the group key.
         grid: digest of the grid; None where the receiver cannot know which, and looks afterwards.
         chunks: of the payload.
         update_id: of an update: the one that was ordered. Ignored for aggregates.
-        public: the sender's Ed25519 key, 32 bytes; None where the transport alone vouches for the sender.
+        public: of an update: the sender's Ed25519 key, 32 bytes; None where the transport alone vouches for the sender.
     """
 
     kind: Kind
@@ -135,13 +144,33 @@ class Expected:
     packing: Packing
     sender: str
     round: int
-    attempt: int
+    attempt: int | None
     epoch: int
     fingerprint: bytes
     grid: bytes | None
     chunks: int
     update_id: str | None = None
     public: bytes | None = None
+
+
+def annex_digest(annex: Buffer) -> bytes:
+    """`Member.annex` of an update that is sent with this annex."""
+    return hashlib.sha256(annex).digest() if annex else NO_DIGEST
+
+
+def member_context(head: Head, member: Member) -> bytes:
+    """All of a message that the sender of one update knew, in one way of writing it: what its tag is bound to.
+
+    Args:
+        head: of the update, or of an aggregate that names it; both give the same.
+        member: the update, with its digests.
+    """
+    packing = head.packing
+    bound = _BOUND.pack(
+        *(head.form.code, packing.bits, packing.count, head.epoch, head.attempt, head.chunks),
+        *(head.fingerprint, head.grid),
+    )
+    return bound + write_member(member, digests=True)
 
 
 class Writer:
@@ -157,6 +186,7 @@ class Writer:
 
     def __init__(self, head: Head, signing: bytes | None) -> None:
         self.header = _pack(head)
+        """Header and annex."""
         self._form = head.form
         self._signing = signing
         self._left = head.chunks
@@ -177,6 +207,11 @@ class Writer:
         self._hash.update(data)
         return data
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the payload as far as it was written."""
+        return self._hash.digest()
+
     def trailer(self, tag: Tag) -> bytes:
         """The end of the message.
 
@@ -188,7 +223,7 @@ class Writer:
         packed = _TAG.pack(*tag)
         if self._signing is None:
             return packed + bytes(SIGNATURE_BYTES)
-        return packed + sign(self._signing, _CONTEXT, self.header + self._hash.digest() + packed)
+        return packed + sign(self._signing, _CONTEXT, self.header + self.digest + packed)
 
 
 def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
@@ -198,7 +233,7 @@ def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
 
 
 def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
-    """Read a message after every check that needs no secret.
+    """Read a message after every check that needs no secret; the member of an update gets its digests.
 
     Args:
         data: the message; it must not change while the envelope is in use.
@@ -209,45 +244,34 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
         ProtocolError: the first check that it failed.
     """
     view = memoryview(data).cast("B")
-    check = _Check(expected.sender)
+    check = FieldCheck(expected.sender)
     head, size = _read_head(view, expected, check)
-    _compare(head, expected, check)
     end = size + head.chunks * head.form.chunk_bytes
     # A view: the length was compared before.
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
     tag: Tag = _TAG.unpack_from(view, end)
     if max(tag) >= TAG_MODULUS:
         check.fail("tag", "a number of the tag is not below its modulus")
-    if expected.public is not None:
-        signed = b"".join((view[:size], hashlib.sha256(view[size:end]).digest(), view[end : end + _TAG.size]))
-        if not is_signed(expected.public, _CONTEXT, signed, bytes(view[end + _TAG.size :])):
+    if head.kind is Kind.UPDATE:
+        head = _digested(head, view[size:end])
+        signed = b"".join((view[:size], head.members[0].digest, view[end : end + _TAG.size]))
+        public = expected.public
+        if public is not None and not is_signed(public, _CONTEXT, signed, bytes(view[end + _TAG.size :])):
             check.fail("signature", "not signed by the sender, or changed on its way")
     native = words.astype(np.uint64, copy=False)
     (adder or Adder(head.form)).check(native, expected.sender)
     return Envelope(head, native, tag)
 
 
-class _Check:
-    """Raises in the sender's name."""
+def _read_head(view: memoryview, expected: Expected, check: FieldCheck) -> tuple[Head, int]:
+    """The header with the annex, and where the payload begins, after a comparison of both with what is expected.
 
-    def __init__(self, sender: str) -> None:
-        self.sender = sender
-
-    def fail(self, check: str, detail: str) -> None:
-        raise ProtocolError(self.sender, check, detail)
-
-    def same(self, check: str, found: object, wanted: object) -> None:
-        if found != wanted:
-            shown = [value.hex() if isinstance(value, bytes) else repr(value) for value in (found, wanted)]
-            raise ProtocolError(self.sender, check, f"{shown[0]}, expected {shown[1]}")
-
-
-def _read_head(view: memoryview, expected: Expected, check: _Check) -> tuple[Head, int]:
-    """The header, and its bytes. Suite, lanes and chunks are compared first: the length depends on them."""
+    Suite, lanes and chunks are compared first: the length depends on them.
+    """
     if len(view) < _FIXED.size + _TRAILER_BYTES:
         check.fail("length", f"{len(view)} bytes are no message")
     fields = _FIXED.unpack_from(view)
-    magic, version, kind, suite, bits, lanes, count, size, chunks, epoch, attempt, round_, fingerprint, grid = fields
+    magic, version, kind, suite, bits, lanes, count, size, annexed, chunks, *rest = fields
     check.same("magic", magic, _MAGIC)
     check.same("version", version, VERSION)
     check.same("kind", kind, int(expected.kind))
@@ -259,41 +283,43 @@ def _read_head(view: memoryview, expected: Expected, check: _Check) -> tuple[Hea
         check.fail("members", f"{count} members, at most {MAX_MEMBERS}")
     if not _FIXED.size <= size <= len(view) or size % _ALIGN:
         check.fail("header", f"a header of {size} bytes in a message of {len(view)}")
-    check.same("length", len(view), size + chunks * expected.form.chunk_bytes + _TRAILER_BYTES)
-    sender, at = _name(view[:size], _FIXED.size, check)
+    most = MAX_ANNEX if kind == Kind.UPDATE and expected.form is MASKED else 0
+    if annexed > most:
+        check.fail("annex", f"{annexed} bytes, at most {most}")
+    start = size + annexed + -annexed % _ALIGN
+    check.same("length", len(view), start + chunks * expected.form.chunk_bytes + _TRAILER_BYTES)
+    sender, at = read_name(view[:size], _FIXED.size, check)
     members: list[Member] = []
     for _ in range(count):
-        update_id, at = _name(view[:size], at, check)
-        if at + _MEMBER.size > size:
-            check.fail("header", "ends within a member")
-        base, nonce = _MEMBER.unpack_from(view, at)
-        at += _MEMBER.size
-        members.append(Member(update_id, base, nonce))
+        member, at = read_member(view[:size], at, check, digests=kind == Kind.AGGREGATE)
+        members.append(member)
     if size - at >= _ALIGN or any(view[at:size]):
         check.fail("header", "goes on after the members")
-    rest = (round_, attempt, epoch, fingerprint, grid, chunks)
-    return Head(Kind(kind), expected.form, expected.packing, sender, *rest, tuple(members)), size
+    annex = bytes(view[size : size + annexed])
+    if any(view[size + annexed : start]):
+        check.fail("annex", "goes on after its end")
+    epoch, attempt, round_, fingerprint, grid = rest
+    head = Head(
+        Kind(kind), expected.form, expected.packing, sender, round_, attempt, epoch, fingerprint, grid, chunks,
+        tuple(members), annex,
+    )  # fmt: skip
+    _compare(head, expected, check)
+    return head, start
 
 
-def _name(header: memoryview, at: int, check: _Check) -> tuple[str, int]:
-    """A name of 1 to 255 bytes at ``at``, and where it ends."""
-    if at >= len(header):
-        check.fail("header", "ends where a name is expected")
-    end = at + 1 + header[at]
-    if end > len(header) or end == at + 1:
-        check.fail("header", "a name is empty or does not end")
-    try:
-        return str(header[at + 1 : end], "utf-8"), end
-    except UnicodeDecodeError:
-        raise ProtocolError(check.sender, "header", "a name is no UTF-8") from None
+def _digested(head: Head, payload: memoryview) -> Head:
+    """The head of an update with what its receiver computes."""
+    digest = hashlib.sha256(payload).digest()
+    return replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
 
 
-def _compare(head: Head, expected: Expected, check: _Check) -> None:
+def _compare(head: Head, expected: Expected, check: FieldCheck) -> None:
     check.same("sender", head.sender, expected.sender)
     check.same("key epoch", head.epoch, expected.epoch)
     check.same("key fingerprint", head.fingerprint, expected.fingerprint)
     check.same("round", head.round, expected.round)
-    check.same("attempt", head.attempt, expected.attempt)
+    if expected.attempt is not None:
+        check.same("attempt", head.attempt, expected.attempt)
     if expected.grid is not None:
         check.same("grid", head.grid, expected.grid)
     check_additions(head.members, head.form.limit(head.packing), expected.sender)
@@ -307,28 +333,25 @@ def _compare(head: Head, expected: Expected, check: _Check) -> None:
 def _pack(head: Head) -> bytes:
     if not 1 <= len(head.members) <= MAX_MEMBERS or not 1 <= head.chunks <= MAX_CHUNKS:
         raise ValueError(f"{len(head.members)} members, {head.chunks} chunks cannot be written")
-    names = [_packed_name(head.sender)]
-    for member in head.members:
-        names += [_packed_name(member.update_id), _MEMBER.pack(member.round, member.nonce)]
-    rest = b"".join(names)
-    rest += bytes(-(_FIXED.size + len(rest)) % _ALIGN)
+    aggregate, annex = head.kind is Kind.AGGREGATE, head.annex
+    if len(annex) > MAX_ANNEX or (annex and (aggregate or head.form is not MASKED)):
+        raise ValueError(f"an annex of {len(annex)} bytes, at most {MAX_ANNEX}, with masked updates only")
+    if not aggregate and head.members[0].annex != annex_digest(annex):
+        raise ValueError("the member has the digest of another annex")
     packing = head.packing
     try:
+        rest = write_name(head.sender)
+        for member in head.members:
+            rest += write_member(member, digests=aggregate)
+        rest += bytes(-(_FIXED.size + len(rest)) % _ALIGN)
         fixed = _FIXED.pack(
             *(_MAGIC, VERSION, head.kind, head.form.code, packing.bits, packing.count, len(head.members)),
-            *(_FIXED.size + len(rest), head.chunks, head.epoch, head.attempt, head.round),
+            *(_FIXED.size + len(rest), len(annex), head.chunks, head.epoch, head.attempt, head.round),
             *(_sized(head.fingerprint, 16), _sized(head.grid, 32)),
         )
     except struct.error as error:
         raise ValueError(f"the header cannot be written: {error}") from None
-    return fixed + rest
-
-
-def _packed_name(name: str) -> bytes:
-    data = name.encode()
-    if not 1 <= len(data) <= MAX_NAME_BYTES:
-        raise ValueError(f"a name has {len(data)} bytes, at most {MAX_NAME_BYTES}")
-    return bytes([len(data)]) + data
+    return fixed + rest + annex + bytes(-len(annex) % _ALIGN)
 
 
 def _sized(data: bytes, size: int) -> bytes:

@@ -96,8 +96,9 @@ class EncryptedAggregator:
 
     @property
     def upload_bytes(self) -> int:
-        """Largest update, in bytes: words, header, and what travels in the clear."""
-        return self._plan.chunks * self._plan.form.chunk_bytes + 4 * self._plan.clear_values + 4096
+        """Largest update, in bytes: words, header, annex, and what travels in the clear."""
+        annex = wire.MAX_ANNEX if self._plan.masked else 0
+        return self._plan.chunks * self._plan.form.chunk_bytes + 4 * self._plan.clear_values + annex + 4096
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """A silo is here. What it says of the size of its updates counts if no order has gone out yet.
@@ -189,8 +190,8 @@ class EncryptedAggregator:
     def _message(self, total: Sum, version: int, chunks: int) -> bytes:
         plan, keys = self._plan, self._keys
         head = wire.Head(
-            wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, 0, keys.epoch, keys.fingerprint,
-            total.grid, chunks, total.members,
+            wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, total.attempt, keys.epoch,
+            keys.fingerprint, total.grid, chunks, total.members,
         )  # fmt: skip
         return wire.encode(head, total.words, total.tag, None)
 

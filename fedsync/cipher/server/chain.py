@@ -15,9 +15,10 @@ from fedsync.core.layout import Vector
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Sealed updates on one grid, added up. Never changed once it is part of a link."""
+    """Sealed updates of one attempt on one grid, added up. Never changed once it is part of a link."""
 
     grid: bytes
+    attempt: int
     words: Words
     members: tuple[Member, ...]
     tag: wire.Tag
@@ -71,7 +72,8 @@ class Adding:
             self._adder.add(words, envelope.words)
             tag = added(tag, envelope.tag)
         members = tuple(envelope.head.members[0] for envelope in envelopes)
-        return Sum(envelopes[0].head.grid, words, members, tag)
+        head = envelopes[0].head
+        return Sum(head.grid, head.attempt, words, members, tag)
 
     def shortened(self, links: Sequence[Link], between: Collection[int]) -> list[Link]:
         """The chain with neighbouring links added up wherever one sum can hold both.
@@ -119,6 +121,6 @@ class Adding:
             return None
         words = a.words.copy()
         self._adder.add(words, b.words)
-        total = Sum(a.grid, words, a.members + b.members, added(a.tag, b.tag))
+        total = Sum(a.grid, a.attempt, words, a.members + b.members, added(a.tag, b.tag))
         group = LinkGroup(1, one.versions + two.versions, one.updates, (total,), one.clear + two.clear)
         return Link(first.base, second.version, (group,), second.last)

@@ -28,7 +28,7 @@ from fedsync.cipher.masking.unmask import decode_reveals
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions, seal_message
-from fedsync.cipher.suites.suite import NONCE_BYTES, Member, Sealer
+from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
@@ -104,7 +104,7 @@ class EncryptedReplica:
         """How large this silo's updates are, sealed: one header chunk."""
         update, steps, samples = self._measure()
         votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
-        member = Member(f"{self._ring.own.name}{_CALIBRATION}", 0, secrets.token_bytes(NONCE_BYTES))
+        member = Member(f"{self._ring.own.name}{_CALIBRATION}", 0, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap))
         tagger = self._tagger(first)
@@ -126,7 +126,7 @@ class EncryptedReplica:
         votes = self._needed(sealed, factor)
         evaluation = report.evaluation if plan.seal_metrics else None
         own = tally.build(Contribution(weight, votes, progress, evaluation), plan.cap)
-        member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES))
+        member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline, blind = self._pipeline, None
         if plan.masked:
@@ -330,7 +330,7 @@ class EncryptedReplica:
             plan.packing,
             _SERVER,
             version,
-            0,
+            None,
             group.epoch,
             group.fingerprint,
             None,

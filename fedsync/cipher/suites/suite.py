@@ -24,6 +24,10 @@ Words = NDArray[np.uint64]
 NONCE_BYTES = 16
 """A fresh random number of this length names every upload."""
 
+DIGEST_BYTES = 32
+NO_DIGEST = bytes(DIGEST_BYTES)
+"""Stands where there is nothing to digest, or not yet."""
+
 # Chunks that are checked or added together: they fit the cache.
 _GROUP = 4
 
@@ -87,18 +91,29 @@ class Member:
     """One update in a sum, as far as everybody may know it.
 
     Args:
-        update_id: as in the order.
+        update_id: as in the order; ``<silo>/0`` of a calibration.
         round: base version of the update.
         nonce: 16 random bytes, fresh for every upload, a repeated one included.
+        chain: digest of all that led the sender to its base, 32 bytes; of a calibration: the run's digest.
+        digest: SHA-256 of its words; `NO_DIGEST` until it is sealed.
+        annex: SHA-256 of the annex that it was sent with; `NO_DIGEST` if there was none.
+
+    Raises:
+        ValueError: one of the bytes has another length.
     """
 
     update_id: str
     round: int
     nonce: bytes
+    chain: bytes
+    digest: bytes = NO_DIGEST
+    annex: bytes = NO_DIGEST
 
     def __post_init__(self) -> None:
         if len(self.nonce) != NONCE_BYTES:
             raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
+        if not len(self.chain) == len(self.digest) == len(self.annex) == DIGEST_BYTES:
+            raise ValueError(f"a digest has {DIGEST_BYTES} bytes")
 
 
 class Sealer(Protocol):

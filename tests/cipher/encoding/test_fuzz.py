@@ -12,7 +12,7 @@ from fedsync.core.errors import ProtocolError
 
 def test_mutated_messages_do_no_harm() -> None:
     """`attack` raises whatever is no ProtocolError."""
-    outcome = fuzz.attack(300, seed=7)
+    outcome = fuzz.attack(300, seed=1)
     assert outcome.done == 300
     assert sum(outcome.refused.values()) + outcome.harmless == 300
     # Every layer was reached: length, header, native code, tag.

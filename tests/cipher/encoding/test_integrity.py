@@ -115,7 +115,11 @@ def test_left_out_added_replayed_and_renamed_contributions_are_noticed() -> None
     # In it twice.
     assert not fits(three + slots[0], sum_of([*tags[:3], tags[0]]), members)
     # An upload of another round, or an earlier upload of the same update.
-    for old in (member(2, round_=1), Member("silo2/1", 0, b"2" * 16), Member("silo2/2", 0, member(2).nonce)):
+    for old in (
+        member(2, round_=1),
+        Member("silo2/1", 0, b"2" * 16, bytes(32)),
+        Member("silo2/2", 0, member(2).nonce, bytes(32)),
+    ):
         assert not fits(three, sum_of([*tags[:2], tag_of(slots[2], old)]), members)
 
 
@@ -129,6 +133,6 @@ def test_other_keys_and_contexts_do_not_fit() -> None:
 
 def test_tags_of_one_update_under_two_nonces_are_unrelated() -> None:
     slots = slots_of(1, 40)
-    one, other = tag_of(slots, member(0)), tag_of(slots, Member("silo0/1", 0, b"n" * 16))
+    one, other = tag_of(slots, member(0)), tag_of(slots, Member("silo0/1", 0, b"n" * 16, bytes(32)))
     assert not set(one) & set(other)
     assert max(one) < TAG_MODULUS

@@ -1,5 +1,6 @@
 """A message is read only if it is what its receiver expects, byte for byte; everything else has its check."""
 
+import hashlib
 import struct
 import tracemalloc
 from dataclasses import replace
@@ -9,22 +10,28 @@ import pytest
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode
+from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode, member_context
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.suites.suite import FORMS, Member
+from fedsync.cipher.suites.suite import FORMS, MASKED, Member
 from fedsync.core.errors import ProtocolError
-from tests.cipher.messages import GRID, KEYS, TAG, expected, head, message, unsigned
+from tests.cipher.messages import GRID, KEYS, TAG, as_read, expected, head, message, unsigned
 from tests.cipher.sealers import KINDS, member
 
 HEAD = head()
 MESSAGE = message(HEAD)
 EXPECTED = expected(HEAD)
 AT = {"magic": 0, "version": 4, "kind": 6, "suite": 7, "bits": 8, "lanes": 9, "members": 10, "header": 12}
-AT |= {"chunks": 16, "epoch": 20, "attempt": 24, "round": 28, "fingerprint": 36, "grid": 52, "sender": 84}
+AT |= {"annex": 16, "chunks": 20, "epoch": 24, "attempt": 28, "round": 32, "fingerprint": 40, "grid": 56, "sender": 88}
+SIZE = 160
+"""Bytes of the header."""
 
 
 def patched(at: int, data: bytes, of: bytes = MESSAGE) -> bytes:
     return of[:at] + data + of[at + len(data) :]
+
+
+def annexed(annex: bytes) -> Member:
+    return replace(member(0, round_=7), annex=hashlib.sha256(annex).digest())
 
 
 def check_of(data: bytes, of: Expected = EXPECTED) -> str:
@@ -43,17 +50,18 @@ def test_a_message_is_read_as_it_was_written(kind: str, what: Kind) -> None:
     data = message(of)
     assert len(data) == of.nbytes
     read = decode(data, expected(of))
-    assert (read.head, read.tag) == (of, TAG)
+    assert (read.head, read.tag) == (as_read(of), TAG)
     np.testing.assert_array_equal(read.words, np.random.default_rng(1).integers(0, 2**30, (3, of.form.words)))
     assert encode(read.head, read.words, read.tag, KEYS.signing) == data
 
 
 def test_the_format_by_hand() -> None:
-    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIQ", 1, 1, 3, 16, 3, 1, 128, 2, 5, 3, 7) + bytes(range(16)) + GRID
-    rest = b"\x05silo0" + b"\x07silo0/1" + struct.pack("<Q", 7) + bytes(16)
-    header = fixed + rest + bytes(128 - len(fixed + rest))
-    assert MESSAGE[:128] == header
-    assert len(MESSAGE) == 128 + 2 * 32_768 + 64 + 64
+    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIIQ", 2, 1, 3, 16, 3, 1, 160, 0, 2, 5, 3, 7) + bytes(range(16)) + GRID
+    own = b"\x07silo0/1" + struct.pack("<Q", 7) + bytes(16) + member(0).chain
+    rest = b"\x05silo0" + own
+    header = fixed + rest + bytes(160 - len(fixed + rest))
+    assert MESSAGE[:160] == header
+    assert len(MESSAGE) == 160 + 2 * 32_768 + 64 + 64
     assert MESSAGE[-128:-64] == struct.pack("<8Q", *TAG)
 
 
@@ -80,7 +88,7 @@ def test_the_words_are_a_view_of_the_message() -> None:
     ("place", "data", "check"),
     [
         ("magic", b"FSYN", "magic"),
-        ("version", b"\x02\x00", "version"),
+        ("version", b"\x01\x00", "version"),
         ("kind", b"\x02", "kind"),
         ("kind", b"\xff", "kind"),
         ("suite", b"\x01", "suite"),
@@ -94,9 +102,11 @@ def test_the_words_are_a_view_of_the_message() -> None:
         ("members", b"\x02\x00", "header"),
         ("header", struct.pack("<I", 2**32 - 8), "header"),
         ("header", struct.pack("<I", 8), "header"),
-        ("header", struct.pack("<I", 129), "header"),
-        ("header", struct.pack("<I", 136), "length"),
-        ("header", struct.pack("<I", 120), "length"),
+        ("header", struct.pack("<I", 161), "header"),
+        ("header", struct.pack("<I", 168), "length"),
+        ("header", struct.pack("<I", 152), "length"),
+        ("annex", struct.pack("<I", 1), "annex"),
+        ("annex", struct.pack("<I", 2**32 - 1), "annex"),
         ("epoch", struct.pack("<I", 4), "key epoch"),
         ("attempt", struct.pack("<I", 2), "attempt"),
         ("round", struct.pack("<Q", 6), "round"),
@@ -114,7 +124,7 @@ def test_a_field_that_is_not_as_expected_is_refused(place: str, data: bytes, che
     assert check_of(patched(AT[place], data), unsigned(EXPECTED)) == check
 
 
-@pytest.mark.parametrize("size", [0, 1, 83, 84, 127, 128, 200, len(MESSAGE) // 2, len(MESSAGE) - 1])
+@pytest.mark.parametrize("size", [0, 1, 87, 88, 159, 160, 200, len(MESSAGE) // 2, len(MESSAGE) - 1])
 def test_a_message_that_was_cut_is_refused(size: int) -> None:
     assert check_of(MESSAGE[:size]) in {"length", "header"}
 
@@ -125,6 +135,71 @@ def test_a_message_that_goes_on_is_refused(more: bytes) -> None:
     assert check_of(MESSAGE + more) == "length"
 
 
+MASKED_HEAD = replace(head("masked", members=(annexed(b"shares!"),)), annex=b"shares!")
+
+
+def test_a_masked_update_has_an_annex_and_its_member_the_digest() -> None:
+    data = message(MASKED_HEAD)
+    assert data[SIZE : SIZE + 8] == b"shares!\0"
+    assert len(data) == MASKED_HEAD.nbytes == SIZE + 8 + 2 * 65_536 + 128
+    read = decode(data, expected(MASKED_HEAD)).head
+    assert read == as_read(MASKED_HEAD)
+    assert read.annex == b"shares!"
+    assert read.members[0].annex == hashlib.sha256(b"shares!").digest()
+    assert decode(message(head("masked")), expected(head("masked"))).head.members[0].annex == bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "check"),
+    [
+        (AT["annex"], struct.pack("<I", 8), "signature"),
+        (AT["annex"], struct.pack("<I", 6), "annex"),
+        (AT["annex"], struct.pack("<I", 0), "length"),
+        (AT["annex"], struct.pack("<I", 9), "length"),
+        (AT["annex"], struct.pack("<I", wire.MAX_ANNEX + 1), "annex"),
+        (SIZE, b"S", "signature"),
+        (SIZE + 7, b"\1", "annex"),
+    ],
+)
+def test_another_annex_is_refused(at: int, data: bytes, check: str) -> None:
+    assert check_of(patched(at, data, message(MASKED_HEAD)), expected(MASKED_HEAD)) == check
+
+
+def test_a_sum_has_no_annex_and_lists_those_of_its_members() -> None:
+    members = (annexed(b"one"), replace(member(1), digest=bytes(range(32))))
+    of = head("masked", members=members, what=Kind.AGGREGATE)
+    assert decode(message(of), expected(of)).head.members == members
+    size = of.nbytes - 2 * 65_536 - 128
+    longer = patched(AT["annex"], struct.pack("<I", 8), message(of)[:size] + bytes(8) + message(of)[size:])
+    assert check_of(longer, expected(of)) == "annex"
+
+
+def test_what_a_sender_knew_reads_alike_in_the_update_and_in_the_sum() -> None:
+    sealed = decode(message(MASKED_HEAD), expected(MASKED_HEAD)).head
+    summed = replace(
+        sealed, kind=Kind.AGGREGATE, members=(member(1), sealed.members[0]), annex=b"", sender="server", round=9
+    )
+    assert member_context(sealed, sealed.members[0]) == member_context(summed, sealed.members[0])
+
+
+def test_all_that_a_sender_knew_is_in_the_context() -> None:
+    """No two differ in one field and have the same context; kind, sender and round are the server's words in a sum."""
+    own = member(0, round_=7)
+    heads = [
+        HEAD,
+        head("masked"),
+        replace(HEAD, packing=Packing(8, 64)),
+        replace(HEAD, attempt=4),
+        replace(HEAD, epoch=6),
+    ]
+    heads += [replace(HEAD, fingerprint=bytes(16)), replace(HEAD, grid=bytes(32)), replace(HEAD, chunks=3)]
+    other = bytes(range(32))
+    members = [replace(own, update_id="silo0/10"), replace(own, round=8), replace(own, nonce=other[:16])]
+    members += [replace(own, chain=other), replace(own, digest=other), replace(own, annex=other)]
+    contexts = [member_context(one, own) for one in heads] + [member_context(HEAD, one) for one in members]
+    assert len(set(contexts)) == len(heads) + len(members)
+
+
 def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
     """What crashed a server that trusted the claim: here the length must fit before anything is read."""
     of = replace(EXPECTED, chunks=2**20)
@@ -132,9 +207,9 @@ def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
 
 
 def test_filling_is_zero_and_short() -> None:
-    end = AT["sender"] + 6 + 8 + 24  # sender, update id, round and nonce
+    end = AT["sender"] + 6 + 8 + 56  # sender, update id, round, nonce and chain
     assert check_of(patched(end, b"\x01"), unsigned(EXPECTED)) == "header"
-    longer = patched(AT["header"], struct.pack("<I", 136), MESSAGE[:128] + bytes(8) + MESSAGE[128:])
+    longer = patched(AT["header"], struct.pack("<I", 168), MESSAGE[:160] + bytes(8) + MESSAGE[160:])
     assert check_of(longer, unsigned(EXPECTED)) == "header"
 
 
@@ -151,8 +226,8 @@ def test_an_update_has_one_member_itself() -> None:
 def test_an_aggregate_holds_no_update_twice_and_no_more_than_can_be_added() -> None:
     limit = Packing(16, 64).additions
     for members, check in (
-        ((member(0), Member("silo0/1", 1, bytes(range(16)))), "members"),
-        ((member(0), Member("silo9/1", 0, bytes(16))), "members"),
+        ((member(0), Member("silo0/1", 1, bytes(range(16)), bytes(32))), "members"),
+        ((member(0), Member("silo9/1", 0, bytes(16), bytes(32))), "members"),
         (tuple(member(i) for i in range(limit + 1)), "additions"),
     ):
         of = head(members=members, what=Kind.AGGREGATE)
@@ -161,7 +236,7 @@ def test_an_aggregate_holds_no_update_twice_and_no_more_than_can_be_added() -> N
     decode(message(of), expected(of))
 
 
-@pytest.mark.parametrize("place", [0, 30, 130, 40_000, len(MESSAGE) - 100, len(MESSAGE) - 1])
+@pytest.mark.parametrize("place", [0, 30, 162, 40_000, len(MESSAGE) - 100, len(MESSAGE) - 1])
 def test_a_flipped_bit_is_refused(place: int) -> None:
     check_of(patched(place, bytes([MESSAGE[place] ^ 16])))
 
@@ -207,6 +282,10 @@ def test_the_receiver_may_look_at_the_grid_itself() -> None:
         {"round": -1},
         {"grid": bytes(31)},
         {"fingerprint": bytes(17)},
+        {"annex": b"annex of a suite without masks"},
+        {"form": MASKED, "annex": b"annex of which the member knows nothing"},
+        {"form": MASKED, "annex": bytes(wire.MAX_ANNEX + 1), "members": (annexed(bytes(wire.MAX_ANNEX + 1)),)},
+        {"form": MASKED, "annex": b"a", "members": (annexed(b"a"),), "kind": Kind.AGGREGATE},
     ],
 )
 def test_what_cannot_be_read_is_not_written(change: dict[str, object]) -> None:
@@ -228,5 +307,5 @@ def test_a_writer_counts_its_chunks() -> None:
 
 
 def test_names_need_not_be_ascii() -> None:
-    of: Head = replace(HEAD, sender="Zürich", members=(Member("Zürich/1", 7, bytes(16)),))
-    assert decode(message(of), expected(of)).head == of
+    of: Head = replace(HEAD, sender="Zürich", members=(Member("Zürich/1", 7, bytes(16), bytes(32)),))
+    assert decode(message(of), expected(of)).head == as_read(of)

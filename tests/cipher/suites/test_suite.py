@@ -106,7 +106,7 @@ def test_an_addition_too_many_is_an_error(kind: str) -> None:
 @every_kind
 def test_one_update_or_nonce_twice_in_a_sum_is_an_error(kind: str) -> None:
     words = np.zeros((1, FORMS[kind].words), np.uint64)
-    for twice in (Member("silo0/1", 0, bytes(range(16))), Member("silo7/1", 0, bytes(16))):
+    for twice in (Member("silo0/1", 0, bytes(range(16)), bytes(32)), Member("silo7/1", 0, bytes(16), bytes(32))):
         with pytest.raises(ProtocolError, match="members"):
             sealer(kind).open(words, [member(0), twice])
 
@@ -199,7 +199,12 @@ def test_another_groups_key_opens_nothing(kind: str) -> None:
 
 def test_a_pad_depends_on_key_nonce_update_and_round() -> None:
     zeros = np.zeros((1, SLOTS), np.int64)
-    members = [member(0), member(0, round_=1), Member("silo0/2", 0, bytes(16)), Member("silo0/1", 0, b"1" * 16)]
+    members = [
+        member(0),
+        member(0, round_=1),
+        Member("silo0/2", 0, bytes(16), bytes(32)),
+        Member("silo0/1", 0, b"1" * 16, bytes(32)),
+    ]
     words = [Pad(bytes(32)).seal(zeros, one) for one in members] + [Pad(b"k" * 32).seal(zeros, members[0])]
     assert len({one.tobytes() for one in words}) == 5
     np.testing.assert_array_equal(words[0], Pad(bytes(32)).seal(zeros, members[0]))

@@ -1,0 +1,74 @@
+"""Fields of a sealed message's header that have no fixed place: names, and the members of a sum.
+
+name: length [1], UTF-8
+member: update id as a name, round [8], nonce [16], chain [32]
+digests of a member: SHA-256 of its words [32], SHA-256 of its annex, or zeros [32]
+"""
+
+from __future__ import annotations
+
+import struct
+
+from fedsync.cipher.suites.suite import DIGEST_BYTES, NONCE_BYTES, Member
+from fedsync.core.errors import ProtocolError
+
+MAX_NAME_BYTES = 255
+
+_MEMBER = struct.Struct(f"<Q{NONCE_BYTES}s{DIGEST_BYTES}s")
+_DIGESTS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s")
+
+
+class FieldCheck:
+    """Refuses in the name of whoever sent the message."""
+
+    def __init__(self, sender: str) -> None:
+        self.sender = sender
+
+    def fail(self, check: str, detail: str) -> None:
+        raise ProtocolError(self.sender, check, detail)
+
+    def same(self, check: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            shown = [value.hex() if isinstance(value, bytes) else repr(value) for value in (found, wanted)]
+            raise ProtocolError(self.sender, check, f"{shown[0]}, expected {shown[1]}")
+
+
+def read_name(header: memoryview, at: int, check: FieldCheck) -> tuple[str, int]:
+    """A name of 1 to 255 bytes at ``at``, and where it ends."""
+    if at >= len(header):
+        check.fail("header", "ends where a name is expected")
+    end = at + 1 + header[at]
+    if end > len(header) or end == at + 1:
+        check.fail("header", "a name is empty or does not end")
+    try:
+        return str(header[at + 1 : end], "utf-8"), end
+    except UnicodeDecodeError:
+        raise ProtocolError(check.sender, "header", "a name is no UTF-8") from None
+
+
+def read_member(header: memoryview, at: int, check: FieldCheck, *, digests: bool) -> tuple[Member, int]:
+    """A member at ``at``, and where it ends."""
+    update_id, at = read_name(header, at, check)
+    end = at + _MEMBER.size + (_DIGESTS.size if digests else 0)
+    if end > len(header):
+        check.fail("header", "ends within a member")
+    base, nonce, chain = _MEMBER.unpack_from(header, at)
+    found = _DIGESTS.unpack_from(header, at + _MEMBER.size) if digests else ()
+    return Member(update_id, base, nonce, chain, *found), end
+
+
+def write_name(name: str) -> bytes:
+    """The inverse of `read_name`; ValueError where it cannot be written."""
+    data = name.encode()
+    if not 1 <= len(data) <= MAX_NAME_BYTES:
+        raise ValueError(f"a name has {len(data)} bytes, at most {MAX_NAME_BYTES}")
+    return bytes([len(data)]) + data
+
+
+def write_member(member: Member, *, digests: bool) -> bytes:
+    """The inverse of `read_member`; ValueError where it cannot be written."""
+    try:
+        fixed = _MEMBER.pack(member.round, member.nonce, member.chain)
+    except struct.error as error:
+        raise ValueError(f"round {member.round} cannot be written: {error}") from None
+    return write_name(member.update_id) + fixed + (_DIGESTS.pack(member.digest, member.annex) if digests else b"")
