@@ -35,9 +35,13 @@ class EncryptionPlan:
         quorum: updates after which silos agree on the next exponents.
         only: patterns of tensor names, as in file names; what none matches travels in the clear. Empty: all is sealed.
         seal_metrics: evaluations travel in the header chunk instead of the report.
+        members: least number of updates that a version must add, for silos to open it.
+        silos: of the run, half of which must stand for a snapshot.
+        colluding: silos that may lie, whose votes are to change nothing.
 
     Raises:
-        ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has.
+        ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
+            must add more than a round has.
     """
 
     kind: str
@@ -47,6 +51,9 @@ class EncryptionPlan:
     quorum: int
     only: tuple[str, ...] = ()
     seal_metrics: bool = False
+    members: int = 1
+    silos: int = 1
+    colluding: int = 1
 
     def __post_init__(self) -> None:
         for pattern in self.only:
@@ -58,6 +65,13 @@ class EncryptionPlan:
                 "cipher.bits",
                 f"{self.quorum} silos, but sums of {self.bits} bits hold {self.limit} updates",
                 "Choose 16 bits, or another suite",
+            )
+
+        if self.members > self.quorum:
+            raise ConfigError(
+                "cipher.members",
+                f"{self.members} updates in each version, but rounds have {self.quorum} silos",
+                "Write as many as rounds have at most",
             )
 
     @cached_property
@@ -80,6 +94,11 @@ class EncryptionPlan:
     def masked(self) -> bool:
         """Whether updates carry masks, so that only whole sums can be read."""
         return self.form is MASKED
+
+    @property
+    def attesters(self) -> int:
+        """Silos that must stand for a snapshot, its author among them: half of all, rounded up."""
+        return -(-self.silos // 2)
 
     @property
     def cap(self) -> int:

@@ -38,9 +38,16 @@ class _SealedConfig(Section):
     """Whether what silos find out about the model's accuracy is told to the server, or ``sealed`` with the updates, so
     that it learns the mean over silos at most. Sealed, other figures that silos measure are not sent at all."""
 
+    members: Annotated[int, Field(ge=1)] = 1
+    """Updates that a version must add at least, for silos to open it. 1 where each arrival is a commit; 2 and more keep
+    the server from handing one silo's update to the others."""
+
+    colluding: Annotated[int, Field(ge=1)] = 1
+    """Silos that may lie together: so many votes on how to round change nothing."""
+
     kind: str
 
-    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
+    def plan(self, layout: Layout, weighting: Weighting, quorum: int, silos: int) -> EncryptionPlan:
         """How updates of a model with this layout are sealed.
 
         Raises:
@@ -49,8 +56,9 @@ class _SealedConfig(Section):
         from fedsync.cipher.plan import EncryptionPlan
 
         return EncryptionPlan(
-            self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"
-        )
+            self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed", self.members,
+            silos, self.colluding,
+        )  # fmt: skip
 
 
 class BfvConfig(_SealedConfig):
@@ -75,16 +83,16 @@ class MaskedConfig(Section):
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
     """The encryption inside which masks are added."""
 
-    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
+    def plan(self, layout: Layout, weighting: Weighting, quorum: int, silos: int) -> EncryptionPlan:
         """As ``inner``, with masks."""
-        return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
+        return replace(self.inner.plan(layout, weighting, quorum, silos), kind=self.kind)
 
 
 CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
 
 
 def encryption_plan(
-    cipher: CipherConfig, aggregation: AggregationPolicy, solver: Solver, layout: Layout, quorum: int
+    cipher: CipherConfig, aggregation: AggregationPolicy, solver: Solver, layout: Layout, quorum: int, silos: int
 ) -> EncryptionPlan | None:
     """How updates of a model with this layout are sealed; None in the clear.
 
@@ -94,6 +102,7 @@ def encryption_plan(
         solver: how silos train.
         layout: of the model.
         quorum: updates after which silos agree on how to round the next ones.
+        silos: of the run.
 
     Raises:
         ConfigError: the options do not fit the model, the aggregation or the number of silos.
@@ -107,4 +116,4 @@ def encryption_plan(
             f"{aggregation.kind!r} as configured needs a server that sees the updates",
             "Choose fedavg, fednova or fedbuff with constant staleness",
         )
-    return cipher.plan(layout, weighting, quorum)
+    return cipher.plan(layout, weighting, quorum, silos)

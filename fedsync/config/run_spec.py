@@ -70,7 +70,8 @@ class RunSpec(Section):
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
         """
-        return encryption_plan(self.cipher, self.aggregation, self.task.solver(self.local), layout, self.quorum)
+        solver = self.task.solver(self.local)
+        return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, self.silos)
 
     @property
     def fastest(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from fedsync.common.names import SILO_NAME, near_miss
-from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, encryption_plan
+from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.section import Section
@@ -36,8 +36,6 @@ from fedsync.policies.predict.ema import Ema
 from fedsync.policies.schema import Chosen, Policy, Share
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.core.layout import Layout
     from fedsync.core.weighting import Solver
 
 MAX_SEED = 2**63 - 1
@@ -318,18 +316,6 @@ class StrategyConfig(Section):
     def shares(self) -> int:
         """Into how many shares the data is split where no silo file says it."""
         return len(self.silos or ()) or self.min_silos or 2
-
-    def encryption_plan(self, layout: Layout, silos: int | None = None) -> EncryptionPlan | None:
-        """How updates of a model with this layout are sealed; None in the clear.
-
-        Args:
-            layout: of the model.
-            silos: as for `quorum`.
-
-        Raises:
-            ConfigError: the options do not fit the model or the number of silos.
-        """
-        return encryption_plan(self.cipher, self.aggregation, self._solver, layout, self.quorum(silos))
 
     @property
     def _solver(self) -> Solver:

@@ -93,9 +93,16 @@ class Federation:
 
 
 def plan(
-    kind: str = "bfv", bits: int = 16, quorum: int = 3, only: tuple[str, ...] = (), **weighting: object
+    kind: str = "bfv",
+    bits: int = 16,
+    quorum: int = 3,
+    only: tuple[str, ...] = (),
+    members: int = 1,
+    silos: int = 3,
+    **weighting: object,
 ) -> EncryptionPlan:
-    return EncryptionPlan(kind, bits, LAYOUT, Weighting(**weighting), quorum, only)  # type: ignore[arg-type]
+    weighs = Weighting(**weighting)  # type: ignore[arg-type]
+    return EncryptionPlan(kind, bits, LAYOUT, weighs, quorum, only, members=members, silos=silos)
 
 
 def change(seed: int, size: float = 0.02) -> Vector:

@@ -31,6 +31,11 @@ def member(index: int, round_: int = 0) -> Member:
     return Member(f"silo{index}/1", round_, index.to_bytes(16, "little"), hashlib.sha256(b"chain").digest())
 
 
+def member_of(silo: str, base: int) -> Member:
+    """An update that started from version ``base``."""
+    return Member(f"{silo}/1", base, bytes(16), NO_DIGEST)
+
+
 def slots_of(chunks: int, bits: int, seed: int = 0) -> Slots:
     """Random slots of so many bits, sign included."""
     return np.random.default_rng(seed).integers(-(2 ** (bits - 1)) + 1, 2 ** (bits - 1), (chunks, SLOTS))

@@ -1,12 +1,15 @@
 """What the server sends a silo under encryption: all that it has not seen since the version that it holds.
 
     magic [4] | version [2] | kind of start [2] | from [8] | to [8] | attempt [8] | start bytes [8]
-    | calibration bytes [8] | groups [8] | start: nothing, a sealed snapshot of version ``from``, or that version in
-    the clear; zeros to 8 | calibration: an aggregate of headers, or nothing; zeros to 8
-    each group: sign [8] | versions [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8],
-    an aggregate | values in the clear; zeros to 8 | reveals; zeros to 8
+    | calibration bytes [8] | roster bytes [8] | links [8] | start: nothing, a sealed snapshot of version ``from``, or
+    that version in the clear; zeros to 8 | calibration: an aggregate of headers, or nothing; zeros to 8 | roster: what
+    silos announced for masks, or nothing; zeros to 8
+    each link: kind [8] | entries [8]
+    each entry: version [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8], an aggregate; zeros
+    to 8 | values in the clear; zeros to 8 | reveals; zeros to 8
 
-Numbers are little-endian. The pieces are views of the message; what is in them is checked where they are used.
+Each link leads from one version to the next. Numbers are little-endian. The pieces are views of the message; what is in
+them is checked where they are used.
 """
 
 from __future__ import annotations
@@ -21,14 +24,18 @@ import numpy as np
 from fedsync.core.errors import ProtocolError
 from fedsync.core.transfer import Payload
 
-MAX_GROUPS = 4096
+MAX_LINKS = 4096
+MAX_ENTRIES = 4096
+"""Of one link."""
+
 MAX_SUMS = 64
 
 MAX_ATTEMPT = 2**32 - 1
 
-_MAGIC, _VERSION, _ALIGN = b"FSPK", 2, 8
-_HEAD = struct.Struct("<4sHHqqQQQQ")
-_GROUP = struct.Struct("<qQQQQ")
+_MAGIC, _VERSION, _ALIGN = b"FSPK", 3, 8
+_HEAD = struct.Struct("<4sHHqqQQQQQ")
+_LINK = struct.Struct("<QQ")
+_ENTRY = struct.Struct("<qQQQ")
 _LENGTH = struct.Struct("<Q")
 
 Piece = bytes | memoryview
@@ -45,23 +52,51 @@ class Start(IntEnum):
     """A version in the clear: the model before any training, where the user gave one."""
 
 
+class LinkKind(IntEnum):
+    """What a link does to the model. Numbers on the wire: never renumber."""
+
+    ADD = 1
+    """Adds the mean of its one entry's sums."""
+    UNDO = 2
+    """Takes back what earlier links added: their entries, newest first."""
+    EMPTY = 3
+    """Nothing: a commit that brings nothing."""
+
+
 @dataclass(frozen=True, slots=True)
-class SumGroup:
-    """Sums that make up one version, or several whose commits weighed alike.
+class LinkEntry:
+    """What one link adds.
 
     Args:
-        sign: 1 to add, -1 to take back.
-        versions: how many there are.
+        version: that the link leads to.
         sums: aggregates, one for each grid on which updates were sealed.
         clear: what the values in the clear change by, float32 bytes.
         reveals: what takes masks off the sums; see `fedsync.cipher.masking.unmask`.
     """
 
-    sign: int
-    versions: int
+    version: int
     sums: tuple[Piece, ...]
     clear: Piece = b""
     reveals: Piece = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Leads from one version to the next.
+
+    Args:
+        kind: what it does.
+        entries: one to add, one at least to take back, else none.
+    """
+
+    kind: LinkKind
+    entries: tuple[LinkEntry, ...] = ()
+
+    @property
+    def well_formed(self) -> bool:
+        """Whether there are as many entries as a link of its kind has."""
+        count = len(self.entries)
+        return {LinkKind.ADD: count == 1, LinkKind.UNDO: count >= 1, LinkKind.EMPTY: count == 0}[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +105,39 @@ class CatchUp:
 
     Args:
         start: what it begins with.
-        base: version that it continues.
+        base: version that it continues; -1 where the silo holds none and begins with version 0.
         version: that it brings.
-        groups: in order.
+        links: in order.
         model: of ``base``, sealed or in the clear, unless the silo holds it.
         calibration: what silos said at the start of how large updates are.
         attempt: of the round from ``version`` in which the silo is to seal; see `fedsync.cipher.masking.attempts`.
+        roster: what silos announced for their masks.
     """
 
     start: Start
     base: int
     version: int
-    groups: tuple[SumGroup, ...] = ()
+    links: tuple[Link, ...] = ()
     model: Piece = b""
     calibration: Piece = b""
     attempt: int = 0
+    roster: Piece = b""
 
     def encode(self) -> Payload:
         """The message, uint8 [bytes]."""
-        pieces: list[Piece] = [
-            _HEAD.pack(
-                *(_MAGIC, _VERSION, self.start, self.base, self.version, self.attempt),
-                *(len(self.model), len(self.calibration), len(self.groups)),
-            )
-        ]
-        pieces += [*_padded(self.model), *_padded(self.calibration)]
-        for group in self.groups:
-            lengths = (len(group.sums), len(group.clear), len(group.reveals))
-            pieces.append(_GROUP.pack(group.sign, group.versions, *lengths))
-            for one in group.sums:
-                pieces += [_LENGTH.pack(len(one)), *_padded(one)]
-            pieces += [*_padded(group.clear), *_padded(group.reveals)]
+        whole = (self.model, self.calibration, self.roster)
+        lengths = [len(piece) for piece in whole]
+        fixed = (_MAGIC, _VERSION, self.start, self.base, self.version, self.attempt)
+        pieces: list[Piece] = [_HEAD.pack(*fixed, *lengths, len(self.links))]
+        for piece in whole:
+            pieces += _padded(piece)
+        for link in self.links:
+            pieces.append(_LINK.pack(link.kind, len(link.entries)))
+            for entry in link.entries:
+                pieces.append(_ENTRY.pack(entry.version, len(entry.sums), len(entry.clear), len(entry.reveals)))
+                for one in entry.sums:
+                    pieces += [_LENGTH.pack(len(one)), *_padded(one)]
+                pieces += [*_padded(entry.clear), *_padded(entry.reveals)]
         return np.frombuffer(b"".join(pieces), dtype=np.uint8)
 
 
@@ -108,26 +145,39 @@ def decode(payload: Payload, sender: str = "server") -> CatchUp:
     """The inverse of `CatchUp.encode`; nothing is copied.
 
     Raises:
-        ProtocolError: the message is not of that form.
+        ProtocolError: the message is not of that form, or has another number of links than versions.
     """
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "catch-up", f"{payload.dtype} {payload.shape} instead of bytes")
     reader = _Reader(memoryview(payload.tobytes()), sender)
-    magic, version, start, base, to, attempt, model_bytes, calibration_bytes, count = reader.fields(_HEAD)
+    magic, version, start, base, to, attempt, *lengths, count = reader.fields(_HEAD)
     if magic != _MAGIC or version != _VERSION or start not in set(Start):
         reader.fail(f"it begins with {magic!r}, version {version}, start {start}")
-    if count > MAX_GROUPS or not -1 <= base <= to or attempt > MAX_ATTEMPT:
-        reader.fail(f"{count} groups from version {base} to {to}, attempt {attempt}")
-    model, calibration = reader.piece(model_bytes), reader.piece(calibration_bytes)
-    groups: list[SumGroup] = []
-    for _ in range(count):
-        sign, versions, sums, clear_bytes, reveal_bytes = reader.fields(_GROUP)
-        if sign not in (-1, 1) or not 1 <= versions <= to + 1 or not 1 <= sums <= MAX_SUMS:
-            reader.fail(f"a group of {sums} sums, {versions} versions and sign {sign}")
-        pieces = tuple(reader.piece(reader.fields(_LENGTH)[0]) for _ in range(sums))
-        groups.append(SumGroup(sign, versions, pieces, reader.piece(clear_bytes), reader.piece(reveal_bytes)))
+    if count > MAX_LINKS or not -1 <= base <= to or attempt > MAX_ATTEMPT:
+        reader.fail(f"{count} links from version {base} to {to}, attempt {attempt}")
+    if count != to - max(base, 0):
+        reader.fail(f"{count} links from version {base} to {to}: each leads to the next")
+    model, calibration, roster = (reader.piece(length) for length in lengths)
+    links = tuple(_link(reader, to) for _ in range(count))
     reader.end()
-    return CatchUp(Start(start), base, to, tuple(groups), model, calibration, attempt)
+    return CatchUp(Start(start), base, to, links, model, calibration, attempt, roster)
+
+
+def _link(reader: _Reader, newest: int) -> Link:
+    kind, count = reader.fields(_LINK)
+    if kind not in set(LinkKind) or count > MAX_ENTRIES:
+        reader.fail(f"a link of kind {kind} with {count} entries")
+    entries: list[LinkEntry] = []
+    for _ in range(count):
+        version, sums, clear_bytes, reveal_bytes = reader.fields(_ENTRY)
+        if not 1 <= version <= newest or not 1 <= sums <= MAX_SUMS:
+            reader.fail(f"an entry of {sums} sums, of version {version}")
+        pieces = tuple(reader.piece(reader.fields(_LENGTH)[0]) for _ in range(sums))
+        entries.append(LinkEntry(version, pieces, reader.piece(clear_bytes), reader.piece(reveal_bytes)))
+    link = Link(LinkKind(kind), tuple(entries))
+    if not link.well_formed:
+        reader.fail(f"a link of kind {link.kind.name} with {count} entries")
+    return link
 
 
 class _Reader:

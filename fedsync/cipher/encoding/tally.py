@@ -22,7 +22,7 @@ A number that takes four slots is cut to limbs of 24 bits, lowest first; the hig
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,31 +187,46 @@ def read(slots: Slots, members: int, cap: int, tensors: int, sender: str) -> Tal
     return Tally(count, weight, progress, votes, tensors, evaluators, evaluation)
 
 
-def next_exponents(tally: Tally, current: Sequence[int], share: float = 1.0, headroom: int = 1) -> tuple[int, ...]:
+def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headroom: int = 1) -> tuple[int, ...]:
     """Exponents that all silos use next, in the layout's order. A pure function of the sum, so all agree.
 
-    What the silos needed is the smallest exponent that was enough for ``share`` of them. A tensor's exponent stays
-    while it is that or at most ``headroom`` more: so it does not flap, and at most so many bits are idle. Otherwise
-    it becomes ``headroom`` more than needed, for the next update may be larger.
+    What the silos needed is the largest vote but for the ``spared`` largest, which may be lies: an honest outlier is
+    clipped then. A tensor's exponent stays while it is that or at most ``headroom`` more: so it does not flap, and at
+    most so many bits are idle. Otherwise it becomes ``headroom`` more than needed, for the next update may be larger.
 
     Args:
         tally: the sum of headers.
         current: exponents in use.
-        share: of the silos, 0 < share <= 1. Below 1, an outlier is clipped instead of costing everybody precision.
+        spared: votes that are to change nothing, fewer than there are.
         headroom: bits to spare, at least 1.
 
     Raises:
-        ValueError: ``share`` out of range, or another number of exponents than tensors.
+        ValueError: ``spared`` out of range, or another number of exponents than tensors.
     """
-    if not 0 < share <= 1 or len(current) != tally.tensors:
-        raise ValueError(f"share {share}, {len(current)} exponents for {tally.tensors} tensors")
-    enough = np.cumsum(tally.votes, axis=1) >= math.ceil(share * tally.count)
+    if not 0 <= spared < tally.count or len(current) != tally.tensors:
+        raise ValueError(
+            f"{spared} of {tally.count} votes spared, {len(current)} exponents for {tally.tensors} tensors"
+        )
+    enough = np.cumsum(tally.votes, axis=1) >= tally.count - spared
     needed = np.argmax(enough, axis=1) + MIN_EXPONENT
     chosen = []
     for tensor, exponent in enumerate(current):
         need = int(needed[tensor * len(needed) // tally.tensors])
         chosen.append(exponent if need <= exponent <= need + headroom else min(need + headroom, MAX_EXPONENT))
     return tuple(chosen)
+
+
+def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
+    """Votes that so many silos may have cast together, and that must change nothing: those of the busiest.
+
+    A silo votes with each update. With fewer than three silos nobody can say who lies; of five at most two may.
+
+    Args:
+        voters: votes of each silo.
+        colluding: silos that may lie.
+    """
+    lying = min(colluding, (len(voters) - 1) // 2)
+    return sum(sorted(voters.values(), reverse=True)[:lying])
 
 
 def _grouped(exponents: Sequence[int]) -> list[int]:

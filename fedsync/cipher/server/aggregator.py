@@ -1,32 +1,33 @@
 """The server's side under encryption: it adds sealed updates, keeps the sums, and has no key.
 
-The model lives at the silos. The server keeps what was committed since some version as a chain of *links*, each of
-which leads from one version to a later one, and sends a silo the links that it lacks. Neighbouring links are added
-up once no silo stands between them, so the chain is about as long as there are versions that silos hold.
+The model lives at the silos. The server keeps what was committed since some version as a chain of *links*, one for each
+version, and sends a silo those that it lacks. What a link adds never changes and is never joined with another, so that
+all silos do the same sums in the same order and have the same model to the last bit.
 
 A sum can be opened only if all in it were quantised on one grid. Silos agree on the next grid whenever the updates
 of a *quorum* were committed since the last time; what was sealed before that and committed later makes a sum of
-its own, and no link leads across such a point.
+its own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding import catch_up, wire
-from fedsync.cipher.encoding.catch_up import CatchUp, Start
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.masks import MIN_SURVIVORS
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.chain import Adding, Link, LinkGroup, Sum
+from fedsync.cipher.server.chain import Chain, total
 from fedsync.cipher.server.inbox import Inbox
-from fedsync.cipher.suites.suite import Adder
+from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
+from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.core.actions import Commit
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
@@ -39,10 +40,12 @@ MAX_LINKS = 48
 """Links kept before a silo is asked for a snapshot, which replaces those before it."""
 
 _NAMES: Names = {
-    "version": "_version",
-    "links": "_links",
-    "where": "_where",
-    "snapshot": "_snapshot",
+    "first": "_chain.first",
+    "links": "_chain.links",
+    "held": "_held",
+    "snapshot": "_snapshots.relied",
+    "candidate": "_snapshots.candidate",
+    "attesters": "_snapshots.attesters",
     "initial": "_initial",
     "calibrations": "_calibrations",
     "calibration": "_calibration",
@@ -56,12 +59,12 @@ MAX_SNAPSHOT_EXTRA = 2**20
 """Bytes that a sealed snapshot may have beside the model's."""
 
 
-@dataclass(slots=True)
-class _Where:
-    """Which versions a silo may hold: the one it is known to, and those that were sent since."""
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """What a commit brings, and whose updates are in it."""
 
-    known: int
-    sent: set[int] = field(default_factory=set)
+    entry: LinkEntry
+    members: tuple[Member, ...]
 
 
 class EncryptedAggregator:
@@ -76,13 +79,11 @@ class EncryptedAggregator:
     def __init__(self, plan: EncryptionPlan, keys: ServerKeys, initial: Vector | None = None) -> None:
         self._plan = plan
         self._keys = keys
-        adder = Adder(plan.form)
-        self._adding = Adding(plan, adder)
-        self._inbox = Inbox(plan, keys, adder)
-        self._version = 0
-        self._links: list[Link] = []
-        self._where: dict[str, _Where] = {}
-        self._snapshot: tuple[int, Payload] | None = None
+        self._adder = Adder(plan.form)
+        self._inbox = Inbox(plan, keys, self._adder)
+        self._chain = Chain()
+        self._held: dict[str, int] = {}
+        self._snapshots = Snapshots(plan.attesters)
         self._initial = initial
         self._calibrations: dict[str, wire.Envelope] = {}
         self._calibration: bytes | None = None
@@ -90,7 +91,7 @@ class EncryptedAggregator:
         self._since_scale = 0
         self._savepoint: int | None = None
         self._made: dict[tuple[int, int], Payload] = {}
-        self._unmasking: tuple[Unmasking, LinkGroup] | None = None
+        self._unmasking: tuple[Unmasking, _Brought] | None = None
 
     # Silos come, and are sent what they lack.
 
@@ -117,26 +118,18 @@ class EncryptedAggregator:
         self._calibrations[silo] = envelope
 
     def holds(self, silo: str, version: int) -> None:
-        """The silo holds this version, or a later one of those that were sent to it.
+        """The silo holds this version.
 
-        A version that nothing leads on from, as after its disk was set back, is as good as none: it is sent the model
-        from the beginning, or a snapshot.
+        One that nothing leads on from, as after its disk was set back, is as good as none: it is sent the model from
+        the beginning, or a snapshot.
 
         Raises:
             ProtocolError: there is no such version yet, or never, or no such silo.
         """
         self._inbox.key_of(silo)
-        if not -1 <= version <= self._version:
-            raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._version}")
-        known = version if version in self._bases else -1
-        where = self._where.get(silo)
-        sent = {one for one in where.sent if one > known} if where is not None else set()
-        self._where[silo] = _Where(known, sent)
-
-    @property
-    def _bases(self) -> set[int]:
-        """Versions from which links lead to the current one, which is one of them."""
-        return {link.base for link in self._links} | {self._version}
+        if not -1 <= version <= self._chain.newest:
+            raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._chain.newest}")
+        self._held[silo] = version if self._chain.continues(version) else -1
 
     def outgoing(self, silo: str) -> Payload:
         """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current one."""
@@ -144,61 +137,47 @@ class EncryptedAggregator:
             raise PolicyError("the newest sum waits for silos to reveal their masks")
         if self._calibration is None:
             self._calibrate()
-        where = self._where.setdefault(silo, _Where(-1))
-        where.sent.add(self._version)
-        key = where.known, self._inbox.attempt(silo, self._version)
+        held = self._held.setdefault(silo, -1)
+        key = held, self._inbox.attempt(silo, self._chain.newest)
         if key not in self._made:
-            self._made[key] = replace(self._catch_up(where.known), attempt=key[1]).encode()
+            self._made[key] = replace(self._catch_up(held), attempt=key[1]).encode()
         return self._made[key]
 
     def _calibrate(self) -> None:
-        if not self._calibrations:
-            raise PolicyError("no silo said how large its updates are")
-        envelopes = [self._calibrations[name] for name in sorted(self._calibrations)]
-        total = self._adding.total(envelopes)
-        self._calibration = self._message(total, 0, chunks=1)
+        if len(self._calibrations) < self._plan.members:
+            raise PolicyError(f"{len(self._calibrations)} silos said how large their updates are, too few to add up")
+        self._calibration = self._total([self._calibrations[name] for name in sorted(self._calibrations)], 0, 1)
         self._calibrations.clear()
 
-    def _catch_up(self, known: int) -> CatchUp:
-        """From ``known``, or from a version that can be sent whole where no link begins there."""
-        calibration = self._calibration or b""
-        if known in self._bases:
-            return CatchUp(Start.HELD, known, self._version, self._groups_from(known))
-        if known == -1 and 0 in self._bases:
+    def _catch_up(self, held: int) -> CatchUp:
+        """From ``held``, or from a version that can be sent whole where no link begins there."""
+        chain, newest = self._chain, self._chain.newest
+        if chain.continues(held):
+            return CatchUp(Start.HELD, held, newest, chain.since(held))
+        if held == -1 and chain.continues(0):
             whole = b"" if self._initial is None else self._initial.astype("<f4", copy=False).tobytes()
             start = Start.HELD if self._initial is None else Start.CLEAR
-            return CatchUp(start, -1, self._version, self._groups_from(0), whole, calibration)
-        if self._snapshot is None:
-            raise PolicyError(f"version {known} leads nowhere, and there is no snapshot")
-        version, sealed = self._snapshot
-        return CatchUp(Start.SNAPSHOT, version, self._version, self._groups_from(version), sealed.tobytes())
+            return CatchUp(start, -1, newest, chain.since(0), whole, self._calibration or b"")
+        kept = self._snapshots.relied
+        if kept is None:
+            raise PolicyError(f"version {held} leads nowhere, and there is no snapshot")
+        return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed.tobytes())
 
-    def _groups_from(self, base: int) -> tuple[catch_up.SumGroup, ...]:
-        return tuple(
-            catch_up.SumGroup(
-                group.sign,
-                group.versions,
-                tuple(self._message(one, self._version, self._plan.chunks) for one in group.sums),
-                group.clear.astype("<f4", copy=False).tobytes(),
-                group.reveals,
-            )
-            for link in self._links
-            if link.base >= base
-            for group in link.groups
-        )
-
-    def _message(self, total: Sum, version: int, chunks: int) -> bytes:
+    def _total(self, envelopes: Sequence[wire.Envelope], version: int, chunks: int) -> bytes:
+        """The sum of updates on one grid, as it is sent; it leads to ``version``."""
         plan, keys = self._plan, self._keys
+        words, tag = total(envelopes, self._adder, plan.limit)
+        first, members = envelopes[0].head, tuple(envelope.head.members[0] for envelope in envelopes)
         head = wire.Head(
-            wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, total.attempt, keys.epoch,
-            keys.fingerprint, total.grid, chunks, total.members,
+            wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, first.attempt, keys.epoch,
+            keys.fingerprint, first.grid, chunks, members,
         )  # fmt: skip
-        return wire.encode(head, total.words, total.tag, None)
+        return wire.encode(head, words, tag, None)
 
     # Updates arrive and are committed.
 
     def begin(self, update_id: str) -> None:
-        self._inbox.begin(update_id, self._version, self._scale)
+        self._inbox.begin(update_id, self._chain.newest, self._scale)
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         self._inbox.put(silo, update_id, update)
@@ -221,36 +200,43 @@ class EncryptedAggregator:
         for update_id, update in updates.items():
             by_grid.setdefault(update.envelope.head.grid, []).append(update.envelope)
             clear += np.float32(commit.weights[update_id] / share) * update.clear
-        sums = tuple(self._adding.total(envelopes) for _, envelopes in sorted(by_grid.items()))
-        group = LinkGroup(1, 1, len(updates), sums, clear)
-        if self._plan.masked:
-            self._begin_unmasking(group, next(iter(updates.values())).attempt)
+        version, chunks = self._chain.newest + 1, self._plan.chunks
+        sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(by_grid.items()))
+        members = tuple(update.envelope.head.members[0] for update in updates.values())
+        brought = _Brought(LinkEntry(version, sums, clear.astype("<f4", copy=False).tobytes()), members)
+        least = max(self._plan.members, MIN_SURVIVORS if self._plan.masked else 1)
+        if len(members) < least:
+            logger.warning(
+                "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(members)
+            )
+            self._pause()
+        elif self._plan.masked:
+            self._begin_unmasking(brought, next(iter(updates.values())).attempt)
         else:
-            self._add_group(group)
+            self._add(brought)
 
-    def _add_group(self, group: LinkGroup) -> None:
+    def _add(self, brought: _Brought) -> None:
         """The next version, and where enough silos have voted, the next grid."""
-        self._since_scale += group.updates
-        last = self._since_scale >= self._plan.quorum
-        if last:
+        self._chain.add(brought.entry)
+        self._since_scale += len(brought.members)
+        if self._since_scale >= self._plan.quorum:
             self._since_scale, self._scale = 0, self._scale + 1
-        self._extend((group,), last=last)
+        self._snapshots.attest(brought.members)
+        self._forget()
+        self._made.clear()
+
+    def _pause(self) -> None:
+        self._chain.pause()
+        self._made.clear()
 
     # Masks have to come off before a sum can be opened.
 
-    def _begin_unmasking(self, group: LinkGroup, attempt: int) -> None:
-        members = [member for one in group.sums for member in one.members]
-        bases = {member.round for member in members}
-        silos = tuple(sorted(member.update_id.rpartition("/")[0] for member in members))
+    def _begin_unmasking(self, brought: _Brought, attempt: int) -> None:
+        bases = {member.round for member in brought.members}
+        silos = tuple(sorted(member.silo for member in brought.members))
         if len(bases) != 1 or len(set(silos)) != len(silos):
             raise PolicyError(f"masks come off sums of one round only, and the commit has updates of {sorted(bases)}")
-        if len(silos) < MIN_SURVIVORS:
-            logger.warning(
-                "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(silos)
-            )
-            self._extend((), last=False)
-            return
-        self._unmasking = Unmasking(bases.pop(), attempt, silos), group
+        self._unmasking = Unmasking(bases.pop(), attempt, silos), brought
 
     @property
     def blocked(self) -> bool:
@@ -262,11 +248,11 @@ class EncryptedAggregator:
     def answer(self, silo: str, answer: Payload) -> None:
         if self._unmasking is None:
             raise ProtocolError(silo, "answer", "nobody asked")
-        unmasking, group = self._unmasking
+        unmasking, brought = self._unmasking
         unmasking.answer(silo, answer)
         if unmasking.done:
             self._unmasking = None
-            self._add_group(replace(group, reveals=unmasking.reveals()))
+            self._add(replace(brought, entry=replace(brought.entry, reveals=unmasking.reveals())))
 
     def give_up(self, silo: str) -> None:
         """A silo that is in the sum does not answer: the sum stays closed, and the version is as the one before."""
@@ -274,25 +260,16 @@ class EncryptedAggregator:
             return
         logger.warning("%s was lost before it revealed its masks: the commit brings nothing, and silos go on", silo)
         self._unmasking = None
-        self._extend((), last=False)
-
-    def _extend(self, groups: tuple[LinkGroup, ...], *, last: bool) -> None:
-        self._links.append(Link(self._version, self._version + 1, groups, last))
-        self._version += 1
-        self._made.clear()
-        self._shorten()
+        self._pause()
 
     def savepoint(self) -> None:
-        self._savepoint = self._version
+        self._savepoint = self._chain.newest
 
     def rollback(self) -> None:
         """The next version takes back all that was added since the savepoint."""
-        back_to = self._savepoint or 0
-        if back_to != self._version and all(link.base != back_to for link in self._links):
-            raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")
-        added = [group for link in self._links if link.base >= back_to for group in link.groups]
-        self._extend(tuple(replace(group, sign=-group.sign) for group in reversed(added)), last=False)
-        self._savepoint = self._version
+        self._chain.undo(self._savepoint or 0)
+        self._savepoint = self._chain.newest
+        self._made.clear()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)
@@ -301,11 +278,11 @@ class EncryptedAggregator:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether there are so many links that a snapshot is worth more."""
-        return len(self._links) > max(MAX_LINKS, 3 * len(self._where))
+        """Whether there are so many links since the last that another is worth more."""
+        return self._chain.newest - self._snapshots.newest > max(MAX_LINKS, 3 * len(self._held))
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        """Keep a sealed model for silos that hold none of the versions that links begin with.
+        """Keep a sealed model for silos that hold none of the versions that links begin with, once it is attested.
 
         Raises:
             ProtocolError: too large, or of a version that no link begins with.
@@ -313,22 +290,20 @@ class EncryptedAggregator:
         most = self._plan.layout.nbytes + MAX_SNAPSHOT_EXTRA
         if snapshot.dtype != np.uint8 or len(snapshot) > most:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {most}")
-        if version not in self._bases:
+        if not self._chain.continues(version):
             raise ProtocolError(silo, "snapshot", f"of version {version}, which is not among those kept")
-        self._snapshot = version, snapshot
-        # What the savepoint needs must stay, or there would be no way back.
-        keep = version if self._savepoint is None else min(version, self._savepoint)
-        self._links = [link for link in self._links if link.base >= keep]
-        self._made.clear()
+        self._snapshots.offer(KeptSnapshot(silo, version, snapshot))
+        self._forget()
 
-    def _shorten(self) -> None:
-        """Add up what no silo stands between."""
-        between = {version for where in self._where.values() for version in (where.known, *where.sent)}
-        if self._savepoint is not None:
-            between.add(self._savepoint)
-        if self._snapshot is not None:
-            between.add(self._snapshot[0])
-        self._links = self._adding.shortened(self._links, between)
+    def _forget(self) -> None:
+        """Forget what lies before a snapshot, as soon as it may be relied on."""
+        kept = self._snapshots.settle(len(self._chain.links))
+        if kept is None:
+            return
+        # What the savepoint needs must stay, or there would be no way back.
+        self._chain.forget(kept.version if self._savepoint is None else min(kept.version, self._savepoint))
+        self._held = {silo: held if self._chain.continues(held) else -1 for silo, held in self._held.items()}
+        self._made.clear()
 
     def state(self) -> Mapping[str, Any]:
         """Sums and pending updates, for `restore` in another process; nothing in it needs a key to be made."""
@@ -338,9 +313,10 @@ class EncryptedAggregator:
         """Go on from another aggregator's `state`. A sum whose masks were to come off stays closed."""
         fill(self, _NAMES, state)
         if state["unmasking"]:
-            self._extend((), last=False)
-        self._inbox.restore(state["inbox"], self._version)
+            self._pause()
+        self._inbox.restore(state["inbox"], self._chain.newest)
 
-    def links(self) -> Iterator[tuple[int, int]]:
-        """Versions that each link leads from and to, for people and tests."""
-        return ((link.base, link.version) for link in self._links)
+    @property
+    def kept(self) -> tuple[int, int]:
+        """First and newest version that links connect, for people and tests."""
+        return self._chain.first, self._chain.newest

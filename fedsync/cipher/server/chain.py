@@ -1,126 +1,71 @@
-"""Sums of sealed updates, and the chain in which the server keeps them; nothing here needs a key."""
+"""The chain of links that the server keeps, and sums of sealed updates; nothing here needs a key."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.catch_up import Link, LinkEntry, LinkKind
 from fedsync.cipher.encoding.integrity import added
-from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.suites.suite import Adder, Member, Words
+from fedsync.cipher.suites.suite import Adder, Words
 from fedsync.core.errors import PolicyError
-from fedsync.core.layout import Vector
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """Sealed updates of one attempt on one grid, added up. Never changed once it is part of a link."""
+class Chain:
+    """Links from version ``first`` to version ``newest``, one for each version; a link never changes."""
 
-    grid: bytes
-    attempt: int
-    words: Words
-    members: tuple[Member, ...]
-    tag: wire.Tag
+    def __init__(self) -> None:
+        self.first = 0
+        self.links: list[Link] = []
 
+    @property
+    def newest(self) -> int:
+        return self.first + len(self.links)
 
-@dataclass(frozen=True, slots=True)
-class LinkGroup:
-    """As `catch_up.SumGroup`; ``updates`` are those of each version."""
+    def continues(self, version: int) -> bool:
+        """Whether links lead on from this version, or it is the newest."""
+        return self.first <= version <= self.newest
 
-    sign: int
-    versions: int
-    updates: int
-    sums: tuple[Sum, ...]
-    clear: Vector
-    reveals: bytes = b""
+    def since(self, version: int) -> tuple[Link, ...]:
+        return tuple(self.links[version - self.first :])
 
+    def add(self, entry: LinkEntry) -> None:
+        self.links.append(Link(LinkKind.ADD, (entry,)))
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Leads from version ``base`` to ``version``; ``last`` before silos agree on another grid."""
+    def pause(self) -> None:
+        """The next version is as the newest."""
+        self.links.append(Link(LinkKind.EMPTY))
 
-    base: int
-    version: int
-    groups: tuple[LinkGroup, ...]
-    last: bool = False
-
-
-class Adding:
-    """Adds sums and joins links, as a plan allows.
-
-    Args:
-        plan: how updates are sealed.
-        adder: of its suite.
-    """
-
-    def __init__(self, plan: EncryptionPlan, adder: Adder) -> None:
-        self._plan = plan
-        self._adder = adder
-
-    def total(self, envelopes: Sequence[wire.Envelope]) -> Sum:
-        """The sum of updates on one grid.
+    def undo(self, back_to: int) -> None:
+        """The next version takes back all that was added since ``back_to``.
 
         Raises:
-            PolicyError: more than can be opened.
+            PolicyError: some of it is forgotten, or is an undoing itself.
         """
-        if len(envelopes) > self._plan.limit:
-            raise PolicyError(f"{len(envelopes)} updates in one sum, at most {self._plan.limit} can be opened")
-        words = envelopes[0].words.copy()
-        tag = envelopes[0].tag
-        for envelope in envelopes[1:]:
-            self._adder.add(words, envelope.words)
-            tag = added(tag, envelope.tag)
-        members = tuple(envelope.head.members[0] for envelope in envelopes)
-        head = envelopes[0].head
-        return Sum(head.grid, head.attempt, words, members, tag)
+        if not self.continues(back_to):
+            raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")
+        links = [link for link in reversed(self.since(back_to)) if link.kind is not LinkKind.EMPTY]
+        if any(link.kind is not LinkKind.ADD for link in links):
+            raise PolicyError(f"version {back_to} is to come back, and it was left by taking something back")
+        entries = tuple(link.entries[0] for link in links)
+        self.links.append(Link(LinkKind.UNDO if entries else LinkKind.EMPTY, entries))
 
-    def shortened(self, links: Sequence[Link], between: Collection[int]) -> list[Link]:
-        """The chain with neighbouring links added up wherever one sum can hold both.
+    def forget(self, before: int) -> None:
+        """Forget the links that lead to versions up to ``before``, which must be one that `continues`."""
+        self.links = self.links[before - self.first :]
+        self.first = before
 
-        Args:
-            links: each begins where the one before ends.
-            between: versions at which a link must end, for somebody stands there.
-        """
-        short: list[Link] = []
-        for link in links:
-            before = short[-1] if short else None
-            joined = None if before is None or before.version in between else self._joined(before, link)
-            if joined is None:
-                short.append(link)
-            else:
-                short[-1] = joined
-        return short
 
-    def _joined(self, first: Link, second: Link) -> Link | None:
-        """One link in place of two, or None where they cannot be added up.
+def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple[Words, wire.Tag]:
+    """The sum of updates on one grid.
 
-        Only where every silo weighs the same and the commits had equally many updates is the mean of a sum the
-        sum of the means.
-        """
-        weighting = self._plan.weighting
-        if (
-            first.last
-            or weighting.by != "silo"
-            or weighting.normalised
-            or len(first.groups) != 1
-            or len(second.groups) != 1
-        ):
-            return None
-        one, two = first.groups[0], second.groups[0]
-        alike = (
-            not one.reveals
-            and one.sign == two.sign == 1
-            and one.updates == two.updates
-            and len(one.sums) == len(two.sums) == 1
-        )
-        if not alike or one.sums[0].grid != two.sums[0].grid:
-            return None
-        a, b = one.sums[0], two.sums[0]
-        if len(a.members) + len(b.members) > self._plan.limit:
-            return None
-        words = a.words.copy()
-        self._adder.add(words, b.words)
-        total = Sum(a.grid, a.attempt, words, a.members + b.members, added(a.tag, b.tag))
-        group = LinkGroup(1, one.versions + two.versions, one.updates, (total,), one.clear + two.clear)
-        return Link(first.base, second.version, (group,), second.last)
+    Raises:
+        PolicyError: more than can be opened.
+    """
+    if len(envelopes) > limit:
+        raise PolicyError(f"{len(envelopes)} updates in one sum, at most {limit} can be opened")
+    words, tag = envelopes[0].words.copy(), envelopes[0].tag
+    for envelope in envelopes[1:]:
+        adder.add(words, envelope.words)
+        tag = added(tag, envelope.tag)
+    return words, tag

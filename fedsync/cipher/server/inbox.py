@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +22,25 @@ from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
 
-_NAMES: Names = {"ordered": "_ordered", "pending": "_pending", "grids": "_grids"}
+_NAMES: Names = {"ordered": "_ordered", "pending": "_pending"}
 """What a checkpoint holds; attempts begin anew in another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A sealed update that waits for its commit."""
+    """A sealed update that waits for its commit; its silo was to seal on the ``scale``-th grid."""
 
     envelope: wire.Envelope
     clear: Vector
+    scale: int
 
     @property
     def attempt(self) -> int:
         return self.envelope.head.attempt
+
+    @property
+    def grid(self) -> bytes:
+        return self.envelope.head.grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,6 @@ class Inbox:
         self._attempts = Attempts()
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
-        self._grids: dict[int, bytes] = {}
 
     def begin(self, update_id: str, version: int, scale: int) -> None:
         """An order starts from ``version``, on the grid that silos agreed on as the ``scale``-th."""
@@ -88,13 +93,11 @@ class Inbox:
         cut = len(update) - clear_bytes
         if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
             raise ProtocolError(silo, "update", f"{update.dtype} {update.shape} instead of bytes")
-        grid = self._grids.get(ordered.scale)
-        envelope = self._read(silo, update_id, ordered, update[:cut], self._plan.chunks, grid)
+        envelope = self._read(silo, update_id, ordered, update[:cut], self._plan.chunks)
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
             raise ProtocolError(silo, "finite", "values in the clear are not finite")
-        self._grids.setdefault(ordered.scale, envelope.head.grid)
-        self._pending[update_id] = Update(envelope, clear)
+        self._pending[update_id] = Update(envelope, clear, ordered.scale)
 
     def greeting(self, silo: str, greeting: Payload) -> wire.Envelope:
         """What a silo says of the size of its updates.
@@ -102,7 +105,7 @@ class Inbox:
         Raises:
             ProtocolError: it says something else.
         """
-        return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1, None)
+        return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1)
 
     def key_of(self, silo: str) -> bytes:
         """The key that the silo signs with.
@@ -115,34 +118,40 @@ class Inbox:
             raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
         return public
 
-    def _read(
-        self, silo: str, update_id: str, ordered: _Ordered, message: Payload, chunks: int, grid: bytes | None
-    ) -> wire.Envelope:
+    def _read(self, silo: str, update_id: str, ordered: _Ordered, message: Payload, chunks: int) -> wire.Envelope:
         if message.dtype != np.uint8 or message.ndim != 1:
             raise ProtocolError(silo, "sealed message", f"{message.dtype} {message.shape} instead of bytes")
         plan, keys = self._plan, self._keys
         expected = wire.Expected(
             wire.Kind.UPDATE, plan.form, plan.packing, silo, ordered.base, ordered.attempt, keys.epoch,
-            keys.fingerprint, grid, chunks, update_id, self.key_of(silo),
+            keys.fingerprint, None, chunks, update_id, self.key_of(silo),
         )  # fmt: skip
         return wire.decode(memoryview(message.tobytes()), expected, self._adder)
 
     def take(self, update_ids: Iterable[str]) -> dict[str, Update]:
         """Updates for a commit; they are not kept any longer.
 
-        Under masks only those that belong to one attempt: that with most updates, of equals the first.
+        Which grid silos agreed on the server does not know, so what most of them use counts. Under masks only those
+        updates count that belong to one attempt: that with most updates, of equals the first.
         """
         taken = {update_id: self._pending.pop(update_id) for update_id in update_ids}
         for update_id in taken:
             self._ordered.pop(update_id, None)
-        if not self._plan.masked:
-            return taken
-        attempts = [update.attempt for update in taken.values()]
-        chosen = max(attempts, key=attempts.count)
-        for update_id in [update_id for update_id, update in taken.items() if update.attempt != chosen]:
-            logger.warning("%s belongs to another attempt than the other updates: it does not count", update_id)
-            del taken[update_id]
+        if self._plan.masked:
+            attempts = [update.attempt for update in taken.values()]
+            chosen = max(attempts, key=attempts.count)
+            _drop(taken, lambda update: update.attempt != chosen, "belongs to another attempt")
+        for scale in {update.scale for update in taken.values()}:
+            self._agree(taken, scale)
         return taken
+
+    def _agree(self, taken: dict[str, Update], scale: int) -> None:
+        """Leave the grid with most updates of those that were to have one; equals too, unless masks are to come off."""
+        grids = Counter(update.grid for update in taken.values() if update.scale == scale)
+        most = max(grids.values())
+        usual = sorted(grid for grid, count in grids.items() if count == most)
+        chosen = usual[:1] if self._plan.masked else usual
+        _drop(taken, lambda update: update.scale == scale and update.grid not in chosen, "was sealed on another grid")
 
     def discard(self, update_id: str) -> None:
         self._pending.pop(update_id, None)
@@ -157,3 +166,9 @@ class Inbox:
         fill(self, _NAMES, state)
         if self._plan.masked:
             self._attempts.restart(version)
+
+
+def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:
+    for update_id in [update_id for update_id, update in updates.items() if out(update)]:
+        logger.warning("%s %s than the other updates: it does not count", update_id, why)
+        del updates[update_id]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsync.cipher.encoding import catch_up, tally, wire
-from fedsync.cipher.encoding.catch_up import CatchUp, Start
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, LinkKind, Start
 from fedsync.cipher.encoding.integrity import Tagger
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
@@ -214,9 +215,11 @@ class EncryptedReplica:
             return self._state.model  # a repeated order: what it brings is here already
         state = self._begin(received)
         pooled = None
-        for group in received.groups:
-            state, added_up = self._add(state, group, version)
-            pooled = added_up.evaluation if group.sign > 0 else None
+        for link in received.links:
+            sign = -1 if link.kind is LinkKind.UNDO else 1
+            for entry in link.entries:
+                state, added_up = self._add(state, entry, sign)
+                pooled = added_up.evaluation if sign > 0 else None
         state = replace(state, version=version)
         if self._file is not None:
             state.save(self._file)
@@ -239,11 +242,10 @@ class EncryptedReplica:
 
     def _open_beginning(self, received: CatchUp) -> ReplicaState:
         model = self._initial() if received.start is Start.HELD else self._clear(received.model, self._plan.layout.size)
-        added_up = self._open_calibration(received)
-        first = tally.next_exponents(added_up, self._plan.first_exponents, headroom=self._plan.headroom)
-        return ReplicaState(0, model, Scales((first,)), {})
+        return ReplicaState(0, model, Scales((self._open_calibration(received),)), {})
 
-    def _open_calibration(self, received: CatchUp) -> Tally:
+    def _open_calibration(self, received: CatchUp) -> tuple[int, ...]:
+        """The exponents that silos begin with."""
         first = self._plan.grid(self._plan.first_exponents)
         envelope = self._decode(received.calibration, 0, 1)
         if envelope.head.grid != first.digest:
@@ -254,7 +256,9 @@ class EncryptedReplica:
         tagger = self._tagger(first)
         tagger.take(slots)
         tagger.check(envelope.tag, envelope.head.members, _SERVER)
-        return self._tally(slots, envelope)
+        added_up = self._tally(slots, envelope)
+        spared = tally.votes_spared(Counter(member.silo for member in envelope.head.members), self._plan.colluding)
+        return tally.next_exponents(added_up, self._plan.first_exponents, spared, self._plan.headroom)
 
     def _open_snapshot(self, received: CatchUp) -> ReplicaState:
         data = open_blob(self._ring.group, Purpose.SNAPSHOT, self._about, bytes(received.model), _SERVER)
@@ -266,32 +270,29 @@ class EncryptedReplica:
             raise ProtocolError(_SERVER, "snapshot", f"of version {state.version}, announced as {received.base}")
         return state
 
-    def _add(self, state: ReplicaState, group: catch_up.SumGroup, version: int) -> tuple[ReplicaState, Tally]:
-        """Open one group's sums and add their weighted mean, or take it back; returns what was in their headers too."""
+    def _add(self, state: ReplicaState, entry: LinkEntry, sign: int) -> tuple[ReplicaState, Tally]:
+        """Open one entry's sums and add their weighted mean, or take it back; returns what was in their headers too."""
         plan = self._plan
         grids = self._known_grids(state.scales)
         unmasker = None
         if plan.masked:
-            unmasker = Unmasker(list(self._ring.group.members), decode_reveals(bytes(group.reveals)))
+            unmasker = Unmasker(list(self._ring.group.members), decode_reveals(bytes(entry.reveals)))
         sealer: Sealer = self._sealer if unmasker is None else Masked(self._sealer, unmasker=unmasker)
         pipeline = self._pipeline if unmasker is None else Serial(sealer)
         envelopes: list[wire.Envelope] = []
         added, tallies = dict(state.added), []
-        for one in group.sums:
-            envelope = self._decode(one, version, plan.chunks)
+        for one in entry.sums:
+            envelope = self._decode(one, entry.version, plan.chunks)
             if envelope.head.grid not in grids:
                 raise ProtocolError(_SERVER, "grid", "updates were sealed on a grid that silos did not agree on")
-            if group.sign > 0:
+            if sign > 0:
                 for member in envelope.head.members:
                     self._check_member(member, added)
             first = sealer.open(envelope.words[:1], envelope.head.members)
             tallies.append(self._tally(first, envelope))
             envelopes.append(envelope)
         added_up = tally.together(tallies)
-        if group.sign > 0 and group.versions > added_up.count:
-            raise ProtocolError(_SERVER, "versions", f"{group.versions} commits with fewer updates")
-        mean = added_up.mean_factor(plan.cap, normalised=plan.weighting.normalised)
-        factor = group.sign * group.versions * plan.weighting.rate * mean
+        factor = sign * plan.weighting.rate * added_up.mean_factor(plan.cap, normalised=plan.weighting.normalised)
         change = np.zeros(plan.sealed.size, dtype=np.float32)
         part = np.empty_like(change)
         for envelope in envelopes:
@@ -301,8 +302,9 @@ class EncryptedReplica:
             tag = envelope.tag if unmasker is None else unmasker.unmask_tag(envelope.tag)
             tagger.check(tag, envelope.head.members, _SERVER)
             change += part
-        clear = self._clear(group.clear, plan.clear_values) * np.float32(group.sign)
-        scales = state.scales.after(added_up, plan.quorum, plan.headroom) if group.sign > 0 else state.scales
+        clear = self._clear(entry.clear, plan.clear_values) * np.float32(sign)
+        voters = [member.silo for envelope in envelopes for member in envelope.head.members]
+        scales = state.scales.after(added_up, voters, plan) if sign > 0 else state.scales
         return ReplicaState(state.version, state.model + plan.unite(change, clear), scales, added), added_up
 
     def _opened(self, pipeline: Pipeline, envelope: wire.Envelope, tagger: Tagger) -> Iterator[Slots]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding.tally import Tally, next_exponents, together
+from fedsync.cipher.encoding.tally import Tally, next_exponents, together, votes_spared
+from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.checksums import digested, undigested
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core.layout import Vector
@@ -31,21 +33,29 @@ class Scales:
 
     Args:
         exponents: of the tensors, one tuple an agreement, the newest last, at most `MAX_GRIDS`.
-        count: updates added since the last agreement.
+        voters: votes of each silo since the last agreement, one with each update that was added.
         votes: sum of their tallies, or None.
     """
 
     exponents: tuple[tuple[int, ...], ...]
-    count: int = 0
+    voters: Mapping[str, int] = field(default_factory=dict)
     votes: Tally | None = None
 
-    def after(self, tally: Tally, quorum: int, headroom: int) -> Scales:
-        """Once the updates of one commit were added; silos agree anew when there are ``quorum`` of them."""
+    def after(self, tally: Tally, voters: Iterable[str], plan: EncryptionPlan) -> Scales:
+        """Once the updates of one commit were added; silos agree anew when there are ``quorum`` of them.
+
+        Args:
+            tally: the sum of their headers.
+            voters: whose updates they are.
+            plan: says how silos agree.
+        """
         votes = tally if self.votes is None else together([self.votes, tally])
-        count = self.count + tally.count
-        if count < quorum:
-            return replace(self, count=count, votes=votes)
-        following = next_exponents(votes, self.exponents[-1], headroom=headroom)
+        counts = Counter(self.voters)
+        counts.update(voters)
+        if counts.total() < plan.quorum:
+            return replace(self, voters=dict(counts), votes=votes)
+        spared = votes_spared(counts, plan.colluding)
+        following = next_exponents(votes, self.exponents[-1], spared, plan.headroom)
         return Scales((*self.exponents, following)[-MAX_GRIDS:])
 
 
@@ -71,7 +81,7 @@ class ReplicaState:
         about = {
             "version": self.version,
             "exponents": self.scales.exponents,
-            "count": self.scales.count,
+            "voters": dict(self.scales.voters),
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
         }
@@ -96,13 +106,14 @@ class ReplicaState:
             exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
             votes = None if about["votes"] is None else _tally(*about["votes"])
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
-            version, count = int(about["version"]), int(about["count"])
+            voters = {str(name): int(count) for name, count in about["voters"].items()}
+            version = int(about["version"])
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a silo's state: {error!r}") from error
         model = np.frombuffer(data[8 + length :], dtype="<f4").astype(np.float32)
         if model.size != values or not exponents or any(len(one) != tensors for one in exponents):
             raise ValueError(f"a model of {model.size} values, not {values}, or of other tensors")
-        return cls(version, model, Scales(exponents, count, votes), added)
+        return cls(version, model, Scales(exponents, voters, votes), added)
 
     def save(self, file: Path) -> None:
         """Write the file; it is on disk when this returns.

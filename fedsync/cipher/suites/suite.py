@@ -115,6 +115,11 @@ class Member:
         if not len(self.chain) == len(self.digest) == len(self.annex) == DIGEST_BYTES:
             raise ValueError(f"a digest has {DIGEST_BYTES} bytes")
 
+    @property
+    def silo(self) -> str:
+        """Whose update it is."""
+        return self.update_id.rpartition("/")[0]
+
 
 class Sealer(Protocol):
     """The silo's half of a suite: it has the group's secret. Chunks can be sealed and opened in any portions."""

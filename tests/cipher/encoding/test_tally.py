@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import MAX_CAP, SLOTS, Slots
-from fedsync.cipher.encoding.tally import MAX_GROUPS, Contribution, Tally, build, header_slots, next_exponents, read
+from fedsync.cipher.encoding.tally import (
+    MAX_GROUPS,
+    Contribution,
+    Tally,
+    build,
+    header_slots,
+    next_exponents,
+    read,
+    votes_spared,
+)
 from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import Evaluation
 
@@ -82,10 +91,39 @@ def test_next_exponents_by_hand(needed: list[int], current: int, expected: int) 
     assert next_exponents(tally_of(*(Contribution(1, (e,)) for e in needed)), (current,)) == (expected,)
 
 
-def test_an_outlier_is_outvoted_with_a_share() -> None:
-    tally = tally_of(*(Contribution(1, (e,)) for e in (-5, -5, -5, 20)))
-    assert next_exponents(tally, (-5,), share=0.75) == (-5,)
-    assert next_exponents(tally, (-5,)) == (21,)
+def test_one_bogus_vote_of_many_changes_nothing() -> None:
+    tally = tally_of(*(Contribution(1, (e,)) for e in (-5,) * 22 + (8,)))
+    assert next_exponents(tally, (-5,), spared=1) == (-5,)
+    assert next_exponents(tally, (-5,)) == (9,), "and without that rule it makes the step 16,384 times as large"
+
+
+@pytest.mark.parametrize(
+    ("needed", "spared", "expected"),
+    [([-9, -7, -5], 1, -6), ([-9, -7, -5], 2, -8), ([-9, -5, -5], 1, -4), ([-9], 0, -8)],
+)
+def test_the_largest_votes_are_spared(needed: list[int], spared: int, expected: int) -> None:
+    tally = tally_of(*(Contribution(1, (e,)) for e in needed))
+    assert next_exponents(tally, (10,), spared) == (expected,)
+
+
+def test_somebody_s_vote_must_count() -> None:
+    with pytest.raises(ValueError, match="2 of 2 votes spared"):
+        next_exponents(tally_of(Contribution(1, (0,)), Contribution(1, (1,))), (0,), spared=2)
+
+
+@pytest.mark.parametrize(
+    ("voters", "colluding", "expected"),
+    [
+        ({"a": 1, "b": 1}, 1, 0),
+        ({"a": 1, "b": 1, "c": 1}, 1, 1),
+        ({"a": 1, "b": 9, "c": 2}, 1, 9),  # a fast silo votes often
+        ({"a": 1, "b": 9, "c": 2, "d": 3}, 2, 9),  # of four one may lie
+        ({"a": 1, "b": 9, "c": 2, "d": 3, "e": 1}, 2, 12),
+        ({"a": 1, "b": 1, "c": 1}, 5, 1),
+    ],
+)
+def test_votes_that_colluding_silos_may_have_cast(voters: dict[str, int], colluding: int, expected: int) -> None:
+    assert votes_spared(voters, colluding) == expected
 
 
 def test_exponents_settle() -> None:

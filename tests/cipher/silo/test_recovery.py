@@ -19,10 +19,7 @@ COMMITS = 10
 def _history(
     federation: Federation, file: Path, commits: int, remember_at: int = -1, snapshot_at: int = -1
 ) -> dict[int, bytes]:
-    """Updates of a and b are committed one by one; returns what c had on its disk at each version.
-
-    As every silo weighs the same, links between versions that nobody holds are added up.
-    """
+    """Updates of a and b are committed one by one; returns what c had on its disk at each version."""
     federation.silos["c"] = federation.copy("c", file)
     kept = {}
     for name in "abc":
@@ -55,7 +52,6 @@ def test_a_silo_with_any_earlier_copy_or_none_comes_to_the_model_of_all(
 ) -> None:
     federation, kept = history
     expected = federation.silos["c"].model
-    assert len(list(federation.aggregator.links())) < COMMITS - 2, "not every version has a link of its own"
     for version in (-1, *kept):
         file = tmp_path / f"{version}.bin"
         if version >= 0:
@@ -63,7 +59,7 @@ def test_a_silo_with_any_earlier_copy_or_none_comes_to_the_model_of_all(
         silo = federation.copy("c", file)
         assert silo.holds == version
         federation.aggregator.greet("c", version, None)
-        np.testing.assert_allclose(silo.receive(federation.aggregator.outgoing("c"), COMMITS), expected, atol=1e-6)
+        np.testing.assert_array_equal(silo.receive(federation.aggregator.outgoing("c"), COMMITS), expected)
         assert federation.copy("c", file).holds == COMMITS
 
 
@@ -117,7 +113,7 @@ def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
             federation.commit(version + 1, [federation.answer(name, change(version)) for name in names])
     federation.silos["c"] = federation.copy("c", file)  # its machine was restarted, too
     federation.aggregator.greet("c", federation.silos["c"].holds, None)
-    np.testing.assert_allclose(federation.begin("c", 5), federation.begin("a", 5), atol=1e-6)
+    np.testing.assert_array_equal(federation.begin("c", 5), federation.begin("a", 5))
 
 
 def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lacks(
@@ -133,9 +129,7 @@ def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lac
         silo.receive(federation.aggregator.outgoing("c"), 3)
     assert caught.value.mismatch.holds == -1
     federation.aggregator.holds("c", -1)
-    np.testing.assert_allclose(
-        silo.receive(federation.aggregator.outgoing("c"), 3), federation.silos["c"].model, atol=1e-6
-    )
+    np.testing.assert_array_equal(silo.receive(federation.aggregator.outgoing("c"), 3), federation.silos["c"].model)
     assert federation.copy("c", file).holds == 3
 
 

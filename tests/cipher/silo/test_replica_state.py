@@ -13,7 +13,7 @@ from fedsync.core.errors import ConfigError
 
 VOTES = Tally(2, 0, 0.0, np.arange(2 * BINS, dtype=np.int64).reshape(2, BINS), 2, 0, None)
 STATE = ReplicaState(
-    7, np.array([1.0, -2.0, 3.5], dtype=np.float32), Scales(((0, 1), (-1, 2)), 2, VOTES), {"a": (1, 4)}
+    7, np.array([1.0, -2.0, 3.5], dtype=np.float32), Scales(((0, 1), (-1, 2)), {"a": 2}, VOTES), {"a": (1, 4)}
 )
 
 

@@ -1,0 +1,47 @@
+"""The links that the server keeps: one for each version, never joined."""
+
+import pytest
+
+from fedsync.cipher.encoding.catch_up import LinkEntry, LinkKind
+from fedsync.cipher.server.chain import Chain
+from fedsync.core.errors import PolicyError
+
+
+def chain_of(*kinds: LinkKind) -> Chain:
+    chain = Chain()
+    for version, kind in enumerate(kinds, 1):
+        if kind is LinkKind.ADD:
+            chain.add(LinkEntry(version, (b"sum",)))
+        else:
+            chain.pause()
+    return chain
+
+
+ADD, EMPTY, UNDO = LinkKind.ADD, LinkKind.EMPTY, LinkKind.UNDO
+
+
+def test_what_was_added_is_taken_back_newest_first_and_nothing_else() -> None:
+    chain = chain_of(ADD, ADD, EMPTY, ADD, EMPTY)
+    chain.undo(1)
+    (undoing,) = chain.since(5)
+    assert undoing.kind is UNDO
+    assert [entry.version for entry in undoing.entries] == [4, 2]
+    assert chain.newest == 6
+
+
+def test_where_nothing_was_added_nothing_is_taken_back() -> None:
+    chain = chain_of(ADD, EMPTY)
+    chain.undo(1)
+    assert [link.kind for link in chain.since(2)] == [EMPTY]
+
+
+def test_what_is_forgotten_cannot_be_taken_back_nor_what_took_back() -> None:
+    chain = chain_of(ADD, ADD, ADD)
+    chain.forget(1)
+    assert (chain.first, chain.newest) == (1, 3)
+    assert not chain.continues(0) and chain.continues(1) and chain.continues(3) and not chain.continues(4)
+    with pytest.raises(PolicyError, match="forgotten"):
+        chain.undo(0)
+    chain.undo(2)
+    with pytest.raises(PolicyError, match="taking something back"):
+        chain.undo(1)
