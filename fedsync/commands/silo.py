@@ -57,3 +57,23 @@ def export(
     typer.echo(f"{done.file}: version {done.version} of run {done.run}")
     for other in done.others:
         typer.echo(f"not written: run {other}; for its model add --run {other.name}")
+
+
+@app.command()
+def unlock(file: File) -> None:
+    """Let a silo that met failures of integrity take part again, and show what happened."""
+    from fedsync.config.silo_start import SiloStartConfig
+    from fedsync.core.errors import ConfigError
+
+    config = SiloStartConfig.load(file)
+    if config.keys is None:
+        raise ConfigError(f"{file}, keys", "a silo without keys is never locked", "There is nothing to do")
+    from fedsync.cipher.keys.keyring import open_ring
+    from fedsync.trainer.lockout import Lockout
+
+    happened = Lockout(open_ring(Path(config.keys))).unlock()
+    if happened is None:
+        typer.echo("the count of failures was missing or damaged")
+    for failure in happened or ():
+        typer.echo(f"{failure.at} {failure.reason}")
+    typer.echo(f"silo {config.name} is open; failures of integrity are counted from zero")

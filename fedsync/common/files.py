@@ -68,7 +68,7 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
-        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from None
+        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error
 
 
 def check_result(path: Path, place: str) -> None:

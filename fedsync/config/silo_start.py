@@ -85,6 +85,10 @@ class SiloStartConfig(Section):
     """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, the
     server chooses among all files that the silo's user can read; ``[]`` is no file."""
 
+    errors: Literal["codes", "text"] = "codes"
+    """What the server is told of a failure at this silo: one word of a closed list (``codes``), or in runs in the clear
+    also the error's ``text``, which may hold paths and values of the data. A silo with keys sends words only."""
+
     index: Annotated[int, Field(ge=0)] = 0
     """Which share of the data it has, from 0 on, where the task splits data."""
 

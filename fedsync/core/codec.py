@@ -18,6 +18,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -185,6 +186,8 @@ def _decoder(kind: Any, own: bool) -> Coder:
         return _mapping_decoder(_decoder(arguments[0], own), _decoder(arguments[1], own))
     if dataclasses.is_dataclass(kind):
         return _object_decoder(typing.cast(type, kind), own)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _word_decoder(kind)
     return _OWN[kind] if own else _PEERS[kind]
 
 
@@ -227,6 +230,18 @@ def _object_decoder(kind: type, own: bool, tagged: bool = False) -> Coder:
         if tagged:
             del made[_TAG]
         return kind(**made)
+
+    return read
+
+
+def _word_decoder(kind: type[StrEnum]) -> Coder:
+    words = {each.value: each for each in kind}
+
+    def read(value: Any) -> Any:
+        word = words.get(_expect(str, value))
+        if word is None:
+            raise DecodeError(f"{value!r:.40} is none of {', '.join(words)}")
+        return word
 
     return read
 

@@ -31,6 +31,14 @@ class ConfigError(FedSyncError):
         return f"{self.place}: {self.problem}. {self.remedy}"
 
 
+class OwnerRefusal(ConfigError):
+    """A run asks for what a silo's owner does not allow."""
+
+
+class LimitReached(OwnerRefusal):
+    """A run asks for more, or in smaller pieces, than a silo's owner allows."""
+
+
 def not_installed(place: str, library: str, extra: str) -> ConfigError:
     """The error where a library is missing that an extra of FedSync's brings, for example ``sim``."""
     remedy = f'In a clone of FedSync: pip install -c constraints.txt ".[{extra}]"'
@@ -59,6 +67,18 @@ class ProtocolError(FedSyncError):
         else:
             who = self.sender if " " in self.sender else f"silo {self.sender!r}"
         return f"{who} failed the check {self.check!r}: {self.detail}"
+
+
+class IntegrityError(ProtocolError):
+    """What came was not made by silos of the group, or not for this place: what was sealed, changed on its way."""
+
+
+class SiloLocked(FedSyncError):
+    """A silo takes no part because of failures of integrity, until its owner says so."""
+
+
+class Diverged(ConfigError):
+    """Training came to values that are not finite."""
 
 
 class PolicyError(FedSyncError):

@@ -3,6 +3,8 @@
 Flower may start a process for every message, and serves one message at a time. So nothing heavy is imported here, and
 nothing is decoded: text and bytes go to the trainer's socket and come back from it. An order that the server wants to
 hear of before it ends is handed over: the trainer answers in time, with the update or with how far the silo is.
+
+Nothing is raised to Flower, which would send the error's words to the server.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from flwr.clientapp import ClientApp
 from fedsync.core.errors import ConfigError
 from fedsync.flower import messages, payloads
 from fedsync.trainer.client import TrainerClient
-from fedsync.trainer.protocol import RESOURCES, Ask, Identity
+from fedsync.trainer.protocol import RESOURCES, Ask, Identity, write_reply
+from fedsync.trainer.refusals import refuse
 
 app = ClientApp()
 
@@ -32,9 +35,12 @@ def connect(identity: Identity) -> Ask:
 @app.train()
 @app.evaluate()
 def _forward(message: Message, context: Context) -> Message:
-    spec, text, payload = messages.read_request(message)
-    reply, answer = connect(identify(spec, context.node_config, os.environ))(text, payload)
-    return messages.answer(message, reply, None if answer is None else payloads.pack(answer))
+    try:
+        spec, text, payload = messages.read_request(message)
+        reply, answer = connect(identify(spec, context.node_config, os.environ))(text, payload)
+        return messages.answer(message, reply, None if answer is None else payloads.pack(answer))
+    except Exception as error:
+        return messages.answer(message, write_reply(refuse(error)))
 
 
 def identify(spec: str, node: Mapping[str, bool | int | float | str], environment: Mapping[str, str]) -> Identity:

@@ -9,7 +9,7 @@ coordinator as one batch and carries out its actions:
 | a node is gone | `SiloLost`, and what it was sent is forgotten |
 | an order is in work | `Progressed`, and it is asked for again |
 | an update came, and is sound | `UpdateArrived` |
-| an order failed, is overdue, or was answered with nonsense | `WorkFailed` |
+| an order failed, was refused, is overdue, or was answered with nonsense | `WorkFailed` |
 | an evaluation came, or cannot | `Evaluated` |
 | nothing, and a predictor wants to train | `Spare` |
 
@@ -72,9 +72,11 @@ from fedsync.trainer.protocol import (
     Hello,
     InProgress,
     Question,
+    Refused,
     Snapshot,
     Train,
 )
+from fedsync.trainer.refusals import explained
 
 logger = logging.getLogger(__name__)
 
@@ -240,6 +242,8 @@ class FlowerDriver:
                     self._go_on_if_open()
                 case AskSnapshot(), Snapshot(version):
                     self._aggregator.put_snapshot(name, version, _needed(payload, name))
+                case _, Refused():
+                    return self._failed(sent, explained(name, reply))
                 case asked, _:
                     answered = f"{type(asked).__name__} is answered with {type(reply).__name__}"
                     raise ProtocolError(name, "message", answered)

@@ -13,7 +13,8 @@ from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox
 from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import AskModel, InitialModel
+from fedsync.trainer.protocol import AskModel, InitialModel, Refused
+from fedsync.trainer.refusals import explained
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +48,16 @@ def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission 
         for sent, arrival in outbox.replies():
             name = nodes.sender(sent.node)
             try:
-                reply, payload = outbox.read(sent, arrival)
-                if not isinstance(reply, InitialModel):
-                    raise ProtocolError(name, "message", f"it answers {type(reply).__name__}")
-                return payloads.read_model(reply.layout, payload, name)
+                match outbox.read(sent, arrival):
+                    case InitialModel(layout), payload:
+                        return payloads.read_model(layout, payload, name)
+                    case Refused() as refused, _:
+                        last = explained(name, refused)
+                    case reply, _:
+                        raise ProtocolError(name, "message", f"it answers {type(reply).__name__}")
             except ProtocolError as error:
-                logger.warning("%s", error)
                 last = str(error)
-                nodes.ask_again(sent.node)
+            logger.warning("%s", last)
+            nodes.ask_again(sent.node)
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

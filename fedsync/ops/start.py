@@ -12,7 +12,7 @@ from pathlib import Path
 from fedsync.common.files import private_folder
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.environment import flower_environment, trainer_environment
 from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
@@ -27,13 +27,16 @@ from fedsync.trainer.liveness import Trainers
 from fedsync.trainer.owner_policy import owner_environment
 from fedsync.trainer.protocol import (
     IDENTITY,
+    STATE,
     STATE_FOLDER,
     Describe,
     Hello,
     Identity,
-    StillLoading,
+    Refusal,
+    Refused,
     exchange,
 )
+from fedsync.trainer.refusals import MEANINGS, last_refusals
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,8 @@ def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient
         link: finds a trainer, or starts it.
 
     Raises:
-        ConfigError: no run has reached this silo yet, or its task, data or device are not usable any more.
+        ConfigError: no run has reached this silo yet.
+        RunError: its trainer refuses, for example because data or device are not usable any more.
     """
     state = private_folder(Path(config.state))
     identity = _newest(state / STATE_FOLDER)
@@ -94,15 +98,17 @@ def _ready(
 ) -> TrainerClient | None:
     """The trainer, however long it loads; None if ``stop`` is set before. It would end with this process."""
     while not stop.is_set():
-        try:
-            trainer = link(identity)
-            hello, _ = exchange(trainer.ask, Describe())
-        except StillLoading as error:
-            logger.info("%s", error)
-        else:
-            if isinstance(hello, Hello):
-                logger.info("the trainer of %s is ready: %d examples", hello.silo, hello.facts.examples)
-            return trainer
+        trainer = link(identity)
+        match exchange(trainer.ask, Describe()):
+            case Refused(Refusal.LOADING), _:
+                logger.info("its trainer still loads")
+            case Refused(code), _:
+                notes = last_refusals(Path(os.environ[STATE]))
+                raise RunError(f"the trainer refuses, {code.name}: {notes[-1].reason if notes else MEANINGS[code][0]}")
+            case hello, _:
+                if isinstance(hello, Hello):
+                    logger.info("the trainer of %s is ready: %d examples", hello.silo, hello.facts.examples)
+                return trainer
     return None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsync.core.checks import usable
 from fedsync.core.curve import may_begin
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, Diverged
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
 from fedsync.tasks.protocol import SiloSlot, Task
@@ -148,7 +148,7 @@ class Trainer:
 
         Raises:
             ValueError: the base has the wrong length or is not finite, or the batch is empty.
-            ConfigError: training diverged to values that are not finite.
+            Diverged: training came to values that are not finite.
             RuntimeError: one single sample does not fit the memory.
         """
         tally = _Tally(cursor)
@@ -168,7 +168,7 @@ class Trainer:
             finite = bool(np.isfinite(update).all())
             loss = float(tally.loss) / tally.steps if tally.steps else 0.0
         if not (finite and np.isfinite(loss)):
-            raise ConfigError(
+            raise Diverged(
                 "local.learning_rate",
                 f"training diverged: the loss became {loss} at learning rate {order.learning_rate}",
                 "Lower it",

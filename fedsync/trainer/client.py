@@ -23,7 +23,6 @@ from fedsync.trainer.protocol import (
     LOG,
     SOCKET,
     STATE,
-    Failed,
     Forward,
     Forwarded,
     Identity,
@@ -79,14 +78,15 @@ class TrainerClient:
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
         """Hand over a request, and wait for the reply for as long as the trainer lives; neither is looked into.
 
+        Where the trainer fails, `fedsync.trainer.protocol.Refused` is the reply.
+
         Args:
             text: of the request.
             payload: what comes with it, uint8.
 
         Raises:
-            ConfigError: task, data or device are not usable here.
-            StillLoading: they take long; a later request finds them ready.
-            RunError: the trainer cannot be started, hung or died, or the request failed there.
+            ConfigError: the trainer cannot be started.
+            RunError: it did not start, hung or died.
         """
         with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
@@ -101,8 +101,6 @@ class TrainerClient:
         match reply:
             case Forwarded(said):
                 return said, answer
-            case Failed():
-                raise reply.error()
             case _:
                 raise RunError(f"the resident trainer in {self._folder} answers {type(reply).__name__}")
 

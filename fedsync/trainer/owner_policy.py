@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import SealConfig, SiloStartConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import OwnerRefusal
 from fedsync.core.layout import matches
 from fedsync.trainer.key_lookup import KEYS, has_keys
 
@@ -36,10 +36,13 @@ class OwnerPolicy(Section):
     data: list[str] | None = None
     """Absolute folders below which its files are; None leaves them to the run."""
 
+    errors: Literal["codes", "text"] = "codes"
+    """Whether the server may read what went wrong in runs in the clear."""
+
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
         seal = None if config.keys is None else config.seal or SealConfig()
-        return cls(seal=seal, data=config.data)
+        return cls(seal=seal, data=config.data, errors=config.errors)
 
     @classmethod
     def here(cls) -> OwnerPolicy:
@@ -52,7 +55,7 @@ class OwnerPolicy(Section):
         All of them are checked, also those of other silos' files: a task may look for any of them.
 
         Raises:
-            ConfigError: one leads out of the folders that the owner allows.
+            OwnerRefusal: one leads out of the folders that the owner allows.
         """
         if self.data is None:
             return spec
@@ -66,7 +69,7 @@ class OwnerPolicy(Section):
         found = Path(path).resolve()
         if not any(found.is_relative_to(folder) for folder in self.data or ()):
             remedy = "Name a file in one of its data folders, or have the owner add this one to data in silo.yaml"
-            raise ConfigError("task", f"{path} is not where this silo's owner allows runs to read", remedy)
+            raise OwnerRefusal("task", f"{path} is not where this silo's owner allows runs to read", remedy)
         return str(found)
 
     def check_seal(self, plan: EncryptionPlan | None) -> None:
@@ -76,13 +79,13 @@ class OwnerPolicy(Section):
             plan: of the run; None in the clear.
 
         Raises:
-            ConfigError: it seals less.
+            OwnerRefusal: it seals less.
         """
         if plan is None:
             if has_keys():
                 problem = "the server asks for updates in the clear, and this silo has keys"
                 remedy = "Ask for an encrypted run, or have the owner take keys out of silo.yaml"
-                raise ConfigError("cipher.kind", problem, remedy)
+                raise OwnerRefusal("cipher.kind", problem, remedy)
             return
         if self.seal is None:
             return
@@ -91,17 +94,17 @@ class OwnerPolicy(Section):
         if clear:
             named = ", ".join(clear[:_MOST_NAMES]) + (", ..." if len(clear) > _MOST_NAMES else "")
             problem = f"{named} would travel in the clear, and this silo's owner does not allow it"
-            raise ConfigError(
+            raise OwnerRefusal(
                 "cipher.only", problem, "Seal them, or have the owner name them in seal.clear of silo.yaml"
             )
         if self.seal.masks and not plan.masked:
             problem = f"{plan.kind!r} has no masks, and this silo's owner demands them"
             remedy = "Write cipher: {kind: masked}, or have the owner take seal.masks out of silo.yaml"
-            raise ConfigError("cipher.kind", problem, remedy)
+            raise OwnerRefusal("cipher.kind", problem, remedy)
         if self.seal.metrics == "sealed" and not plan.seal_metrics:
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
-            raise ConfigError("cipher.metrics", problem, remedy)
+            raise OwnerRefusal("cipher.metrics", problem, remedy)
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:

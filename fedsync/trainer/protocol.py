@@ -14,6 +14,10 @@ it (`fedsync.flower.outbox`) and one that answers it (`fedsync.trainer.service`)
 | `EvaluateModel` | as `Train` | `Evaluation`, `VersionMismatch` | |
 | `Question` | the aggregator's question | `Answer` | the replica's answer |
 | `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
+| any | | `Refused` | |
+
+`Refused` is all that a server learns of a failure, whatever failed: one code of a closed list. See
+`fedsync.trainer.refusals`.
 
 On the socket a request is inside a `Forward`: what comes from the server cannot end a trainer or probe it.
 """
@@ -22,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any
 
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core import codec
 from fedsync.core.checks import MAX_COUNT
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError, RunError
+from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload, VersionMismatch
@@ -142,7 +147,31 @@ class Snapshot:
     version: int
 
 
-Reply = Hello | InitialModel | InProgress | WorkReport | VersionMismatch | Evaluation | Answer | Snapshot
+class Refusal(StrEnum):
+    """Why there is no answer, in one word. The list is closed; what a word means is in `fedsync.trainer.refusals`."""
+
+    LOADING = auto()
+    CONFIG = auto()
+    OWNER = auto()
+    PROTOCOL = auto()
+    INTEGRITY = auto()
+    DIVERGED = auto()
+    MEMORY = auto()
+    DISK = auto()
+    LOCKED = auto()
+    LIMIT = auto()
+    INTERNAL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """There is no answer. ``text`` is empty but where the silo is emulated, or its owner lets reasons out."""
+
+    code: Refusal
+    text: str = ""
+
+
+Reply = Hello | InitialModel | InProgress | WorkReport | VersionMismatch | Evaluation | Answer | Snapshot | Refused
 
 Ask = Callable[[str, Payload | None], tuple[str, Payload | None]]
 """The way to a silo's trainer: text and bytes there, text and bytes back."""
@@ -269,10 +298,6 @@ class Identity:
 # What is said on a trainer's socket.
 
 
-class StillLoading(RunError):
-    """The trainer is not ready yet. It goes on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Answer the request in ``text``; wait so many seconds at most for the trainer to be loaded."""
@@ -301,7 +326,7 @@ SocketRequest = Forward | Ping | MakeRoom | Quit
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The reply to a request, as text."""
+    """The reply to a request, or why there is none, as text."""
 
     text: str
 
@@ -314,31 +339,4 @@ class TrainerState:
     since: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """There is no reply: an error, as the asking side is to raise it again."""
-
-    problem: str
-    place: str = ""
-    remedy: str = ""
-    loading: bool = False
-
-    @classmethod
-    def of(cls, error: Exception) -> Failed:
-        """What is to be said of an error."""
-        match error:
-            case ConfigError(place=place, problem=problem, remedy=remedy):
-                return cls(problem, place, remedy)
-            case StillLoading():
-                return cls(str(error), loading=True)
-            case _:
-                return cls(f"{type(error).__name__}: {error}")
-
-    def error(self) -> ConfigError | RunError:
-        """The error to raise."""
-        if self.place:
-            return ConfigError(self.place, self.problem, self.remedy)
-        return StillLoading(self.problem) if self.loading else RunError(self.problem)
-
-
-SocketReply = Forwarded | TrainerState | Failed
+SocketReply = Forwarded | TrainerState

@@ -8,7 +8,7 @@ lives. It listens before it loads anything, so that whoever asks learns that it 
 | loading | builds task, data and model; requests wait, and after ``load_s`` hear that it goes on | idle, failed |
 | idle | waits for requests | working; ends after a time without any, sooner when another run's trainer asks for room |
 | working | answers a request, or has an order in work; never ends by itself | idle |
-| failed | tells whoever waits why there is no trainer | ends |
+| failed | refuses what waits, as there is no trainer | ends |
 
 It ends in any state when told to (`Quit`), when its owner process is gone, and when its folder is. The times are longer
 where this process alone knows what its masks were. What has to survive is in its folder.
@@ -23,7 +23,6 @@ import select
 import sys
 import threading
 import time
-import traceback
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,17 +39,19 @@ from fedsync.trainer.protocol import (
     IDENTITY,
     LOG,
     SOCKET,
-    Failed,
     Forward,
     Forwarded,
     Identity,
     MakeRoom,
     Quit,
+    Refusal,
+    Refused,
     SocketReply,
     SocketRequest,
-    StillLoading,
     TrainerState,
+    write_reply,
 )
+from fedsync.trainer.refusals import StillLoading, refuse
 
 if TYPE_CHECKING:
     from fedsync.trainer.service import TrainerService
@@ -80,7 +81,7 @@ class _Server:
         self._folder = folder
         self._lock = lock
         self._service: TrainerService | None = None
-        self._failure: Failed | None = None
+        self._failure: Refused | None = None
         self._failure_known = False
         self._settled = threading.Event()
         self._began_s = self._asked_at_s = time.monotonic()
@@ -104,8 +105,8 @@ class _Server:
         self._settled.set()
 
     def fails(self, error: Exception) -> None:
-        """Tell everybody who waits why there is no trainer, and end."""
-        self._failure = Failed.of(error)
+        """Refuse everything that waits, and end."""
+        self._failure = refuse(error)
         self._settled.set()
         end_s = time.monotonic() + _FAILED_S
         while True:
@@ -165,7 +166,7 @@ class _Server:
                     self._wait_until_loaded(load_s)
                     if self._service is None:
                         self._failure_known = True
-                        return self._failure or Failed("no trainer"), None
+                        return _refusing(self._failure or Refused(Refusal.INTERNAL)), None
                     said, answer = self._service.ask(text, payload)
                     return Forwarded(said), answer
                 case MakeRoom():
@@ -175,8 +176,8 @@ class _Server:
             with self._entrance:
                 self._note()
                 return TrainerState(self._state, self._since), None
-        except Exception as error:  # the one who asks is to know
-            return Failed.of(error), None
+        except Exception as error:  # the one who asks is to have an answer
+            return _refusing(refuse(error)), None
 
     def _wait_until_loaded(self, most_s: float) -> None:
         if self._settled.wait(most_s):
@@ -232,6 +233,10 @@ class _Server:
             aside.rename(socket)
 
 
+def _refusing(refused: Refused) -> Forwarded:
+    return Forwarded(write_reply(refused))
+
+
 def main(folder: Path) -> None:
     """Take the folder, listen, build the trainer, and serve; where another trainer has the folder, do nothing."""
     exit_with_owner()
@@ -250,7 +255,6 @@ def main(folder: Path) -> None:
 
         server.loaded(TrainerService(Identity.load(folder), folder))
     except Exception as error:
-        traceback.print_exc()
         server.fails(error)
     threading.Event().wait()
 

@@ -9,7 +9,7 @@ it is ready, else how far it is. Whatever is asked twice is done once. An order 
 | in work | waits, then `InProgress` | the same; may halt it | halts it, begins that | done, refused, failed |
 | done | `WorkReport` and the update | the same | begins that | unknown |
 | refused | begins it again, with what came now | `VersionMismatch` | begins that | in work, unknown |
-| failed | the error | the same | begins that | unknown |
+| failed | `Refused` | the same | begins that | unknown |
 
 *Refused* is an order whose model did not continue the version that the silo holds. A service that starts knows the last
 order that is *done* on disk (`fedsync.trainer.last_order`); every other one is unknown to it. There is one order, the
@@ -51,6 +51,7 @@ from fedsync.trainer.protocol import (
     read_request,
     write_reply,
 )
+from fedsync.trainer.refusals import refuse
 from fedsync.trainer.session import SiloSession
 
 _Reply = tuple[Reply, Payload | None]
@@ -101,6 +102,7 @@ class TrainerService:
 
     Raises:
         ConfigError: task, data or device are not usable here.
+        SiloLocked: too much that was sealed was forged; see `fedsync.trainer.lockout`.
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
@@ -136,14 +138,13 @@ class TrainerService:
         return self._job is not None and not self._job.done.is_set()
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
-        """Reply to the server's request, whatever it is: both as text, with bytes (uint8) beside it.
-
-        Raises:
-            ProtocolError: the server sent something else.
-            Exception: whatever training raised.
-        """
-        reply, answer = self._handle(read_request(text), payload)
-        return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
+        """Reply to the server's request, whatever it is: both as text, with bytes (uint8) beside it. Raises nothing."""
+        try:
+            self._session.check_open()
+            reply, answer = self._handle(read_request(text), payload)
+            return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
+        except Exception as error:  # what it says is not for the server
+            return write_reply(refuse(error)), None
 
     def _handle(self, request: Request, payload: Payload | None) -> _Reply:
         session = self._session

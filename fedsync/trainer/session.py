@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
-from fedsync.core.transfer import Payload, PlainReplica, Replica
+from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train.device import resolve
 from fedsync.train.loop import Trainer, Watch
@@ -29,6 +32,7 @@ from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
 from fedsync.trainer.key_lookup import own_ring
 from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import ANSWER, COPY, Completed, Identity
 
@@ -59,6 +63,7 @@ class SiloSession:
 
     Raises:
         ConfigError: data, device or keys are not usable here, or the owner does not allow the run.
+        SiloLocked: too much that was sealed was forged.
     """
 
     def __init__(
@@ -74,6 +79,9 @@ class SiloSession:
     ) -> None:
         machine = spec.emulate[identity.index] if spec.emulate else None
         self.name = machine.name if machine else identity.name
+        keys = None if isinstance(spec.cipher, PlainConfig) else ring(self.name)
+        self.lockout = None if keys is None else Lockout(keys)
+        self.check_open()
         slot = SiloSlot(self.name, identity.index, spec.silos, spec.seed)
         self._trainer = Trainer(task, slot, _options(spec, identity, machine))
         self.facts = SiloFacts(
@@ -85,9 +93,9 @@ class SiloSession:
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
             owner.check_seal(plan)
-        self.replica = (
-            PlainReplica() if plan is None else _encrypted(plan, spec, self._trainer, ring(self.name), folder)
-        )
+        self.replica: Replica = PlainReplica()
+        if plan is not None and keys is not None:
+            self.replica = _encrypted(plan, spec, self._trainer, keys, folder)
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
@@ -120,12 +128,13 @@ class SiloSession:
 
         Raises:
             OtherVersion: what came does not continue the model that is here; nothing was changed.
+            IntegrityError: what came is not what silos of the group sealed, or not for this place.
+            SiloLocked: too much of that came.
             ProtocolError: the server sent something else.
             Exception: whatever training raised.
         """
         begin_s = perf_counter()
-        with self._exchange:
-            base = self.replica.receive(received, order.base_version)
+        base = self._receive(received, order.base_version)
         received_s = perf_counter()
         outcome = self._trainer.run(order, base, self.cursor, self._throttle, watch)
         trained_s = perf_counter()
@@ -144,19 +153,52 @@ class SiloSession:
 
     def evaluate(self, received: Payload, version: int) -> Evaluation:
         """What the server is told of the model ``version`` on the silo's test split; raises as `train`."""
-        with self._exchange:
-            model = self.replica.receive(received, version)
+        model = self._receive(received, version)
         return self.replica.reported(self._trainer.evaluate(model))
 
     def answer(self, question: Payload) -> Payload:
-        """Answer what the server's aggregator asks; see `Replica.answer`."""
+        """Answer what the server's aggregator asks; see `Replica.answer`.
+
+        What is refused here does not count: a trainer that was restarted has to refuse an honest question, and why it
+        does, the server knows.
+        """
         with self._exchange:
+            self.check_open()
             return self.replica.answer(question)
 
     def snapshot(self) -> tuple[int, Payload]:
         """Version of the model that is kept here, and the model, sealed for other silos."""
         with self._exchange:
+            self.check_open()
             return self.replica.holds, self.replica.snapshot()
+
+    def check_open(self) -> None:
+        """See that this silo takes part.
+
+        Raises:
+            SiloLocked: it does not, because of failures of integrity in this run or another.
+        """
+        if self.lockout is not None:
+            self.lockout.check()
+
+    def _receive(self, received: Payload, version: int) -> Vector:
+        """Have the replica take what came. Whatever fails in what was sealed is one class of error, and counts.
+
+        One class, so that the server cannot tell a check from another. What befalls the machine does not count: a full
+        disk, memory that ran out, a process that was killed.
+        """
+        with self._exchange:
+            self.check_open()
+            try:
+                return self.replica.receive(received, version)
+            except (OtherVersion, ConfigError, OSError, MemoryError, BrokenExecutor):
+                raise
+            except Exception as error:
+                if self.lockout is None:
+                    raise
+                failure = error if isinstance(error, ProtocolError) else ProtocolError(SERVER, "payload", repr(error))
+                self.lockout.count(str(failure))
+                raise IntegrityError(failure.sender, failure.check, failure.detail) from error
 
 
 def _encrypted(plan: EncryptionPlan, spec: RunSpec, trainer: Trainer, ring: Ring, folder: Path | None) -> Replica:

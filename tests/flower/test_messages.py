@@ -35,12 +35,14 @@ from fedsync.trainer.protocol import (
     InitialModel,
     InProgress,
     Question,
+    Refused,
     Reply,
     Request,
     Snapshot,
     Train,
     read_request,
 )
+from fedsync.trainer.refusals import explained
 from tests.flower.grid import run_identity
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
@@ -58,12 +60,13 @@ PLAIN: dict[str, dict[str, Any]] = {
     "mismatch": {"holds": -1},
     "snapshot": {"version": 2},
     "model": {"layout": {"names": ["w"], "shapes": [[2, 3]]}},
+    "refused": {"code": "memory", "text": "out of it"},
 }  # fmt: skip
 """What an honest silo writes."""
 
 TAGS = {
     "hello": "Hello", "report": "WorkReport", "progress": "InProgress", "evaluation": "Evaluation",
-    "mismatch": "VersionMismatch", "snapshot": "Snapshot", "model": "InitialModel",
+    "mismatch": "VersionMismatch", "snapshot": "Snapshot", "model": "InitialModel", "refused": "Refused",
 }  # fmt: skip
 
 HUGE = [10**19, -(10**19), 10**30, 10**308, 10**400, -(10**4000), 10**5000]
@@ -147,6 +150,8 @@ def use(message: Message) -> None:
             assert -1 <= version <= MAX_COUNT
         case Evaluation():
             check_evaluation("a", found)
+        case Refused():
+            assert len(explained("a", found)) < 5000
         case InitialModel(layout):
             read_model(layout, np.zeros(24, np.uint8), "a")
         case WorkReport():
@@ -173,6 +178,8 @@ def written_down(event: Any) -> None:
 @example(("mismatch", '{"type":"VersionMismatch","holds":-2}'))
 @example(("mismatch", '{"type":"VersionMismatch","holds":-' + "9" * 50 + "}"))
 @example(("hello", '{"type":"Hello","silo":"\\ud800","facts":{"examples":10}}'))
+@example(("refused", '{"type":"Refused","code":"CONFIG"}'))
+@example(("refused", '{"type":"Refused","code":["config"]}'))
 def test_json_of_any_kind_is_read_or_a_protocol_error(spoilt_text: tuple[str, str]) -> None:
     try:
         use(reply(text=spoilt_text[1]))

@@ -15,7 +15,7 @@ from fedsync.core.orders import SiloFacts
 from fedsync.ops.start import serve_silo
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy
-from fedsync.trainer.protocol import IDENTITY, STATE, Hello, Identity, StillLoading, write_reply
+from fedsync.trainer.protocol import IDENTITY, STATE, Hello, Identity, Refusal, Refused, Reply, write_reply
 
 
 @pytest.fixture
@@ -39,10 +39,8 @@ def test_the_newest_trainer_is_served_until_it_ends(config: SiloStartConfig, mon
 
     def link(identity: Identity) -> SimpleNamespace:
         seen.append((identity, {name: os.environ[name] for name in (STATE, OWNER, KEYS, ALLOWED)}))
-        if len(seen) == 1:
-            raise StillLoading("it goes on")
-        hello = write_reply(Hello("berlin", SiloFacts(examples=5)))
-        return SimpleNamespace(ask=lambda text, payload: (hello, None), alive=False)
+        reply: Reply = Refused(Refusal.LOADING) if len(seen) == 1 else Hello("berlin", SiloFacts(examples=5))
+        return SimpleNamespace(ask=lambda text, payload: (write_reply(reply), None), alive=False)
 
     serve_silo(config, link)  # type: ignore[arg-type]
     (identity, environment), again = seen

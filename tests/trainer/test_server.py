@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -45,14 +46,16 @@ from fedsync.trainer.protocol import (
     Identity,
     InProgress,
     MakeRoom,
+    Refusal,
+    Refused,
     Reply,
     Request,
     SocketRequest,
-    StillLoading,
     Train,
     TrainerState,
     exchange,
 )
+from fedsync.trainer.refusals import last_refusals
 from fedsync.trainer.server import _Server
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
@@ -85,6 +88,12 @@ def model() -> np.ndarray:
 
 def put(link: TrainerClient, request: Request, payload: np.ndarray | None = None) -> Reply:
     return exchange(link.ask, request, payload)[0]
+
+
+def refused(reply: Reply, code: Refusal, reason: str) -> None:
+    """The reply is this code; emulated silos say why, too."""
+    assert isinstance(reply, Refused) and reply.code is code
+    assert re.search(reason, reply.text), reply.text
 
 
 def trained(link: TrainerClient, order: WorkOrder, model: np.ndarray) -> tuple[WorkReport, np.ndarray]:
@@ -154,8 +163,7 @@ def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np
     put(link, Describe())
     unlimited = psutil.RLIM_INFINITY
     process(link).rlimit(psutil.RLIMIT_FSIZE, (0, unlimited))
-    with pytest.raises(ConfigError, match=r"answer\.bin: cannot be written: File too large"):
-        trained(link, order(11), model)
+    refused(put(link, Train(order(11)), model), Refusal.DISK, r"answer\.bin: cannot be written: File too large")
     process(link).rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
     trained(link, order(12), model)
 
@@ -178,16 +186,17 @@ def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.n
 
 
 def test_what_prevents_the_trainer_is_said(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.py: there is no such file"):
-        task = StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task
-        put(TrainerClient(identity(task=task)), Describe())
+    task = StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task
+    reason = r"nowhere\.py: there is no such file"
+    refused(put(TrainerClient(identity(task=task)), Describe()), Refusal.CONFIG, reason)
+    note = last_refusals(root)[-1]
+    assert note.code is Refusal.CONFIG and re.search(reason, note.reason), "put down for `fedsync doctor`"
 
 
 def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity())
     wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
-    with pytest.raises(FedSyncError, match="diverged"):
-        trained(link, wild, model)
+    refused(put(link, Train(wild), model), Refusal.DIVERGED, "diverged")
     trained(link, order(22), model)
 
 
@@ -310,8 +319,8 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
     monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 0.5)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 0.05)
-    with pytest.raises(StillLoading, match=r"has been loading its task, data and model for \d+ s\. It goes on"):
-        put(TrainerClient(slow), Describe())
+    loads = r"has been loading its task, data and model for \d+ s\. It goes on"
+    refused(put(TrainerClient(slow), Describe()), Refusal.LOADING, loads)
     pid = tenant(folder)
     seen = fedsync.trainer.liveness.Trainers(root)
     monkeypatch.setattr(fedsync.trainer.liveness, "PROBE_S", 10.0)

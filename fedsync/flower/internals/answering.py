@@ -14,7 +14,6 @@ It uses internals of flwr, for the versions in `fedsync.flower.internals.version
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -22,13 +21,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedsync.flower.internals.apps import installed_app
+from fedsync.trainer.protocol import write_reply
+from fedsync.trainer.refusals import refuse
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.supercore.object_store import ObjectStore
     from flwr.supernode.nodestate import NodeState
-
-logger = logging.getLogger(__name__)
 
 
 def answer_here() -> None:
@@ -70,10 +69,8 @@ def answer_messages(state: NodeState, store: ObjectStore) -> None:
 
 
 def _answer(head: Message, state: NodeState, store: ObjectStore) -> Message:
-    """What the client answers, or the error that it raises."""
-    from flwr.app import Message
-    from flwr.app.error import Error
-    from flwr.common.constant import ErrorCode
+    """What the client answers, or that it does not; the server is not told why."""
+    from fedsync.flower import messages
 
     try:
         run = state.get_run(head.metadata.run_id)
@@ -82,10 +79,8 @@ def _answer(head: Message, state: NodeState, store: ObjectStore) -> Message:
         if run is None or fab is None or context is None:
             raise RuntimeError(f"the SuperNode does not know the run {head.metadata.run_id}")
         return installed_app(run, fab)(message=_whole(head, store), context=context)
-    except Exception as error:  # whatever a client raises is an answer too
-        logger.warning("a message could not be answered", exc_info=True)
-        reason = f"{type(error).__name__}: {error}"
-        return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=head)
+    except Exception as error:
+        return messages.answer(head, write_reply(refuse(error)))
 
 
 def _whole(head: Message, store: ObjectStore) -> Message:

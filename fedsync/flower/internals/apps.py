@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import SERVER, OwnerRefusal, ProtocolError
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -32,20 +32,23 @@ def installed_app(run: Run, fab: Fab) -> ClientApp:
     """The app that answers messages of a run. Nothing of its bundle is installed or imported.
 
     Raises:
-        ConfigError: the bundle brings its own client.
-        Exception: it is no bundle.
+        OwnerRefusal: the bundle brings its own client.
+        ProtocolError: it is no bundle.
     """
     from flwr.common.config import get_fab_config
 
     from fedsync.flower.client_app import app
 
     if fab.hash_str not in _seen:
-        client = get_fab_config(fab.content)["tool"]["flwr"]["app"]["components"]["clientapp"]
+        try:
+            client = get_fab_config(fab.content)["tool"]["flwr"]["app"]["components"]["clientapp"]
+        except Exception as error:  # what anybody's bytes may do to the reading of them
+            raise ProtocolError(SERVER, "bundle", f"{type(error).__name__}: {error}") from error
         # Names prove nothing, and need not: what they lead to is here already.
         if client not in (OWN, WIRING):
             problem = f"the bundle {run.fab_id} brings its own client, {client}, and this silo runs only FedSync's"
             remedy = f"Name {OWN} as clientapp, or have the owner write code: shipped in silo.yaml"
-            raise ConfigError("clientapp", problem, remedy)
+            raise OwnerRefusal("clientapp", problem, remedy)
         logger.info("messages of %s, bundle %.12s, are answered by FedSync's own client", run.fab_id, fab.hash_str)
         _seen.add(fab.hash_str)
     return app

@@ -17,12 +17,13 @@ from fedsync.common.files import OWNER_FOLDER
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.errors import ConfigError, FedSyncError, SiloLocked
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.registration import node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.node_keys import read_node_keys
 from fedsync.ops.programs import shipped_remedy
+from fedsync.trainer.lockout import Lockout
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -140,6 +141,21 @@ def check_ring(folder: Path, name: str) -> Check:
         )
 
     return guarded("keys", found)
+
+
+def check_open(folder: Path) -> Check:
+    """That failures of integrity have not locked the silo."""
+
+    def found() -> Check:
+        from fedsync.cipher.keys.keyring import open_ring
+
+        try:
+            Lockout(open_ring(folder)).check()
+        except SiloLocked as error:
+            return Check("lock", False, str(error))
+        return Check("lock", True, "open")
+
+    return guarded("lock", found)
 
 
 def check_server_keys(path: Path) -> Check:

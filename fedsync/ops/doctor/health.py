@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from fedsync.ops.doctor.checks import Check
 from fedsync.ops.registration_loop import DONE
 from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
+from fedsync.trainer.protocol import STATE_FOLDER
+from fedsync.trainer.refusals import last_refusals
 
 KEEPER_LATE_S = 600.0
 """The run watchdog looks every other second; a run that is just being resumed takes it four minutes at most [s]."""
+
+MOST_REFUSALS = 5
+"""Refusals that are shown, the last ones."""
 
 MANY_TRIES = 6
 """A run that has died as often as this at one version of its model will hardly get on by itself."""
@@ -59,6 +65,13 @@ def check_runs(state: Path, now: datetime) -> Check:
         remedy = f"See {state / 'logs'}; `fedsync server stop DIR` ends a run, which can be resumed"
         return Check(name, False, "; ".join(bad), remedy)
     return Check(name, True, f"{len(runs)} not over; looked at {keeper.get('looked')}")
+
+
+def check_refusals(state: Path) -> Iterator[Check]:
+    """What the silo refused last, and why; the server was told the code and nothing else."""
+    for note in last_refusals(state / STATE_FOLDER)[-MOST_REFUSALS:]:
+        often = f", {note.times} times" if note.times > 1 else ""
+        yield Check("refused", True, f"{note.at} {note.code.name}{often}: {' '.join(note.reason.split())}")
 
 
 def is_running(state: Path, now: datetime) -> bool:

@@ -41,6 +41,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
         yield here.check_node_key(Path(config.node_key))
     if config.keys is not None:
         yield here.check_ring(Path(config.keys), config.name)
+        yield here.check_open(Path(config.keys))
     yield here.check_state(Path(config.state))
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
@@ -52,6 +53,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
         yield network.check_tls(host, port, Path(config.authority))
         yield network.check_clock(host, port, Path(config.authority), time.time)
     yield health.check_health(Path(config.state), now)
+    yield from health.check_refusals(Path(config.state))
 
 
 def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
