@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding import tally, wire
-from fedsync.cipher.encoding.integrity import Tagger, added
+from fedsync.cipher.encoding.integrity import Authenticator, added
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
@@ -49,10 +49,10 @@ class CipherCost:
         params: values of the update.
         silos: that were added.
         bits: of a quantised value; 64 where they are not quantised.
-        seal_mparams_s: update to message, all included: quantise, pack, tag, encrypt, serialise, hash, sign.
+        seal_mparams_s: update to message, all included: quantise, pack, encrypt, serialise, tag, hash, sign.
         server_add_mparams_s: check one silo's words and add them (peers: load and add). Checking the signature is
             not in it; peers have none.
-        open_mparams_s: sum to mean: check, decrypt, check the tag, unpack, scale.
+        open_mparams_s: sum to mean: check, check the tag, decrypt, unpack, scale.
         bytes_per_param_up: of the message.
         bytes_per_param_down: of the message with the sum.
         max_error: largest difference to the mean in float64, over the largest value of that mean.
@@ -128,7 +128,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
                 total = envelope.words.copy()
             else:
                 clock.time("add", partial(round_.check_and_add, total, envelope.words))
-            tag, members = added(tag, envelope.tag), members + envelope.head.members
+            tag, members = added(tag, envelope.tag, form), members + envelope.head.members
             del message, envelope
         if total is None:
             raise ConfigError("--silos", "there are none", "Take two at least")
@@ -150,6 +150,7 @@ class _Round:
         self._form = form_of(kind)
         self._sealer = open_suite(kind, self._group)
         self._adder = Adder(self._form)
+        self._authenticator = Authenticator(self._group.derive(Purpose.TAG), self._form)
         self._cohort = {keys.name: keys.public for keys in self._keys}
         self._masked = kind == "masked"
         self._masks: dict[str, MaskRound] = {}
@@ -164,11 +165,11 @@ class _Round:
         rng = np.random.Generator(np.random.SFC64(silo))
         portions: Iterator[Slots] = (slots for slots, _ in grid.encode(own, update, factor, rng))
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
-        if not self._masked:
-            return seal_message(head, portions, Serial(self._sealer), self._tagger(), keys.signing)
-        mask = self._masks[keys.name] = MaskRound(keys, self._cohort, b"round 0")
-        pipeline = Serial(Masked(self._sealer, mask))
-        return seal_message(head, portions, pipeline, self._tagger(), keys.signing, mask.mask_tag)
+        pipeline = Serial(self._sealer)
+        if self._masked:
+            mask = self._masks[keys.name] = MaskRound(keys, self._cohort, b"round 0")
+            pipeline = Serial(Masked(self._sealer, mask))
+        return seal_message(head, portions, pipeline, self._authenticator, keys.signing)
 
     def receive(self, silo: int, message: bytearray) -> wire.Envelope:
         """The message at the server."""
@@ -188,24 +189,20 @@ class _Round:
     def open(self, message: bytes) -> Vector:
         """The mean at a silo; with masks, what the survivors reveal included."""
         envelope = wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"), self._adder)
-        members, tag, sealer = envelope.head.members, envelope.tag, self._sealer
+        self._authenticator.authenticate(envelope, "server")
+        members, sealer = envelope.head.members, self._sealer
         if self._masked:
             names = [keys.name for keys in self._keys]
             signatures = {name: self._masks[name].sign(names) for name in names}
             unmasker = Unmasker(names, [self._masks[name].reveal(signatures) for name in names])
-            sealer, tag = Masked(sealer, unmasker=unmasker), unmasker.unmask_tag(tag)
+            sealer = Masked(sealer, unmasker=unmasker)
         pipeline = Serial(sealer)
         (first,) = open_portions(envelope.words[:1], members, pipeline, "server")
         added_up = tally.read(first, len(members), self._grid.cap, len(self._grid.layout.names), "server")
-        tagger = self._tagger()
         mean = np.empty(self._grid.layout.size, dtype=np.float32)
         portions = open_portions(envelope.words, members, pipeline, "server")
-        self._grid.decode(_taken(portions, tagger), added_up.mean_factor(self._grid.cap), mean)
-        tagger.check(tag, members, "server")
+        self._grid.decode(portions, added_up.mean_factor(self._grid.cap), mean)
         return mean
-
-    def _tagger(self) -> Tagger:
-        return Tagger(self._group.derive(Purpose.TAG), self._grid.digest)
 
     def _head(self, kind: wire.Kind, sender: str, members: tuple[Member, ...]) -> wire.Head:
         grid = self._grid
@@ -233,12 +230,6 @@ class _Round:
             *(head.kind, head.form, head.packing, head.sender, head.round, head.attempt, head.epoch, head.fingerprint),
             *(head.grid, head.chunks, update_id, public),
         )
-
-
-def _taken(portions: Iterator[Slots], tagger: Tagger) -> Iterator[Slots]:
-    for slots in portions:
-        tagger.take(slots)
-        yield slots
 
 
 def resnet_layout(params: int) -> Layout:

@@ -13,7 +13,7 @@ from fedsync.cipher.suites.suite import FORMS, Member, Words
 from tests.cipher.sealers import member
 
 FINGERPRINT, GRID = bytes(range(16)), bytes(range(32))
-TAG = tuple(range(1, 9))
+TAG = (1, 2)
 KEYS = SiloKeys("silo0", bytes(range(32)), bytes(range(1, 33)))
 
 

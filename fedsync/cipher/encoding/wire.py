@@ -7,7 +7,7 @@
         SHA-256 of its words [32], SHA-256 of its annex, or zeros [32]
     annex: what else belongs to a masked update; zeros to 8
     payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
-    tag [8 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
+    tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
 Numbers are little-endian. An update has one member, itself, and its receiver computes the two digests; an aggregate
 names every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can
@@ -33,11 +33,8 @@ from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
 
 VERSION = 2
-TAG_PARTS = 8
-"""Numbers of a tag."""
-
-TAG_MODULUS = 2**64 - 59
-"""Each of them is below this prime, the largest below 2^64: no change of a slot of 64 bits is a multiple of it."""
+TAG_PARTS = 2
+"""Numbers of a tag, each below the suite's modulus."""
 
 Tag = tuple[int, ...]
 NO_TAG: Tag = (0,) * TAG_PARTS
@@ -250,7 +247,7 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     # A view: the length was compared before.
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
     tag: Tag = _TAG.unpack_from(view, end)
-    if max(tag) >= TAG_MODULUS:
+    if max(tag) >= head.form.modulus:
         check.fail("tag", "a number of the tag is not below its modulus")
     if head.kind is Kind.UPDATE:
         head = _digested(head, view[size:end])

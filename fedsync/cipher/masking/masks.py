@@ -12,8 +12,6 @@ its s_id with every silo d that dropped out. Every silo can then take the rest o
 reveals both kinds for one silo: b_i is revealed by i alone and only if it survived, s_id only if d did not, and all
 signed one list. Who disappears between upload and reveal costs another attempt of the round, with fresh seeds.
 
-Tags are masked alike, for a tag under a key that a silo knows tells something about one update.
-
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", section 4,
 with a repeated round in place of secret sharing.
 """
@@ -22,23 +20,20 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.encoding.wire import TAG_MODULUS, TAG_PARTS, Tag
+from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys, is_signed
-from fedsync.cipher.suites.pad import Keystream
+from fedsync.cipher.suites.pad import Numbers
 from fedsync.cipher.suites.suite import BFV_PLAIN, Form, Member, Sealer, Words
 from fedsync.core.errors import PolicyError, ProtocolError
 
 MIN_SURVIVORS = 3
 """With two, each would learn the other's update from the sum."""
 
-_BITS = np.uint64((1 << 48) - 1)
 _SIGNED = b"mask survivors 1"
 
 
@@ -84,7 +79,6 @@ class MaskRound:
         }
         self._survivors: tuple[str, ...] | None = None
         self._masked = 0
-        self._tagged = False
 
     @property
     def _masks(self) -> list[tuple[bytes, bool]]:
@@ -102,21 +96,10 @@ class MaskRound:
         Raises:
             PolicyError: a mask would be put on twice.
         """
-        if first != self._masked or self._tagged or self._survivors is not None:
+        if first != self._masked or self._survivors is not None:
             raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
         self._masked += len(slots)
         return _masked(slots, self._masks, first)
-
-    def mask_tag(self, tag: Tag) -> Tag:
-        """The masked tag; the update ends with it.
-
-        Raises:
-            PolicyError: a mask would be put on twice.
-        """
-        if self._tagged or self._survivors is not None:
-            raise PolicyError("a second tag is to be masked: masks are for one update, once")
-        self._tagged = True
-        return _masked_tag(tag, self._masks)
 
     def sign(self, survivors: Sequence[str]) -> bytes:
         """Sign the names of those whose updates are in the sum, 64 bytes; one list an attempt.
@@ -183,10 +166,6 @@ class Unmasker:
         """Sums of slots as they were before masking, int64 [chunks, 4096], within +-t/2."""
         return _masked(slots, self._masks, first)
 
-    def unmask_tag(self, tag: Tag) -> Tag:
-        """The sum of tags as they were before masking."""
-        return _masked_tag(tag, self._masks)
-
 
 class Masked:
     """A `Sealer` that masks before sealing and unmasks after opening.
@@ -228,7 +207,7 @@ def _list(names: Sequence[str], context: bytes) -> bytes:
 
 def _masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slots:
     """Slots plus or minus masks, modulo t and centred."""
-    streams = [(_Mask(seed, first), added) for seed, added in masks]
+    streams = [(_stream(seed, first), added) for seed, added in masks]
     half, plain = BFV_PLAIN // 2, np.int64(BFV_PLAIN)
     out = np.empty_like(slots)
     # A chunk at a time stays in the cache, whatever the number of masks.
@@ -244,51 +223,6 @@ def _masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Sl
     return out
 
 
-class _Mask:
-    """Chunks of numbers that are uniform below t."""
-
-    def __init__(self, seed: bytes, first: int) -> None:
-        self._key = hmac.digest(seed, b"fedsync mask 1\0slots", "sha256")
-        self._stream = Keystream(self._key, first * SLOTS)
-        self._chunk = first
-
-    def chunk(self) -> NDArray[np.uint64]:
-        """The next chunk, uint64 [4096]."""
-        words = self._stream.words(SLOTS)
-        np.bitwise_and(words, _BITS, out=words)
-        if words.max() >= BFV_PLAIN:
-            redraw(words, self._key, self._chunk)
-        self._chunk += 1
-        return words
-
-
-def redraw(words: NDArray[np.uint64], key: bytes, chunk: int) -> None:
-    """Replace numbers that are not below t by others of the same key; of 2^34 numbers about one is.
-
-    Args:
-        words: uint64 [4096] of 48 bits, changed in place.
-        key: of the mask.
-        chunk: number of the chunk.
-    """
-    for slot in np.flatnonzero(words >= np.uint64(BFV_PLAIN)).tolist():
-        words[slot] = next(number for number in _draws(key, chunk, slot) if number < BFV_PLAIN)
-
-
-def _draws(key: bytes, chunk: int, slot: int) -> Iterator[int]:
-    """Numbers of 48 bits for one slot."""
-    attempt = 0
-    while True:
-        text = b"again" + b"".join(number.to_bytes(8, "little") for number in (chunk, slot, attempt))
-        yield int.from_bytes(hmac.digest(key, text, "sha256")[:6], "little")
-        attempt += 1
-
-
-def _masked_tag(tag: Tag, masks: Sequence[tuple[bytes, bool]]) -> Tag:
-    parts = list(tag)
-    for seed, added in masks:
-        for part in range(TAG_PARTS):
-            wide = hmac.digest(seed, b"fedsync mask 1\0tag" + bytes([part]), "sha256")
-            # 256 bits modulo 64: as good as uniform.
-            number = int.from_bytes(wide, "little")
-            parts[part] = (parts[part] + (number if added else -number)) % TAG_MODULUS
-    return tuple(parts)
+def _stream(seed: bytes, first: int) -> Numbers:
+    """Numbers below t of one mask, from one chunk on."""
+    return Numbers(hmac.digest(seed, b"fedsync mask 1\0slots", "sha256"), BFV_PLAIN, first)

@@ -67,5 +67,5 @@ def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple
     words, tag = envelopes[0].words.copy(), envelopes[0].tag
     for envelope in envelopes[1:]:
         adder.add(words, envelope.words)
-        tag = added(tag, envelope.tag)
+        tag = added(tag, envelope.tag, adder.form)
     return words, tag

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsync.cipher.encoding import catch_up, tally, wire
 from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, LinkKind, Start
-from fedsync.cipher.encoding.integrity import Tagger
+from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import Contribution, Tally
@@ -84,6 +84,7 @@ class EncryptedReplica:
         kept = None if file is None else ReplicaState.load(file, plan.layout.size, len(plan.sealed.names))
         self._state = kept or ReplicaState(-1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {})
         self._masking = Masking(ring, run)
+        self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
         self._attempt = 0
         self._pooled = Evaluation(0.0, 0.0, 0)
 
@@ -108,10 +109,8 @@ class EncryptedReplica:
         member = Member(f"{self._ring.own.name}{_CALIBRATION}", 0, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap))
-        tagger = self._tagger(first)
-        tagger.take(slots)
-        words = self._sealer.seal(slots, member)
-        return _bytes(wire.encode(self._head(member, first, 1), words, tagger.tag(member), self._ring.own.signing))
+        head, signing = self._head(member, first, 1), self._ring.own.signing
+        return _bytes(seal_message(head, [slots], Serial(self._sealer), self._authenticator, signing))
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         """An update, float32 [layout.size], sealed; values that are not to be sealed follow in the clear.
@@ -129,10 +128,10 @@ class EncryptedReplica:
         own = tally.build(Contribution(weight, votes, progress, evaluation), plan.cap)
         member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
         grid = plan.grid(self._state.scales.exponents[-1])
-        pipeline, blind = self._pipeline, None
+        pipeline = self._pipeline
         if plan.masked:
             masks = self._masking.begin(order.base_version, self._attempt)
-            pipeline, blind = Serial(Masked(self._sealer, masks)), masks.mask_tag
+            pipeline = Serial(Masked(self._sealer, masks))
         clipped = 0
 
         def portions() -> Iterator[Slots]:
@@ -143,7 +142,7 @@ class EncryptedReplica:
                 yield slots
 
         head = self._head(member, grid, plan.chunks, self._attempt)
-        message = seal_message(head, portions(), pipeline, self._tagger(grid), self._ring.own.signing, blind)
+        message = seal_message(head, portions(), pipeline, self._authenticator, self._ring.own.signing)
         if clipped > _CLIPPED * len(sealed):
             logger.warning(
                 "%s: %d of %d values were larger than agreed: clipped", order.update_id, clipped, len(sealed)
@@ -252,11 +251,8 @@ class EncryptedReplica:
             raise ProtocolError(_SERVER, "calibration", "made for another model, or another number of bits")
         for member in envelope.head.members:
             self._check_member(member, {}, calibration=True)
-        slots = self._sealer.open(envelope.words, envelope.head.members)
-        tagger = self._tagger(first)
-        tagger.take(slots)
-        tagger.check(envelope.tag, envelope.head.members, _SERVER)
-        added_up = self._tally(slots, envelope)
+        self._authenticator.authenticate(envelope, _SERVER)
+        added_up = self._tally(self._sealer.open(envelope.words, envelope.head.members), envelope)
         spared = tally.votes_spared(Counter(member.silo for member in envelope.head.members), self._plan.colluding)
         return tally.next_exponents(added_up, self._plan.first_exponents, spared, self._plan.headroom)
 
@@ -288,37 +284,28 @@ class EncryptedReplica:
             if sign > 0:
                 for member in envelope.head.members:
                     self._check_member(member, added)
+            self._authenticator.authenticate(envelope, _SERVER)
+            envelopes.append(envelope)
+        # All sums are what silos sealed: now they may be opened.
+        for envelope in envelopes:
             first = sealer.open(envelope.words[:1], envelope.head.members)
             tallies.append(self._tally(first, envelope))
-            envelopes.append(envelope)
         added_up = tally.together(tallies)
         factor = sign * plan.weighting.rate * added_up.mean_factor(plan.cap, normalised=plan.weighting.normalised)
         change = np.zeros(plan.sealed.size, dtype=np.float32)
         part = np.empty_like(change)
         for envelope in envelopes:
             grid = grids[envelope.head.grid]
-            tagger = self._tagger(grid)
-            grid.decode(self._opened(pipeline, envelope, tagger), factor, part)
-            tag = envelope.tag if unmasker is None else unmasker.unmask_tag(envelope.tag)
-            tagger.check(tag, envelope.head.members, _SERVER)
+            grid.decode(open_portions(envelope.words, envelope.head.members, pipeline, _SERVER), factor, part)
             change += part
         clear = self._clear(entry.clear, plan.clear_values) * np.float32(sign)
         voters = [member.silo for envelope in envelopes for member in envelope.head.members]
         scales = state.scales.after(added_up, voters, plan) if sign > 0 else state.scales
         return ReplicaState(state.version, state.model + plan.unite(change, clear), scales, added), added_up
 
-    def _opened(self, pipeline: Pipeline, envelope: wire.Envelope, tagger: Tagger) -> Iterator[Slots]:
-        """Slots of all chunks, a few at a time; the tagger takes them on the way."""
-        for slots in open_portions(envelope.words, envelope.head.members, pipeline, _SERVER):
-            tagger.take(slots)
-            yield slots
-
     def _tally(self, slots: Slots, envelope: wire.Envelope) -> Tally:
         members, tensors = len(envelope.head.members), len(self._plan.sealed.names)
         return tally.read(slots, members, self._plan.cap, tensors, _SERVER)
-
-    def _tagger(self, grid: QuantizationGrid) -> Tagger:
-        return Tagger(self._ring.group.derive(Purpose.TAG), grid.digest)
 
     def _known_grids(self, scales: Scales) -> dict[bytes, QuantizationGrid]:
         grids = [self._plan.grid(exponents) for exponents in scales.exponents]
@@ -364,5 +351,5 @@ class EncryptedReplica:
         return values
 
 
-def _bytes(data: bytes) -> Payload:
+def _bytes(data: bytes | bytearray) -> Payload:
     return np.frombuffer(data, dtype=np.uint8)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from fedsync.cipher.encoding.integrity import Tagger
+from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.wire import Head, Tag, Writer
+from fedsync.cipher.encoding.wire import Head, Writer
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Member, Sealer, Words
@@ -112,9 +113,8 @@ def seal_message(
     head: Head,
     portions: Iterable[Slots],
     pipeline: Pipeline,
-    tagger: Tagger,
+    authenticator: Authenticator,
     signing: bytes | None,
-    blind: Callable[[Tag], Tag] | None = None,
 ) -> bytearray:
     """A whole sealed message of one update, written into the memory that it takes and no more.
 
@@ -122,12 +122,11 @@ def seal_message(
         head: of the message; it has one member.
         portions: of slots, from chunk 0 on.
         pipeline: seals them.
-        tagger: fresh.
+        authenticator: of the suite and key epoch.
         signing: as for `fedsync.cipher.encoding.wire.Writer`.
-        blind: what is done to the tag at the end: `fedsync.cipher.masking.masks.MaskRound.mask_tag`.
     """
     (member,) = head.members
-    writer = Writer(head, signing)
+    writer, hasher = Writer(head, signing), authenticator.hasher()
     message = bytearray(head.nbytes)
     at = 0
 
@@ -137,10 +136,11 @@ def seal_message(
         at += len(piece)
 
     put(writer.header)
-    for words in pipeline.seal(_tagged(portions, tagger), member):
+    for words in pipeline.seal(portions, member):
+        hasher.take(words)
         put(writer.payload(words))
-    tag = tagger.tag(member)
-    put(writer.trailer(tag if blind is None else blind(tag)))
+    sealed = replace(head, members=(replace(member, digest=writer.digest),))
+    put(writer.trailer(authenticator.tag(hasher.value(), sealed)))
     return message
 
 
@@ -148,12 +148,6 @@ def open_portions(words: Words, members: Sequence[Member], pipeline: Pipeline, s
     """Slots of a sum, a few chunks at a time, from chunk 0 on."""
     portions = (words[first : first + PORTION] for first in range(0, len(words), PORTION))
     return pipeline.open(portions, members, sender)
-
-
-def _tagged(portions: Iterable[Slots], tagger: Tagger) -> Iterator[Slots]:
-    for slots in portions:
-        tagger.take(slots)
-        yield slots
 
 
 def _numbered(portions: Iterable[P]) -> Iterator[tuple[int, P]]:

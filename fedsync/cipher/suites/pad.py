@@ -1,4 +1,4 @@
-"""The suite ``pad``: a one-time pad modulo 2^64.
+"""The suite ``pad``: a one-time pad modulo m = 2^64 - 59, a prime, so that sums can be authenticated as those of `bfv`.
 
 Each chunk is the slots plus a keystream of the group's key and the upload's nonce; a sum opens by subtracting the
 keystreams of all its members. It is the fastest suite with the shortest words, under the same trust as `bfv`: silos
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import hmac
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.suite import PAD, Adder, Form, Member, Words, check_additions
+from fedsync.cipher.suites.suite import PAD, PAD_MODULUS, Adder, Form, Member, Words, check_additions
 
 _BLOCK = 16
+# By so much 2^64 is more than the modulus.
+_BEYOND = 2**64 - PAD_MODULUS
 _ZEROS = bytes(1 << 16)
 
 
@@ -49,6 +52,53 @@ class Keystream:
         return words if sys.byteorder == "little" else words.byteswap()
 
 
+class Numbers:
+    """Chunks of numbers that are uniform below a modulus to whoever does not have the key.
+
+    Args:
+        key: as for `Keystream`.
+        modulus: slightly below a power of 256.
+        first: number of the first chunk.
+    """
+
+    def __init__(self, key: bytes, modulus: int, first: int) -> None:
+        self._key, self._modulus, self._next = key, modulus, first
+        self._bits = np.uint64((1 << modulus.bit_length()) - 1)
+        self._stream = Keystream(key, first * SLOTS)
+
+    def chunk(self) -> Words:
+        """The next chunk, uint64 [4096]."""
+        numbers = self._stream.words(SLOTS)
+        if self._modulus < 1 << 56:
+            np.bitwise_and(numbers, self._bits, out=numbers)
+        if numbers.max() >= np.uint64(self._modulus):
+            redraw(numbers, self._modulus, self._key, self._next)
+        self._next += 1
+        return numbers
+
+
+def redraw(numbers: Words, modulus: int, key: bytes, chunk: int) -> None:
+    """Replace numbers that are not below the modulus by others of the same key; of 2^34 numbers about one is.
+
+    Args:
+        numbers: uint64 [4096], changed in place.
+        modulus: as of `Numbers`.
+        key: as of `Numbers`.
+        chunk: number of the chunk.
+    """
+    for slot in np.flatnonzero(numbers >= np.uint64(modulus)).tolist():
+        numbers[slot] = next(number for number in _draws(key, modulus, chunk, slot) if number < modulus)
+
+
+def _draws(key: bytes, modulus: int, chunk: int, slot: int) -> Iterator[int]:
+    """Numbers of as many bytes as the modulus for one slot."""
+    attempt = 0
+    while True:
+        text = b"again" + b"".join(number.to_bytes(8, "little") for number in (chunk, slot, attempt))
+        yield int.from_bytes(hmac.digest(key, text, "sha256")[: modulus.bit_length() // 8], "little")
+        attempt += 1
+
+
 class Pad:
     """Seals and opens with a key of the group.
 
@@ -66,8 +116,12 @@ class Pad:
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         stream = self._stream(member, first)
-        words = stream.words(slots.size).reshape(slots.shape)
-        return np.add(words, slots.view(np.uint64), out=words)
+        words = np.empty(slots.shape, dtype=np.uint64)
+        for into, chunk in zip(words, slots, strict=True):
+            # A slot below 0 stands for itself plus the modulus.
+            np.subtract(chunk, (chunk >> 63) & _BEYOND, out=into.view(np.int64))
+            self._adder.add(into[None], stream.chunk()[None])
+        return words
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         check_additions(members, PAD.additions, sender)
@@ -76,12 +130,29 @@ class Pad:
         # A chunk at a time stays in the cache, whatever the number of members.
         streams = [self._stream(member, first) for member in members]
         for chunk in sums:
+            borrowed = np.zeros(SLOTS, dtype=np.uint8)
             for stream in streams:
-                np.subtract(chunk, stream.words(SLOTS), out=chunk)
+                numbers = stream.chunk()
+                np.add(borrowed, chunk < numbers, out=borrowed)
+                np.subtract(chunk, numbers, out=chunk)
+            _settle(chunk, borrowed)
         return sums.view(np.int64)
 
-    def _stream(self, member: Member, first: int) -> Keystream:
+    def _stream(self, member: Member, first: int) -> Numbers:
         """The keystream of one upload from one chunk on."""
         name = member.round.to_bytes(8, "little") + member.update_id.encode()
-        key = hmac.digest(self._key, b"fedsync pad 1\0" + member.nonce + name, "sha256")
-        return Keystream(key, first * SLOTS)
+        key = hmac.digest(self._key, b"fedsync pad 2\0" + member.nonce + member.chain + name, "sha256")
+        return Numbers(key, PAD_MODULUS, first)
+
+
+def _settle(chunk: Words, borrowed: NDArray[np.uint8]) -> None:
+    """Make slots, as int64 bits, of differences that wrapped round ``borrowed`` times.
+
+    Each time 2^64 came in, which is `_BEYOND` more than the modulus. What is above half of the modulus stands for a
+    slot below 0, which 64 bits write `_BEYOND` higher.
+    """
+    excess = borrowed.astype(np.uint64) * np.uint64(_BEYOND)
+    short = chunk < excess
+    np.subtract(chunk, excess, out=chunk)
+    np.subtract(chunk, np.uint64(_BEYOND), out=chunk, where=short)
+    np.add(chunk, np.uint64(_BEYOND), out=chunk, where=chunk > np.uint64(PAD_MODULUS // 2))

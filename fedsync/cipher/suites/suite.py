@@ -40,7 +40,7 @@ class Form:
         kind: name in configuration files.
         code: number on the wire; never reuse one, nor 2, which a suite had that is gone.
         slot_bits: bits of a slot, sign included, that `Packing` may fill.
-        modulus: of a chunk's words; 0 stands for 2^64.
+        modulus: of a chunk's words, a prime.
         words: of a chunk.
         additions: updates that may be summed before decryption could fail.
     """
@@ -67,8 +67,11 @@ BFV_MODULUS = 1152921504606830593
 BFV_PLAIN = 281474976694273
 """t: the largest prime of 48 bits that is 1 modulo 8192."""
 
+PAD_MODULUS = 2**64 - 59
+"""The largest prime below 2^64: the lanes of every `Packing` stay within half of it."""
+
 BFV = Form("bfv", 1, 48, BFV_MODULUS, 2 * SLOTS, 200)
-PAD = Form("pad", 3, 64, 0, SLOTS, 255)
+PAD = Form("pad", 3, 64, PAD_MODULUS, SLOTS, 255)
 MASKED = Form("masked", 4, 48, BFV_MODULUS, 2 * SLOTS, 200)
 
 FORMS = {form.kind: form for form in (BFV, PAD, MASKED)}
@@ -160,7 +163,10 @@ class Adder:
     def __init__(self, form: Form) -> None:
         self.form = form
         self._modulus = np.uint64(form.modulus)
+        # What 2^64 is modulo a modulus so large that two words may add up to more.
+        self._carried = np.uint64(2**64 % form.modulus if form.modulus > 2**63 else 0)
         self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
+        self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
 
     def check(self, words: Words, sender: str) -> None:
         """Check that these can be sealed chunks.
@@ -172,8 +178,6 @@ class Adder:
             raise ProtocolError(
                 sender, "chunks", f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
             )
-        if not self._modulus:
-            return
         for first in range(0, len(words), _GROUP):
             if words[first : first + _GROUP].max() >= self._modulus:
                 raise ProtocolError(sender, "words", f"chunks {first}.. have words that are not below the modulus")
@@ -186,13 +190,17 @@ class Adder:
         if total.shape != words.shape:
             raise PolicyError(f"words {words.shape} are to be added to {total.shape}")
         for first in range(0, len(total), _GROUP):
-            into = total[first : first + _GROUP]
-            np.add(into, words[first : first + _GROUP], out=into)
-            if self._modulus:
-                # Below 2 q < 2^64. Where the sum is below q already, subtracting wraps round and the minimum keeps it.
-                spare = self._spare[: len(into)]
-                np.subtract(into, self._modulus, out=spare)
-                np.minimum(into, spare, out=into)
+            into, more = total[first : first + _GROUP], words[first : first + _GROUP]
+            spare, carry = self._spare[: len(into)], self._carry[: len(into)]
+            np.add(into, more, out=into)
+            if self._carried:
+                # Where 2^64 was lost, what it stands for comes back; that makes no more than the modulus.
+                np.less(into, more, out=carry)
+                np.multiply(carry, self._carried, out=spare)
+                np.add(into, spare, out=into)
+            # Where the sum is below the modulus already, subtracting wraps round and the minimum keeps it.
+            np.subtract(into, self._modulus, out=spare)
+            np.minimum(into, spare, out=into)
 
 
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:

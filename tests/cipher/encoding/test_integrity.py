@@ -1,138 +1,325 @@
-"""A tag fits the sum of exactly those updates that are named, and nothing else."""
+"""A tag fits the sum of exactly those updates that are named, and nothing is opened before it was found to fit."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.cipher.encoding.integrity import Tagger, added
-from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.encoding.wire import NO_TAG, TAG_MODULUS, Tag
+from fedsync.cipher.encoding.integrity import Authenticator, added
+from fedsync.cipher.encoding.packing import Packing
+from fedsync.cipher.encoding.wire import NO_TAG, Envelope, Head, Kind, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
-from fedsync.cipher.suites.suite import Member
+from fedsync.cipher.suites.suite import FORMS, Form, Member, Words
 from fedsync.core.errors import ProtocolError
-from tests.cipher.sealers import member, slots_of
+from tests.cipher.messages import head
+from tests.cipher.sealers import KINDS, member, summed
 
 KEY = bytes(range(32))
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def tag_of(slots: Slots, one: Member, context: bytes = b"") -> Tag:
-    tagger = Tagger(KEY, context)
-    tagger.take(slots)
-    return tagger.tag(one)
+@cache
+def authenticator(kind: str, key: bytes = KEY) -> Authenticator:
+    return Authenticator(key, FORMS[kind])
 
 
-def fits(slots: Slots, tag: Tag, members: list[Member], context: bytes = b"", key: bytes = KEY) -> bool:
-    tagger = Tagger(key, context)
-    tagger.take(slots)
+def words_of(kind: str, chunks: int, seed: int = 0) -> Words:
+    form = FORMS[kind]
+    return np.random.default_rng(seed).integers(0, form.modulus, (chunks, form.words), dtype=np.uint64)
+
+
+def hash_of(kind: str, words: Words, key: bytes = KEY) -> Tag:
+    hasher = authenticator(kind, key).hasher()
+    hasher.take(words)
+    return hasher.value()
+
+
+def update(kind: str, index: int, words: Words, **changes: object) -> Envelope:
+    """Update number ``index`` as it reaches the server."""
+    digest = hashlib.sha256(words.tobytes()).digest()
+    own = replace(member(index), digest=digest, **changes)  # type: ignore[arg-type]  # one change at a time
+    of = head(kind, len(words), (own,))
+    return Envelope(of, words, authenticator(kind).tag(hash_of(kind, words), of))
+
+
+def sum_of(kind: str, updates: Sequence[Envelope]) -> Envelope:
+    """What an honest server makes of them."""
+    members, tag = tuple(one.head.members[0] for one in updates), NO_TAG
+    for one in updates:
+        tag = added(tag, one.tag, FORMS[kind])
+    of = head(kind, len(updates[0].words), members, Kind.AGGREGATE)
+    return Envelope(of, summed(kind, [one.words for one in updates]), tag)
+
+
+def fits(envelope: Envelope, key: bytes = KEY) -> bool:
     try:
-        tagger.check(tag, members, "server")
+        authenticator(envelope.head.form.kind, key).authenticate(envelope, "server")
     except ProtocolError as error:
         assert (error.sender, error.check) == ("server", "tag")
         return False
     return True
 
 
-def sum_of(tags: list[Tag]) -> Tag:
-    total = NO_TAG
-    for tag in tags:
-        total = added(total, tag)
-    return total
+@cache
+def three(kind: str) -> Envelope:
+    """The sum of three updates of three chunks."""
+    return sum_of(kind, [update(kind, index, words_of(kind, 3, index)) for index in range(3)])
 
 
-@settings(max_examples=8, deadline=None)
-@given(st.integers(1, 5), st.sampled_from([20, 45, 61]), st.integers(0, 2**32))
-def test_the_sum_of_tags_fits_the_sum_of_updates(count: int, bits: int, seed: int) -> None:
-    slots = [slots_of(3, bits, seed + i) for i in range(count)]
-    members = [member(i) for i in range(count)]
-    total = sum_of([tag_of(one, own) for one, own in zip(slots, members, strict=True)])
-    assert fits(np.asarray(sum(slots)), total, members)
-    assert fits(np.asarray(sum(slots)), total, members[::-1])
+def with_words(envelope: Envelope, words: Words) -> Envelope:
+    return replace(envelope, words=words % np.uint64(envelope.head.form.modulus))
 
 
-def test_the_tag_is_the_sum_of_products_by_hand() -> None:
-    """Against plain integers of Python, with the coefficients that the key gives; also for the extremes."""
-    slots = slots_of(2, 47)
-    slots[0, :4] = [2**62, -(2**62), 2**63 - 1, -(2**63)]
-    tagger = Tagger(KEY)
-    coefficients = tagger._coefficients.astype(int).astype(object)
-    factors = Keystream(tagger._derived(b"s")).words(16).astype(object)
-    blinds = tagger._blinds(member(0))
-    expected = [
-        (
-            sum(factors[8 * b + c] * int((slots[b].astype(object) * coefficients[:, c]).sum()) for b in range(2))
-            + blinds[c]
-        )
-        % TAG_MODULUS
-        for c in range(8)
-    ]
-    assert list(tag_of(slots, member(0))) == expected
+def with_members(envelope: Envelope, *members: Member) -> Envelope:
+    return replace(envelope, head=replace(envelope.head, members=members))
 
 
-def test_portions_make_no_difference() -> None:
-    slots = slots_of(21, 47)
-    tagger = Tagger(KEY)
+# The hash is what it is said to be.
+
+
+def coefficients(kind: str, chunks: int) -> tuple[list[list[int]], list[list[int]]]:
+    """rho [check][position] and s [check][block] as plain integers, from the key by hand."""
+    form = FORMS[kind]
+    key = hmac.digest(KEY, b"fedsync tag 2\0" + bytes([form.code]), "sha256")
+    rho = []
+    for check in (b"\0", b"\1"):
+        drawn = Keystream(hmac.digest(key, b"rho" + check, "sha256")).words(form.words + 16).tolist()
+        below = [number % 2 ** form.modulus.bit_length() for number in drawn]
+        rho.append([number for number in below if number < form.modulus][: form.words])
+    numbers = Keystream(hmac.digest(key, b"s\0", "sha256")).words(4 * chunks).tolist()
+    wide = [low + 2**64 * high for low, high in zip(numbers[::2], numbers[1::2], strict=True)]
+    return rho, [wide[::2], wide[1::2]]
+
+
+@every_kind
+def test_the_hash_is_the_sum_of_products_by_hand(kind: str) -> None:
+    """Against plain integers of Python, for random words and for the largest that there are."""
+    modulus, words = FORMS[kind].modulus, words_of(kind, 10)
+    words[1], words[9, 5:] = 0, modulus - 1
+    rho, factors = coefficients(kind, len(words))
+    rows = words.tolist()
+    expected = tuple(
+        sum(s * sum(map(int.__mul__, rho[check], row)) for s, row in zip(factors[check], rows, strict=True)) % modulus
+        for check in range(2)
+    )
+    assert hash_of(kind, words) == expected
+
+
+@every_kind
+def test_coefficients_that_are_as_large_as_can_be_are_added_exactly(kind: str) -> None:
+    """Rounding would show where every product has its most bits."""
+    form = FORMS[kind]
+    one = Authenticator(KEY, form)
+    one._pieces = np.full_like(one._pieces, one._pieces.max())
+    words = np.full((9, form.words), form.modulus - 1, dtype=np.uint64)
+    pieces = one._pieces.reshape(form.words, 2, -1)
+    half = len(one._weights) // 2
+    rho = sum(int(piece) * weight for piece, weight in zip(pieces[0, 0], one._weights[:half], strict=True))
+    factors = coefficients(kind, 9)[1]
+    hasher = one.hasher()
+    hasher.take(words)
+    inner = form.words * rho * (form.modulus - 1)
+    assert hasher.value() == tuple(sum(factors[check]) * inner % form.modulus for check in range(2))
+
+
+@every_kind
+def test_coefficients_differ_between_checks_positions_blocks_and_suites(kind: str) -> None:
+    rho, factors = coefficients(kind, 50)
+    numbers = [number for part in (*rho, *factors) for number in part]
+    assert len(set(numbers)) == len(numbers)
+    words = np.zeros((3, FORMS[kind].words), dtype=np.uint64)
+    seen = set()
+    for block, position in ((0, 0), (0, 1), (1, 0), (1, 1), (2, FORMS[kind].words - 1)):
+        words[:] = 0
+        words[block, position] = 1
+        seen |= {hash_of(other, words) for other in KINDS if FORMS[other].words == FORMS[kind].words}
+    assert len({number for tag in seen for number in tag}) == 2 * 5 * (1 if kind == "pad" else 2)
+
+
+@every_kind
+def test_portions_make_no_difference(kind: str) -> None:
+    words = words_of(kind, 21)
+    hasher = authenticator(kind).hasher()
     for first, last in ((0, 1), (1, 1), (1, 18), (18, 21)):
-        tagger.take(slots[first:last])
-    assert tagger.tag(member(0)) == tag_of(slots, member(0))
+        hasher.take(words[first:last])
+    assert hasher.value() == hash_of(kind, words)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2), st.integers(0, SLOTS - 1), st.integers(-(2**62), 2**62).filter(bool))
-def test_a_changed_slot_is_noticed(chunk: int, slot: int, by: int) -> None:
-    slots = slots_of(3, 47)
-    tag = tag_of(slots, member(0))
-    slots[chunk, slot] += by
-    assert not fits(slots, tag, [member(0)])
+@every_kind
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 2**32))
+def test_the_sum_of_tags_fits_the_sum_that_the_server_makes(kind: str, count: int, seed: int) -> None:
+    total = sum_of(kind, [update(kind, index, words_of(kind, 2, seed + index)) for index in range(count)])
+    assert fits(total)
+    assert fits(with_members(total, *total.head.members[::-1]))
 
 
-@pytest.mark.parametrize("by", [2**61 - 1, 2**32, 2**48, TAG_MODULUS - 2**64])
-def test_changes_that_vanish_modulo_some_number_are_noticed(by: int) -> None:
-    slots = slots_of(1, 47)
-    tag = tag_of(slots, member(0))
-    slots[0, 9] += by
-    assert not fits(slots, tag, [member(0)])
+@every_kind
+@pytest.mark.parametrize("bits", [8, 12, 16])
+def test_as_many_updates_as_are_allowed_fit(kind: str, bits: int) -> None:
+    form = FORMS[kind]
+    count = form.limit(Packing(bits, form.slot_bits))
+    largest = np.full((1, form.words), form.modulus - 1, dtype=np.uint64)
+    assert fits(sum_of(kind, [update(kind, index, largest) for index in range(count)]))
 
 
-def test_swapped_chunks_and_slots_are_noticed() -> None:
-    slots = slots_of(2, 47)
-    tag = tag_of(slots, member(0))
-    assert not fits(slots[::-1].copy(), tag, [member(0)])
-    assert not fits(slots[:, ::-1].copy(), tag, [member(0)])
+# What is changed is noticed.
 
 
-def test_left_out_added_replayed_and_renamed_contributions_are_noticed() -> None:
-    slots = [slots_of(1, 40, seed) for seed in range(4)]
-    tags = [tag_of(one, member(i)) for i, one in enumerate(slots)]
-    three, members = np.asarray(slots[0] + slots[1] + slots[2]), [member(0), member(1), member(2)]
-    total = sum_of(tags[:3])
-    assert fits(three, total, members)
-    # Left out of the sum, of the tag, or of the names.
-    assert not fits(three - slots[1], total, members)
-    assert not fits(three, sum_of(tags[:2]), members)
-    assert not fits(three, total, members[:2])
-    assert not fits(three, total, [*members[:2], member(3)])
-    # In it twice.
-    assert not fits(three + slots[0], sum_of([*tags[:3], tags[0]]), members)
-    # An upload of another round, or an earlier upload of the same update.
-    for old in (
-        member(2, round_=1),
-        Member("silo2/1", 0, b"2" * 16, bytes(32)),
-        Member("silo2/2", 0, member(2).nonce, bytes(32)),
-    ):
-        assert not fits(three, sum_of([*tags[:2], tag_of(slots[2], old)]), members)
+@every_kind
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_one_changed_word_is_noticed_wherever_it_is_and_by_whatever(kind: str, data: st.DataObject) -> None:
+    form, total = FORMS[kind], three(kind)
+    words = total.words.copy()
+    at = data.draw(st.integers(0, 2)), data.draw(st.integers(0, form.words - 1))
+    by = data.draw(st.one_of(st.integers(1, form.modulus - 1), st.integers(0, 59).map(lambda shift: 2**shift)))
+    words[at] = (int(words[at]) + by) % form.modulus
+    assert not fits(replace(total, words=words))
 
 
-def test_other_keys_and_contexts_do_not_fit() -> None:
-    slots = slots_of(1, 40)
-    tag = tag_of(slots, member(0), b"grid")
-    assert fits(slots, tag, [member(0)], b"grid")
-    assert not fits(slots, tag, [member(0)], b"other grid")
-    assert not fits(slots, tag, [member(0)], b"grid", bytes(32))
+@every_kind
+def test_multiples_swaps_and_moved_chunks_are_noticed(kind: str) -> None:
+    total = three(kind)
+    words, half = total.words, FORMS[kind].words // 2
+    swapped_places, swapped_halves, one_for_another = words.copy(), words.copy(), words.copy()
+    swapped_places[1, [3, 4]] = words[1, [4, 3]]
+    swapped_halves[:, :half], swapped_halves[:, half:] = words[:, half:], words[:, :half]
+    one_for_another[0] = words[1]
+    negative = np.uint64(FORMS[kind].modulus) - words
+    changed = [np.zeros_like(words), negative, words[::-1], words[[0, 2, 1]], words[:, ::-1], np.roll(words, 1, axis=1)]
+    changed += [swapped_places, swapped_halves, one_for_another, words[:2], np.concatenate([words, words[:1]])]
+    for other in changed:
+        assert not fits(with_words(total, np.ascontiguousarray(other)))
 
 
-def test_tags_of_one_update_under_two_nonces_are_unrelated() -> None:
-    slots = slots_of(1, 40)
-    one, other = tag_of(slots, member(0)), tag_of(slots, Member("silo0/1", 0, b"n" * 16, bytes(32)))
-    assert not set(one) & set(other)
-    assert max(one) < TAG_MODULUS
+@every_kind
+def test_what_one_block_gains_another_may_not_lose(kind: str) -> None:
+    """Would pass if all blocks had one factor, or all positions one coefficient."""
+    total = three(kind)
+    modulus = np.uint64(FORMS[kind].modulus)
+    for plus, minus in (((0, 7), (1, 7)), ((1, 7), (1, 8)), ((2, 0), (2, FORMS[kind].words // 2))):
+        words = total.words.copy()
+        words[plus], words[minus] = np.uint64(5), np.uint64(9)
+        base = replace(total, words=words.copy())
+        words[plus] += np.uint64(4)
+        words[minus] -= np.uint64(4)
+        assert hash_of(kind, words % modulus) != hash_of(kind, base.words)
+
+
+@every_kind
+def test_a_word_that_is_more_by_the_other_prime_is_noticed(kind: str) -> None:
+    """Would pass if sums were reduced by the wrong modulus."""
+    total = three(kind)
+    for by in {2**32, 2**59, *(form.modulus for form in FORMS.values()), 2**60, 2**61 - 1}:
+        change = by % FORMS[kind].modulus
+        if change:
+            words = total.words.copy()
+            words[1, 1] = (int(words[1, 1]) + change) % FORMS[kind].modulus
+            assert not fits(replace(total, words=words))
+
+
+@every_kind
+def test_both_checks_count(kind: str) -> None:
+    total, modulus = three(kind), FORMS[kind].modulus
+    first, second = total.tag
+    for tag in (((first + 1) % modulus, second), (first, (second + 1) % modulus), (second, first), NO_TAG):
+        assert not fits(replace(total, tag=tag))
+
+
+@every_kind
+def test_left_out_added_replayed_and_renamed_members_are_noticed(kind: str) -> None:
+    updates = [update(kind, index, words_of(kind, 3, index)) for index in range(4)]
+    total, two = sum_of(kind, updates[:3]), sum_of(kind, updates[:2])
+    a, b, c = total.head.members
+    assert fits(total)
+    # Left out of the words, of the tag, or of the names; in them twice; another in its place.
+    assert not fits(replace(total, words=two.words))
+    assert not fits(replace(total, tag=two.tag))
+    assert not fits(with_members(total, a, b))
+    assert not fits(with_members(total, a, b, c, c))
+    assert not fits(with_members(total, a, b, updates[3].head.members[0]))
+    assert not fits(with_members(sum_of(kind, [*updates[:3], updates[0]]), a, b, c))
+
+
+@every_kind
+def test_no_field_of_a_member_may_be_told_otherwise(kind: str) -> None:
+    total = three(kind)
+    a, b, c = total.head.members
+    other = bytes(range(32))
+    for name, value in {
+        "update_id": "silo2/2", "round": 1, "nonce": other[:16], "chain": other, "digest": other, "annex": other,
+    }.items():  # fmt: skip
+        assert not fits(with_members(total, a, b, replace(c, **{name: value})))  # type: ignore[arg-type]
+    # Each digest stays with its own member.
+    assert not fits(with_members(total, a, replace(b, digest=c.digest), replace(c, digest=b.digest)))
+
+
+@every_kind
+def test_no_field_of_the_message_that_senders_knew_may_be_told_otherwise(kind: str) -> None:
+    total, other = three(kind), bytes(range(1, 33))
+    of = total.head
+    for name, value in {"attempt": 4, "epoch": 6, "fingerprint": other[:16], "grid": other, "chunks": 4}.items():
+        changed = replace(of, **{name: value})  # type: ignore[arg-type]
+        assert not fits(replace(total, head=changed)), name
+    assert not fits(replace(total, head=replace(of, packing=Packing(8, of.form.slot_bits))))
+
+
+def test_sums_of_masked_and_unmasked_updates_are_not_mixed() -> None:
+    """Same words, same modulus."""
+    total = three("bfv")
+    assert not fits(replace(total, head=replace(total.head, form=FORMS["masked"])))
+
+
+@every_kind
+def test_another_key_does_not_fit(kind: str) -> None:
+    assert not fits(three(kind), bytes(32))
+
+
+# No pad hides two messages.
+
+
+def pad_of(kind: str, of: Head) -> Tag:
+    return authenticator(kind).tag(NO_TAG, of)
+
+
+@every_kind
+def test_a_nonce_that_comes_again_with_other_words_has_another_pad(kind: str) -> None:
+    """As after a backup was restored: else the difference of two tags would be the hash of a known difference."""
+    one, other = (update(kind, 0, words_of(kind, 1, seed)) for seed in range(2))
+    assert one.head.members[0].nonce == other.head.members[0].nonce
+    assert not set(pad_of(kind, one.head)) & set(pad_of(kind, other.head))
+
+
+@every_kind
+def test_pads_differ_for_every_field_and_between_the_checks(kind: str) -> None:
+    own, other = member(0), bytes(range(32))
+    of = head(kind, members=(own,))
+    heads = [of, *(replace(of, **change) for change in (  # type: ignore[arg-type]
+        {"attempt": 4}, {"epoch": 6}, {"fingerprint": bytes(16)}, {"grid": bytes(32)}, {"chunks": 3},
+        {"packing": Packing(8, of.form.slot_bits)},
+    ))]  # fmt: skip
+    members = [replace(own, **change) for change in (  # type: ignore[arg-type]
+        {"update_id": "silo0/11"}, {"round": 1}, {"nonce": other[:16]}, {"chain": other}, {"digest": other},
+        {"annex": other},
+    )]  # fmt: skip
+    pads = [pad_of(kind, one) for one in heads] + [pad_of(kind, replace(of, members=(one,))) for one in members]
+    assert len({number for pad in pads for number in pad}) == 2 * len(pads)
+    assert all(number < FORMS[kind].modulus for pad in pads for number in pad)
+
+
+def test_the_pad_is_a_prf_of_the_context_by_hand() -> None:
+    form: Form = FORMS["bfv"]
+    of = head("bfv")
+    key = hmac.digest(hmac.digest(KEY, b"fedsync tag 2\0\1", "sha256"), b"pad\0", "sha256")
+    wide = hmac.digest(key, b"fedsync pad of a tag 1\0" + member_context(of, of.members[0]), "sha512")
+    expected = tuple(int.from_bytes(part, "little") % form.modulus for part in (wide[:32], wide[32:]))
+    assert pad_of("bfv", of) == expected

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding import tally
-from fedsync.cipher.encoding.integrity import Tagger
+from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.wire import Kind, decode
@@ -30,13 +30,11 @@ def portions(slots: Slots) -> Iterator[Slots]:
 def round_trip(pipeline: Pipeline, slots: Slots, kind: str) -> Slots:
     own = member(0, round_=7)
     of = head(kind, len(slots), (own,))
-    message = seal_message(of, portions(slots), pipeline, Tagger(TAG_KEY), KEYS.signing)
+    authenticator = Authenticator(TAG_KEY, of.form)
+    message = seal_message(of, portions(slots), pipeline, authenticator, KEYS.signing)
     envelope = decode(message, expected(of))
-    opened = np.concatenate(list(open_portions(envelope.words, [own], pipeline, "server")))
-    tagger = Tagger(TAG_KEY)
-    tagger.take(opened)
-    tagger.check(envelope.tag, [own], "server")
-    return opened
+    authenticator.authenticate(envelope, "server")
+    return np.concatenate(list(open_portions(envelope.words, envelope.head.members, pipeline, "server")))
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
@@ -65,10 +63,10 @@ def test_sealing_takes_the_message_and_little_more(kind: str) -> None:
     values = np.zeros(size, np.float32)
     own = tally.build(tally.Contribution(1, (0,)), 1)
     of = head(kind, grid.chunks)
-    pipeline, tagger = Serial(sealer(kind)), Tagger(TAG_KEY)
+    pipeline, authenticator = Serial(sealer(kind)), Authenticator(TAG_KEY, of.form)
     tracemalloc.start()
     made = (slots for slots, _ in grid.encode(own, values, 1.0, np.random.default_rng(0)))
-    message = seal_message(of, made, pipeline, tagger, KEYS.signing)
+    message = seal_message(of, made, pipeline, authenticator, KEYS.signing)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(message) <= 2.2 * values.nbytes

@@ -1,5 +1,6 @@
 """Every suite adds exactly, hides what it seals, refuses words that nobody sealed, and counts additions."""
 
+import hmac
 import struct
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from fedsync.cipher.encoding.packing import BITS, SLOTS, Packing
 from fedsync.cipher.suites import bfv, seal_format, suite
 from fedsync.cipher.suites.bfv import Bfv
-from fedsync.cipher.suites.pad import Pad
+from fedsync.cipher.suites.pad import Pad, redraw
 from fedsync.cipher.suites.suite import (
     BFV,
     BFV_MODULUS,
@@ -19,6 +20,7 @@ from fedsync.cipher.suites.suite import (
     FORMS,
     MASKED,
     PAD,
+    PAD_MODULUS,
     Adder,
     Member,
 )
@@ -28,8 +30,8 @@ from tests.cipher.sealers import KINDS, group, member, sealer, slots_of, summed
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_moduli_are_the_primes_that_the_library_picks() -> None:
-    """The largest of 60 (q) and 48 bits (t) that are 1 modulo 2 N."""
+def test_moduli_are_the_primes_that_they_are_said_to_be() -> None:
+    """The library picks the largest of 60 (q) and 48 bits (t) that are 1 modulo 2 N; that of `pad` is the largest."""
 
     def is_prime(number: int) -> bool:
         """Miller and Rabin's test, with bases that decide every number below 2^64."""
@@ -40,6 +42,7 @@ def test_moduli_are_the_primes_that_the_library_picks() -> None:
             for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
         )
 
+    assert next(number for number in range(2**64 - 1, 0, -1) if is_prime(number)) == PAD_MODULUS
     step = 2 * SLOTS
     for bits, prime in ((60, BFV_MODULUS), (48, BFV_PLAIN)):
         top = 2**bits - 2**bits % step + 1
@@ -111,7 +114,7 @@ def test_one_update_or_nonce_twice_in_a_sum_is_an_error(kind: str) -> None:
             sealer(kind).open(words, [member(0), twice])
 
 
-@pytest.mark.parametrize("kind", ["bfv", "masked"])
+@every_kind
 def test_words_at_the_modulus_reach_neither_sum_nor_library(kind: str) -> None:
     form = FORMS[kind]
     below = np.full((5, form.words), form.modulus - 1, np.uint64)
@@ -139,12 +142,19 @@ def test_chunks_of_another_shape_or_type_are_refused(kind: str) -> None:
             sealer(kind).open(wrong, [member(0)])
 
 
-def test_adding_is_addition_modulo_the_prime() -> None:
-    rng = np.random.default_rng(1)
-    first, second = (rng.integers(0, BFV.modulus, (6, BFV.words), dtype=np.uint64) for _ in range(2))
-    first[0] = second[0] = BFV.modulus - 1
-    expected = np.array((first.astype(object) + second.astype(object)) % BFV.modulus, np.uint64)
-    Adder(BFV).add(first, second)
+@every_kind
+def test_adding_is_addition_modulo_the_prime(kind: str) -> None:
+    rng, form = np.random.default_rng(1), FORMS[kind]
+    first, second = (rng.integers(0, form.modulus, (6, form.words), dtype=np.uint64) for _ in range(2))
+    first[0] = second[0] = form.modulus - 1
+    # All sums about the modulus, and about 2^64 where words come so high.
+    second[1] = np.arange(form.words)
+    first[1] = np.uint64(form.modulus - 1) - second[1]
+    second[1, ::3] += np.uint64(1)
+    second[2, :500] = 2**64 - 250 - first[2, :500] + np.arange(500, dtype=np.uint64)
+    second[2] %= np.uint64(form.modulus)
+    expected = np.array((first.astype(object) + second.astype(object)) % form.modulus, np.uint64)
+    Adder(form).add(first, second)
     np.testing.assert_array_equal(first, expected)
     with pytest.raises(PolicyError):
         Adder(BFV).add(np.zeros((1, BFV.words), np.uint64), np.zeros((2, BFV.words), np.uint64))
@@ -185,7 +195,7 @@ def test_what_is_sealed_is_not_in_the_words(kind: str) -> None:
     """The correlation of slots with the words' high bits is that of independent numbers: below 6 / sqrt(n)."""
     slots = slots_of(1, FORMS[kind].slot_bits - 1)
     words = sealer(kind).seal(slots, member(0))
-    for part in np.split(words.reshape(-1) / float(FORMS[kind].modulus or 2**64), words.size // SLOTS):
+    for part in np.split(words.reshape(-1) / float(FORMS[kind].modulus), words.size // SLOTS):
         assert abs(np.corrcoef(slots[0], part)[0, 1]) < 6 / np.sqrt(SLOTS)
 
 
@@ -197,16 +207,50 @@ def test_another_groups_key_opens_nothing(kind: str) -> None:
     assert np.count_nonzero(other.open(words, [member(0)]) == slots) <= 1
 
 
-def test_a_pad_depends_on_key_nonce_update_and_round() -> None:
+def test_numbers_beyond_the_modulus_are_drawn_again_alike_at_both_ends() -> None:
+    for modulus, size in ((BFV_PLAIN, 6), (PAD_MODULUS, 8)):
+        numbers = np.full(SLOTS, 5, np.uint64)
+        numbers[[3, 70]] = modulus, 256**size - 1
+        one, other = numbers.copy(), numbers.copy()
+        redraw(one, modulus, b"key", 9)
+        redraw(other, modulus, b"key", 9)
+        np.testing.assert_array_equal(one, other)
+        assert (one < modulus).all()
+        assert (np.delete(one, [3, 70]) == 5).all()
+        text = b"again" + (9).to_bytes(8, "little") + (3).to_bytes(8, "little") + bytes(8)
+        assert one[3] == int.from_bytes(hmac.digest(b"key", text, "sha256")[:size], "little")
+
+
+def test_a_pad_is_added_and_taken_off_modulo_its_prime() -> None:
+    """Slots about 0 and at both ends of half the modulus, under keystreams that wrap round once, twice and never."""
+    half = PAD_MODULUS // 2
+    slots = np.zeros((1, SLOTS), np.int64)
+    slots[0, :8] = 0, 1, -1, 60, -60, half, -half, half - 1
+    own = Pad(bytes(32))
+    words = own.seal(slots, member(0))
+    stream = own._stream(member(0), 0).chunk()
+    assert words[0].tolist() == [(s + k) % PAD_MODULUS for s, k in zip(slots[0].tolist(), stream.tolist(), strict=True)]
+    np.testing.assert_array_equal(own.open(words, [member(0)]), slots)
+    numbers = np.random.default_rng(1).integers(0, PAD_MODULUS, (1, SLOTS), dtype=np.uint64)
+    numbers[0, :200] = np.arange(200, dtype=np.uint64)
+    members = [member(i) for i in range(255)]
+    streams = [own._stream(one, 0).chunk().astype(object) for one in members]
+    expected = [(n - k) % PAD_MODULUS for n, k in zip(numbers[0].tolist(), sum(streams), strict=True)]
+    centred = [number - PAD_MODULUS if number > half else number for number in expected]
+    assert own.open(numbers, members)[0].tolist() == centred
+
+
+def test_a_pad_depends_on_key_nonce_update_round_and_chain() -> None:
     zeros = np.zeros((1, SLOTS), np.int64)
     members = [
         member(0),
         member(0, round_=1),
-        Member("silo0/2", 0, bytes(16), bytes(32)),
-        Member("silo0/1", 0, b"1" * 16, bytes(32)),
+        Member("silo0/2", 0, bytes(16), member(0).chain),
+        Member("silo0/1", 0, b"1" * 16, member(0).chain),
+        Member("silo0/1", 0, bytes(16), bytes(32)),
     ]
     words = [Pad(bytes(32)).seal(zeros, one) for one in members] + [Pad(b"k" * 32).seal(zeros, members[0])]
-    assert len({one.tobytes() for one in words}) == 5
+    assert len({one.tobytes() for one in words}) == 6
     np.testing.assert_array_equal(words[0], Pad(bytes(32)).seal(zeros, members[0]))
 
 
