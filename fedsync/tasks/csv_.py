@@ -137,9 +137,9 @@ class CsvTask(Task):
         for name in sorted(text ^ self._text_columns(other, columns)):
             kinds = ("text", "numbers") if name in text else ("numbers", "text")
             raise ConfigError(
-                f"{table.file}, column {name!r}",
+                f"{table.file}, column {table.columns.index(name) + 1}",
                 f"the column holds {kinds[0]} here and {kinds[1]} in {first}",
-                f"Mend the file, or add {name!r} to task.text",
+                "Mend the file, or add the column to task.text",
             )
 
     def _label(self, table: Table, row: int) -> int:
@@ -147,13 +147,13 @@ class CsvTask(Task):
         value = number(cell)
         place = f"{table.file}, line {table.lines[row]}, column {self._target!r}"
         if value is None:
-            raise ConfigError(place, f"the target {cell!r} is not a number", "Mend or remove the row")
+            raise ConfigError(place, "the target is not a number", "Mend or remove the row")
         if self._positive_above is not None:
             return int(value > self._positive_above)
         if value not in range(self._classes):
             raise ConfigError(
                 place,
-                f"the target {cell!r} is not one of the classes 0 to {self._classes - 1}",
+                f"the target is not one of the classes 0 to {self._classes - 1}",
                 "Mend the row, raise task.classes, or set task.positive_above",
             )
         return int(value)
@@ -162,12 +162,9 @@ class CsvTask(Task):
 def _check_header(file: str, columns: Sequence[str], first: str, expected: Sequence[str]) -> None:
     for place, (name, wanted) in enumerate(zip_longest(columns, expected), start=1):
         if name != wanted:
-            found = "missing" if name is None else repr(name)
-            raise ConfigError(
-                f"{file}, line 1",
-                f"column {place} is {found}, in {first} it is {'missing' if wanted is None else repr(wanted)}",
-                "Give all silos the same columns in the same order",
-            )
+            how = "missing" if name is None else "one too many" if wanted is None else "called otherwise"
+            remedy = "Give all silos the same columns in the same order"
+            raise ConfigError(f"{file}, line 1", f"column {place} is {how} beside {first}", remedy)
 
 
 def _select(features: NDArray[np.float32], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> TensorDataset:

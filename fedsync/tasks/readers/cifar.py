@@ -131,7 +131,7 @@ class _Unpickler(pickle._Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"the file asks for {module}.{name}") from None
+            raise pickle.UnpicklingError("the file asks for something that is no array") from None
 
 
 def read_pickle(path: Path) -> object:
@@ -147,5 +147,4 @@ def read_pickle(path: Path) -> object:
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:
         # A damaged pickle can fail in any way that Python can.
-        problem = f"not a data set in a pickle: {type(error).__name__}: {error}"
-        raise ConfigError(str(path), problem, "Copy the file again") from error
+        raise ConfigError(str(path), "not a data set in a pickle", "Copy the file again") from error

@@ -1,4 +1,7 @@
-"""Opening a user's files, and the complaints that all readers share."""
+"""Opening a user's files, and the complaints that all readers share.
+
+A complaint names file, row and column, and never what stands there: who reads it may have no right to the file.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.common.fence import open_data
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.samples import MAX_CELLS
 
@@ -28,8 +32,7 @@ def find(folder: str, *patterns: str) -> Path:
     for pattern in patterns:
         found = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
         if len(found) > 1:
-            names = ", ".join(path.name for path in found)
-            raise ConfigError(folder, f"several files fit {pattern}: {names}", "Move all but one elsewhere")
+            raise ConfigError(folder, f"{len(found)} files fit {pattern}", "Move all but one elsewhere")
         if found:
             return found[0]
     raise ConfigError(folder, f"no file fits {' or '.join(patterns)}", "Put it there under its usual name")
@@ -48,7 +51,7 @@ def read_at_most(path: Path, size: int) -> bytes:
         ConfigError: it cannot be read, or is not what its name says.
     """
     parts: list[bytes] = []
-    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+    with reading(path), open_data(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         while size > 0 and (part := stream.read(min(size, _PIECE))):
             parts.append(part)
             size -= len(part)
@@ -61,11 +64,11 @@ def reading(path: Path | str) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
-        raise ConfigError(str(path), f"the file ends too early: {error}", "Copy it again") from error
+        raise ConfigError(str(path), "the file ends too early", "Copy it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise ConfigError(str(path), f"the file is damaged: {error}", "Copy it again") from error
+        raise ConfigError(str(path), "the file is damaged", "Copy it again") from error
     except OSError as error:
-        problem = f"cannot read the file: {error.strerror or error}"
+        problem = f"cannot read the file: {error.strerror or type(error).__name__}"
         raise ConfigError(str(path), problem, "Mend the path in task.data") from error
 
 
@@ -75,7 +78,7 @@ def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> 
     if len(wrong):
         raise ConfigError(
             f"{path}, sample {wrong[0] + 1}",
-            f"the label {labels[wrong[0]]} is not one of the classes 0 to {classes - 1}",
+            f"the label is not one of the classes 0 to {classes - 1}",
             "Mend the file, or task.data.classes",
         )
 
@@ -94,4 +97,5 @@ def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
 def check_cells(place: str, cells: int) -> None:
     """Raise `ConfigError` if a header promises more values than a data set may have."""
     if cells > MAX_CELLS:
-        raise ConfigError(place, f"the header promises {cells} values", "Copy the file again, or cut it to pieces")
+        problem = f"the header promises more than {MAX_CELLS} values"
+        raise ConfigError(place, problem, "Copy the file again, or cut it to pieces")

@@ -67,10 +67,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     shape = _header(path, read_at_most(path, start), axes)
     content = read_at_most(path, start + prod(shape) + 1)
     if len(content) != start + prod(shape):
-        found = "more" if len(content) > start + prod(shape) else f"only {len(content)}"
-        raise ConfigError(
-            str(path), f"the header promises {start + prod(shape)} bytes, there are {found}", "Copy it again"
-        )
+        found = "more" if len(content) > start + prod(shape) else "fewer"
+        raise ConfigError(str(path), f"there are {found} bytes than the header promises", "Copy it again")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
@@ -86,11 +84,11 @@ def _header(path: Path, head: bytes, axes: int) -> tuple[int, ...]:
     if head[2] != _UNSIGNED_BYTE or head[3] != axes:
         raise ConfigError(
             f"{path}, byte 2",
-            f"the file holds type {head[2]:#04x} with {head[3]} axes, wanted is 0x08 (bytes) with {axes}",
+            f"the file does not hold what is wanted, 0x08 (bytes) with {axes} axes",
             "Are images and labels mixed up?",
         )
     shape = tuple(int(size) for size in np.frombuffer(head, dtype=">u4", count=axes, offset=4))
     if 0 in shape:
-        raise ConfigError(f"{path}, byte 4", f"the header tells of an empty array {shape}", "Copy the file again")
+        raise ConfigError(f"{path}, byte 4", "the header tells of an empty array", "Copy the file again")
     check_cells(f"{path}, byte 4", prod(shape))
     return shape

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.common.fence import open_data
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Samples
@@ -48,8 +49,8 @@ class LeafSource:
             raise ConfigError(str(folder), "no file fits *.json", "Mend task.data.folder")
         users: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
         for path in files:
-            for name, fields in _users(path).items():
-                users.setdefault(name, []).append(self._user(f"{path}, user {name!r}", fields))
+            for place, (name, fields) in enumerate(_users(path).items(), start=1):
+                users.setdefault(name, []).append(self._user(f"{path}, user {place}", fields))
         images, labels, owners = [], [], []
         for number, name in enumerate(sorted(users)):
             for pixels, classes in users[name]:
@@ -71,9 +72,9 @@ class LeafSource:
             with np.errstate(over="ignore"):
                 images = np.array(x, dtype=np.float32)
         except (ValueError, TypeError, OverflowError) as error:
-            raise ConfigError(place, f"an image holds something else than numbers: {error}", "Mend it") from error
+            raise ConfigError(place, "an image holds something else than numbers", "Mend it") from error
         if images.ndim != 2:
-            raise ConfigError(place, "an image holds something else than numbers: lists", "Mend it")
+            raise ConfigError(place, "an image holds something else than numbers", "Mend it")
         check_finite(place, images)
         if not all(type(label) is int and abs(label) < 2**31 for label in y):
             raise ConfigError(place, "a class is not a whole number", "Mend the file")
@@ -85,10 +86,11 @@ class LeafSource:
 def _users(path: Path) -> Mapping[str, Any]:
     """``user_data`` of one file."""
     try:
-        with reading(path):
-            content = json.loads(path.read_bytes())
+        with reading(path), open_data(path) as stream:
+            content = json.loads(stream.read())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(str(path), f"not JSON: {error}", "Write the file again with LEAF") from error
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ConfigError(f"{path}{line}", "not JSON", "Write the file again with LEAF") from error
     users = content.get("user_data") if isinstance(content, dict) else None
     if not isinstance(users, dict) or not users:
         raise ConfigError(f"{path}, user_data", "no users stand here", "Write the file again with LEAF")

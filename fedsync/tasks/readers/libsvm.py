@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from fedsync.common.fence import open_data
 from fedsync.core.errors import ConfigError, not_installed
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Pairs, Samples
@@ -43,10 +43,10 @@ class LibsvmSource:
         except ImportError as error:
             raise not_installed("task.data.kind", "scikit-learn, which reads the format of libsvm,", "sim") from error
         try:
-            with reading(file), Path(file).open("rb") as stream:
+            with reading(file), open_data(file) as stream:
                 rows, targets = load_svmlight_file(stream, n_features=self.features, zero_based=False)
         except (ValueError, OverflowError) as error:
-            problem = f"not in the format of libsvm with {self.features} columns: {str(error)[:77]}"
+            problem = f"not in the format of libsvm with {self.features} columns"
             raise ConfigError(file, problem, "Mend the file, or task.data.features") from error
         if not len(targets):
             raise ConfigError(file, "the file has no samples", "Give the silo data, or leave it out")

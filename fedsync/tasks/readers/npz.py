@@ -6,12 +6,12 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fedsync.common.fence import open_data
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Inputs, Samples
@@ -98,9 +98,11 @@ class _Archive:
         self._file = file
         try:
             with reading(file):
-                self._zip = zipfile.ZipFile(Path(file))
-        except zipfile.BadZipFile as error:
-            raise ConfigError(file, f"not a file of np.savez: {error}", "Save it again") from error
+                self._stream = open_data(file)
+                self._zip = zipfile.ZipFile(self._stream)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            self._stream.close()
+            raise ConfigError(file, "not a file of np.savez", "Save it again") from error
         self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
 
     def __enter__(self) -> _Archive:
@@ -108,28 +110,29 @@ class _Archive:
 
     def __exit__(self, *_: object) -> None:
         self._zip.close()
+        self._stream.close()
 
     def header(self, name: str) -> _Header:
         """Shape, order and type of an array of at least one row."""
         place = f"{self._file}, {name}"
         if name not in self.names:
-            found = ", ".join(sorted(self.names)) or "nothing"
-            raise ConfigError(place, f"there is no such array; the file holds {found}", "Save it under this name")
+            problem = f"there is no such array; the file holds {len(self.names)}"
+            raise ConfigError(place, problem, "Save it under this name")
         try:
             with self._zip.open(f"{name}.npy") as stream:
                 read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
                 version = npy.read_magic(stream)
                 shape, column_major, kind = read[version](stream)
         except _DAMAGE as error:
-            raise ConfigError(place, f"not an array of NumPy: {error}", "Save the file again") from error
+            raise ConfigError(place, "not an array of NumPy", "Save the file again") from error
         if kind.kind not in "biuf":
-            raise ConfigError(place, f"the array is one of {kind}, not of numbers", "Save numbers")
+            raise ConfigError(place, "the array is not one of numbers", "Save numbers")
         if min(shape, default=0) < 1:
             raise ConfigError(place, f"the array is empty: {shape}", "Save at least one row")
         check_cells(place, prod(shape))
         promised = prod(shape) * kind.itemsize
         if promised > self._zip.getinfo(f"{name}.npy").file_size:
-            raise ConfigError(place, f"the header promises {promised} bytes, there are fewer", "Save the file again")
+            raise ConfigError(place, "the header promises more bytes than there are", "Save the file again")
         return shape, column_major, kind
 
     def array(self, name: str, length: int | None = None) -> NDArray[np.generic]:
@@ -142,5 +145,5 @@ class _Archive:
             with self._zip.open(f"{name}.npy") as stream:
                 array: NDArray[np.generic] = npy.read_array(stream, allow_pickle=False)
         except _DAMAGE as error:
-            raise ConfigError(place, f"the array is damaged: {error}", "Save the file again") from error
+            raise ConfigError(place, "the array is damaged", "Save the file again") from error
         return array

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.common.fence import open_data
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.readers.files import check_cells, reading
 from fedsync.tasks.samples import DataShape, Samples
@@ -81,8 +82,8 @@ class SpeechSource:
         path = Path(self.folder) / _TESTING
         if not path.is_file():
             return frozenset()
-        with reading(path):
-            return frozenset(path.read_text(encoding="utf-8", errors="replace").split())
+        with reading(path), open_data(path) as stream:
+            return frozenset(stream.read().decode("utf-8", "replace").split())
 
 
 def read_wav(path: Path, length: int) -> NDArray[np.float64]:
@@ -92,13 +93,13 @@ def read_wav(path: Path, length: int) -> NDArray[np.float64]:
         ConfigError: not a WAV file, or not one of 16 bits, one channel and 16,000 samples a second.
     """
     try:
-        with reading(path), wave.open(str(path), "rb") as recording:
+        with reading(path), open_data(path) as stream, wave.open(stream, "rb") as recording:
             found = (recording.getsampwidth(), recording.getnchannels(), recording.getframerate())
             content = recording.readframes(length) if found == (2, 1, RATE) else b""
     except wave.Error as error:
-        raise ConfigError(str(path), f"not a WAV file: {error}", "Copy it again, or remove it") from error
+        raise ConfigError(str(path), "not a WAV file", "Copy it again, or remove it") from error
     if found != (2, 1, RATE):
-        problem = f"{8 * found[0]} bits, {found[1]} channels, {found[2]} samples a second"
+        problem = "another width, number of channels or rate"
         raise ConfigError(str(path), problem, f"Convert it to 16 bits, 1 channel, {RATE} samples a second")
     samples = np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2") / 32768
     return np.pad(samples, (0, length - len(samples)))

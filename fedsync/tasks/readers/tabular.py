@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.common.fence import open_data
 from fedsync.core.errors import ConfigError, not_installed
 from fedsync.tasks.readers.files import check_cells, check_classes, check_finite
 from fedsync.tasks.samples import DataShape, Samples
@@ -50,8 +51,8 @@ class Table:
                 value = number(texts[place])
                 if value is None:
                     raise ConfigError(
-                        f"{self.file}, line {line}, column {columns[column]!r}",
-                        f"{texts[place][:40]!r} is not a number",
+                        f"{self.file}, line {line}, column {place + 1}",
+                        "the cell is not a number",
                         "Mend or ignore the column, or use kind: csv, which takes texts and missing cells",
                     )
                 cells[row, column] = value
@@ -98,15 +99,14 @@ def number(cell: str) -> float | None:
 def check_column(place: str, name: str, columns: Sequence[str], file: str) -> None:
     """Raise `ConfigError` at ``place`` unless ``name`` is one of the columns of ``file``."""
     if name not in columns:
-        near = get_close_matches(name, columns, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"The columns are {', '.join(columns)}"
-        raise ConfigError(place, f"{file} has no column {name!r}", hint)
+        remedy = f"Write one of the {len(columns)} names in its header, as it stands there"
+        raise ConfigError(place, f"{file} has no column {name!r}", remedy)
 
 
 def _cells(file: str) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Line number and stripped cells of each line that is not blank."""
     try:
-        with Path(file).open(encoding="utf-8-sig", newline="") as stream:
+        with open_data(file) as content, io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
             for row in reader:
                 if row:
@@ -114,14 +114,14 @@ def _cells(file: str) -> Iterator[tuple[int, tuple[str, ...]]]:
     except OSError as error:
         raise ConfigError(file, f"cannot read the file: {error.strerror}", "Mend the path in task.files") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(file, f"not a CSV file in UTF-8: {error}", "Export it as one") from error
+        raise ConfigError(file, "not a CSV file in UTF-8", "Export it as one") from error
 
 
 def _header(file: str, cells: Iterator[tuple[int, tuple[str, ...]]]) -> tuple[str, ...]:
     line, columns = next(cells, (1, ()))
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = [place for place, name in enumerate(columns, start=1) if columns.index(name) != place - 1]
     if not columns or twice:
-        problem = f"the header names {', '.join(map(repr, twice))} twice" if twice else "the file is empty"
+        problem = f"column {twice[0]} has the name of an earlier one" if twice else "the file is empty"
         raise ConfigError(f"{file}, line {line}", problem, "Give each column a name of its own, in the first line")
     return columns
 
@@ -181,19 +181,21 @@ def _is_parquet(file: str) -> bool:
 def _parquet_names(file: str) -> list[str]:
     parquet, invalid = _pyarrow()
     try:
-        return list(map(str, parquet.read_schema(file).names))
+        with open_data(file) as stream:
+            return list(map(str, parquet.read_schema(stream).names))
     except (invalid, OSError) as error:
-        raise ConfigError(file, f"cannot read the file as Parquet: {error}", "Mend the path or the file") from error
+        raise ConfigError(file, "cannot read the file as Parquet", "Mend the path or the file") from error
 
 
 def _parquet(file: str, columns: Sequence[str]) -> NDArray[np.float32]:
     """Cells, float32 [rows, columns]."""
     parquet, invalid = _pyarrow()
     try:
-        check_cells(file, parquet.read_metadata(file).num_rows * len(columns))
-        table = parquet.read_table(file, columns=list(columns))
+        with open_data(file) as stream:
+            check_cells(file, parquet.read_metadata(stream).num_rows * len(columns))
+            table = parquet.read_table(stream, columns=list(columns))
     except (invalid, OSError, MemoryError) as error:
-        raise ConfigError(file, f"cannot read the file as Parquet: {error}", "Mend the file") from error
+        raise ConfigError(file, "cannot read the file as Parquet", "Mend the file") from error
     if table.num_rows == 0:
         raise ConfigError(file, "the file has no rows", "Give the silo data, or leave it out")
     cells = np.empty((table.num_rows, len(columns)), dtype=np.float32)
@@ -201,7 +203,8 @@ def _parquet(file: str, columns: Sequence[str]) -> NDArray[np.float32]:
         try:
             cells[:, index] = table.column(name).to_numpy()
         except (ValueError, TypeError, invalid) as error:
-            raise ConfigError(f"{file}, column {name!r}", "the column is not one of numbers", "Ignore it") from error
+            place = f"{file}, column {_parquet_names(file).index(name) + 1}"
+            raise ConfigError(place, "the column is not one of numbers", "Ignore it") from error
     return cells
 
 

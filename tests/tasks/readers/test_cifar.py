@@ -68,7 +68,7 @@ class _Evil:
 
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": IMAGES, b"labels": _Evil(tmp_path / "ran")}))
-    with pytest.raises(ConfigError, match=r"data_batch_1: not a data set in a pickle: .*the file asks for pathlib"):
+    with pytest.raises(ConfigError, match=r"data_batch_1: not a data set in a pickle"):
         CifarSource(str(tmp_path)).read()
     assert not (tmp_path / "ran").exists()
 
@@ -101,7 +101,7 @@ def test_hostile_pickles_are_complained_of(tmp_path: Path, content: bytes) -> No
         ({b"data": IMAGES}, "no array `data` and list"),
         ({b"data": IMAGES, b"labels": [1, 2]}, r"the images are \(3, 3072\), wanted are \(2, 3072\)"),
         ({b"data": IMAGES.astype(np.int64), b"labels": [1, 2, 3]}, "not one of whole bytes"),
-        ({b"data": IMAGES, b"labels": [1, 2, 10]}, "sample 3: the label 10"),
+        ({b"data": IMAGES, b"labels": [1, 2, 10]}, "sample 3: the label is not one of the classes 0 to 9"),
         ({b"data": IMAGES, b"labels": [1, 2, 10**30]}, "sample 3: the label"),
         ({b"data": IMAGES, b"labels": [1, "2", 3]}, "sample 2: the label"),
         ({b"data": IMAGES, b"labels": [1, True, 3]}, "sample 2: the label"),

@@ -56,16 +56,20 @@ def test_test_files_may_be_missing_and_classes_may_begin_at_one(tmp_path: Path) 
     [
         ("images-idx3-ubyte", b"", r"byte 0: this is not an IDX file"),
         ("images-idx3-ubyte", idx(LABELS), r"byte 0: this is not an IDX|byte 2: the file holds .* 1 axes"),
-        ("images-idx3-ubyte", idx(IMAGES)[:-1], r"the header promises 136 bytes, there are only 135"),
-        ("images-idx3-ubyte", idx(IMAGES) + b"x", r"the header promises 136 bytes, there are more"),
+        ("images-idx3-ubyte", idx(IMAGES)[:-1], r"there are fewer bytes than the header promises"),
+        ("images-idx3-ubyte", idx(IMAGES) + b"x", r"there are more bytes than the header promises"),
         ("images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 2**31, 2**31), r"byte 4: the header promises"),
         ("images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 4, 6), r"byte 4: .*empty array"),
-        ("images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 13, 3, 5, 4, 6), r"byte 2: the file holds type 0x0d"),
+        (
+            "images-idx3-ubyte",
+            struct.pack(">BBBB3I", 0, 0, 13, 3, 5, 4, 6),
+            r"byte 2: the file does not hold what is wanted, 0x08 \(bytes\) with 3 axes",
+        ),
         ("labels-idx1-ubyte", idx(LABELS[:4]), r"4 labels for the 5 images"),
         (
             "labels-idx1-ubyte",
             idx(np.array([0, 1, 10, 2, 3])),
-            r"sample 3: the label 10 is not one of the classes 0 to 9",
+            r"sample 3: the label is not one of the classes 0 to 9",
         ),
     ],
 )
@@ -90,7 +94,7 @@ def test_folders_and_files_that_are_missing_or_twice_are_named(tmp_path: Path) -
         IdxSource(str(tmp_path)).shape()
     fill(tmp_path)
     fill(tmp_path, packed=True)
-    with pytest.raises(ConfigError, match=r"several files fit .*train-images-idx3-ubyte, train-images-idx3-ubyte\.gz"):
+    with pytest.raises(ConfigError, match=r"2 files fit \*train-images\*"):
         IdxSource(str(tmp_path)).read()
 
 

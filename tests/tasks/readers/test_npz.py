@@ -58,13 +58,13 @@ def test_what_is_missing_is_a_mistake_unless_it_is_asked_for(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"inputs": INPUTS}, r"a\.npz, targets: there is no such array; the file holds inputs"),
+        ({"inputs": INPUTS}, r"a\.npz, targets: there is no such array; the file holds 1"),
         ({"inputs": INPUTS, "targets": [1]}, r"targets: 1 rows, the inputs have 4"),
         ({"inputs": INPUTS, "targets": np.zeros((4, 1))}, r"targets: the shape is \(4, 1\)"),
         ({"inputs": INPUTS, "targets": [0.0] * 4}, r"targets: classes are float64"),
-        ({"inputs": INPUTS, "targets": [0, 1, 2, 10]}, r"sample 4: the label 10"),
-        ({"inputs": np.array(["a"]), "targets": [1]}, r"inputs: the array is one of <U1, not of numbers"),
-        ({"inputs": np.array([None]), "targets": [1]}, r"inputs: the array is one of object, not of numbers"),
+        ({"inputs": INPUTS, "targets": [0, 1, 2, 10]}, r"sample 4: the label is not one of the classes 0 to 9"),
+        ({"inputs": np.array(["a"]), "targets": [1]}, r"inputs: the array is not one of numbers"),
+        ({"inputs": np.array([None]), "targets": [1]}, r"inputs: the array is not one of numbers"),
         ({"inputs": np.float32(1), "targets": [1]}, r"inputs: the array is empty"),
         ({"inputs": INPUTS[:0], "targets": []}, r"inputs: the array is empty"),
         ({"inputs": [1.0, 2.0], "targets": [0, 1]}, r"a\.npz, inputs: the shape is \(2,\).*\. Save one row a sample"),
