@@ -1,4 +1,7 @@
-"""A real silo's own file: where the server is, what proves who the silo is, and what its owner allows."""
+"""A real silo's own file: where the server is, what proves who the silo is, and what its owner allows.
+
+What is left out is closed: no file, no emulated machine, no model of the server's choice.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from fedsync.common.names import SILO_NAME
 from fedsync.config.locate import beside
@@ -48,6 +51,26 @@ class SealConfig(Section):
     """Whether how the model did on the silo's test data must be ``sealed`` with the updates."""
 
 
+class LimitsConfig(Section):
+    """What a run may ask of a silo in how small pieces, and how often; an order beyond is refused."""
+
+    batch_size: Annotated[int, Field(ge=1)] = 1
+    """Smallest batch of an order [samples]. The default is no limit: what leaves a silo is a sum over a whole order,
+    and balancers give slow silos batches of any size."""
+
+    samples: Annotated[int, Field(ge=1)] = 8
+    """Smallest number of samples that an order may process, planned and done. An order that is told to end sooner goes
+    on until then. From an update of a single sample, that sample can be computed; the default is less than what
+    balanced orders of several steps come to."""
+
+    orders_per_hour: Annotated[int, Field(ge=1)] = 36_000
+    """Most orders within any hour, over all runs and restarts. The default is ten a second, twice that of a run with a
+    round each 0.2 s."""
+
+    evaluations_per_hour: Annotated[int, Field(ge=1)] = 36_000
+    """Most evaluations within any hour, likewise, alone or before an order."""
+
+
 class SiloStartConfig(Section):
     """What ``fedsync silo start`` is told. Paths are relative to the file."""
 
@@ -81,9 +104,15 @@ class SiloStartConfig(Section):
     silo's user, so that the server can read the keys and whatever else that user can; each message then starts a
     process, which takes seconds."""
 
-    data: list[str] | None = None
-    """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, the
-    server chooses among all files that the silo's user can read; ``[]`` is no file."""
+    data: list[str] = Field(default_factory=list)
+    """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, runs read
+    no file. Keys, certificates, state and this file stay closed wherever they lie."""
+
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    """How small and how frequent orders may be."""
+
+    emulate: bool = False
+    """Whether runs may have the silo pretend to be another machine, under that machine's name."""
 
     errors: Literal["codes", "text"] = "codes"
     """What the server is told of a failure at this silo: one word of a closed list (``codes``), or in runs in the clear
@@ -106,6 +135,8 @@ class SiloStartConfig(Section):
 
     logs: LogsConfig = Field(default_factory=LogsConfig)
     """How much of the logs is kept."""
+
+    _file: Path | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _secure(self) -> Self:
@@ -135,20 +166,36 @@ class SiloStartConfig(Section):
             file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
         )
         config = config._with_folders_beside(file, path)
+        config._file = path.resolve()
         length = len(os.fsencode(config.state))
         if length > LONGEST_STATE:
             problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
             raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
         return config
 
+    def closed(self) -> list[str]:
+        """Files and folders that no run may read, wherever ``data`` leads: state, keys, certificates and this file.
+
+        The folders of certificate and node key are closed, too, unless data lie in them.
+        """
+        files = [Path(name) for name in (self.authority, self.node_key) if name is not None]
+        beside_them = [
+            file.parent for file in files if not any(Path(each).is_relative_to(file.parent) for each in self.data)
+        ]
+        own = [Path(name) for name in (self.state, self.keys, self._file) if name is not None]
+        return sorted({str(path) for path in (*own, *files, *beside_them)})
+
     def _with_folders_beside(self, file: YamlFile, path: Path) -> Self:
         folders = []
-        for index, name in enumerate(self.data or ()):
+        for index, name in enumerate(self.data):
             place = file.place(("data", str(index)))
             folders.append(beside(path, name, place))
             if not folders[-1].is_dir():
                 raise ConfigError(place, f"{folders[-1]} is no folder", "Make it, or remove it here")
-        return self if self.data is None else self.model_copy(update={"data": [str(folder) for folder in folders]})
+            for closed in (self.state, self.keys):
+                if closed is not None and folders[-1].is_relative_to(closed):
+                    raise ConfigError(place, f"{folders[-1]} lies in {closed}", "Keep data apart from keys and state")
+        return self.model_copy(update={"data": [str(folder) for folder in folders]})
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:

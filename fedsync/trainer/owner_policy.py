@@ -11,20 +11,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
+from fedsync.common.fence import ALLOWED, Fence
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
-from fedsync.config.silo_start import SealConfig, SiloStartConfig
-from fedsync.core.errors import OwnerRefusal
+from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
+from fedsync.core.errors import LimitReached, OwnerRefusal
 from fedsync.core.layout import matches
+from fedsync.core.orders import WorkOrder
 from fedsync.trainer.key_lookup import KEYS, has_keys
+from fedsync.trainer.order_counts import OrderCounts
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
 
-ALLOWED = "FEDSYNC_ALLOWED"
-"""Environment variable of a silo: an `OwnerPolicy` as JSON, or nothing where the silo is emulated."""
-
 _MOST_NAMES = 4
+_COUNTS = "orders.json"
+"""File in a silo's state folder."""
 
 
 class OwnerPolicy(Section):
@@ -36,13 +40,32 @@ class OwnerPolicy(Section):
     data: list[str] | None = None
     """Absolute folders below which its files are; None leaves them to the run."""
 
+    never: list[str] = Field(default_factory=list)
+    """Absolute files and folders that are closed wherever ``data`` leads."""
+
+    limits: LimitsConfig | None = None
+    """How small and how frequent orders may be; None leaves it to the run."""
+
+    counts: str | None = None
+    """File in which orders are counted; None counts none."""
+
+    emulate: bool = True
+    """Whether the silo may pretend to be another machine."""
+
     errors: Literal["codes", "text"] = "codes"
     """Whether the server may read what went wrong in runs in the clear."""
 
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
-        seal = None if config.keys is None else config.seal or SealConfig()
-        return cls(seal=seal, data=config.data, errors=config.errors)
+        return cls(
+            seal=None if config.keys is None else config.seal or SealConfig(),
+            data=config.data,
+            never=config.closed(),
+            limits=config.limits,
+            counts=str(Path(config.state) / _COUNTS),
+            emulate=config.emulate,
+            errors=config.errors,
+        )
 
     @classmethod
     def here(cls) -> OwnerPolicy:
@@ -55,22 +78,52 @@ class OwnerPolicy(Section):
         All of them are checked, also those of other silos' files: a task may look for any of them.
 
         Raises:
-            OwnerRefusal: one leads out of the folders that the owner allows.
+            OwnerRefusal: one leads to where runs may not read, or the run emulates machines at a silo that is one.
         """
+        if spec.emulate and not self.emulate:
+            problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
+            raise OwnerRefusal("emulate", problem, "Leave the machines out, or have the owner write emulate: true")
         if self.data is None:
             return spec
+        fence = Fence(tuple(self.data), tuple(self.never))
         for machine in spec.emulate:
             if machine.trace is not None:
-                self._located(machine.trace)
-        return spec.model_copy(update={"task": spec.task.relocated(self._located)})
+                fence.located(machine.trace)
+        return spec.model_copy(update={"task": spec.task.relocated(lambda path: str(fence.located(path)))})
 
-    def _located(self, path: str) -> str:
-        # Links are followed, or one in an allowed folder could lead anywhere.
-        found = Path(path).resolve()
-        if not any(found.is_relative_to(folder) for folder in self.data or ()):
-            remedy = "Name a file in one of its data folders, or have the owner add this one to data in silo.yaml"
-            raise OwnerRefusal("task", f"{path} is not where this silo's owner allows runs to read", remedy)
-        return str(found)
+    def begin(self, order: WorkOrder) -> None:
+        """See that an order is one that the silo may carry out, and count it; nothing is counted that is refused.
+
+        Raises:
+            LimitReached: it is too small, or one too many.
+            ConfigError: it cannot be counted.
+        """
+        if self.limits is not None:
+            _at_least("batch_size", order.batch_size, self.limits.batch_size)
+            _at_least("samples", order.planned_samples, self.limits.samples)
+            self._count("orders", *(("evaluations",) if order.evaluate else ()))
+
+    def begin_evaluation(self) -> None:
+        """Count an evaluation; raises as `begin`."""
+        self._count("evaluations")
+
+    @property
+    def least_samples(self) -> int:
+        """That an order processes before it may end [samples]."""
+        return 0 if self.limits is None else self.limits.samples
+
+    def check_done(self, samples: int) -> None:
+        """See that what was done of an order may leave the silo.
+
+        Raises:
+            LimitReached: too few samples are behind it.
+        """
+        _at_least("samples", samples, self.least_samples)
+
+    def _count(self, *kinds: str) -> None:
+        if self.limits is not None and self.counts is not None:
+            most = {"orders": self.limits.orders_per_hour, "evaluations": self.limits.evaluations_per_hour}
+            OrderCounts(Path(self.counts), most).take(*kinds)
 
     def check_seal(self, plan: EncryptionPlan | None) -> None:
         """See that a run seals what it must.
@@ -105,6 +158,12 @@ class OwnerPolicy(Section):
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
             raise OwnerRefusal("cipher.metrics", problem, remedy)
+
+
+def _at_least(limit: str, found: int, least: int) -> None:
+    if found < least:
+        problem = f"an order of {found}, and this silo's owner allows {least} at least"
+        raise LimitReached(f"limits.{limit}", problem, "Ask for more, or have the owner lower the limit in silo.yaml")
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fedsync.common.fence import ALLOWED
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
 from fedsync.core import codec
@@ -184,7 +185,7 @@ def _texts_may_go() -> bool:
     A silo with keys takes part in encrypted runs only.
     """
     from fedsync.trainer.key_lookup import has_keys
-    from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy
+    from fedsync.trainer.owner_policy import OwnerPolicy
 
     return not os.environ.get(ALLOWED) or (OwnerPolicy.here().errors == "text" and not has_keys())
 

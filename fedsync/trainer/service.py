@@ -114,6 +114,7 @@ class TrainerService:
                 f"{identity.index}, but the run has {spec.silos} shares of data",
                 "Give every silo its own number from 0 on",
             )
+        self._owner = owner
         session = SiloSession(identity, spec, spec.task.build(), owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
@@ -181,6 +182,7 @@ class TrainerService:
         with self._beginning:
             job = self._job
             if job is None or job.order != order or isinstance(job.outcome, VersionMismatch):
+                self._owner.begin(order)
                 if job is not None:
                     job.halt.set()
                     job.done.wait()
@@ -202,6 +204,7 @@ class TrainerService:
         what = version, hashlib.blake2b(received.tobytes()).digest()
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
+                self._owner.begin_evaluation()
                 try:
                     self._evaluated = what, self._session.evaluate(received, version)
                 except OtherVersion as error:

@@ -96,6 +96,7 @@ class SiloSession:
         self.replica: Replica = PlainReplica()
         if plan is not None and keys is not None:
             self.replica = _encrypted(plan, spec, self._trainer, keys, folder)
+        self._owner = owner or OwnerPolicy()
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
@@ -136,7 +137,8 @@ class SiloSession:
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
-        outcome = self._trainer.run(order, base, self.cursor, self._throttle, watch)
+        outcome = self._trainer.run(order, base, self.cursor, self._throttle, self._patient(watch))
+        self._owner.check_done(outcome.report.samples)
         trained_s = perf_counter()
         update = self.replica.send(outcome.update, order, outcome.report)
         sent_s = perf_counter()
@@ -150,6 +152,11 @@ class SiloSession:
             LastOrder(order, done, outcome.cursor).save(self._file)
         self.cursor = outcome.cursor
         return done
+
+    def _patient(self, watch: Watch | None) -> Watch | None:
+        """``watch``, which may not end an order before the samples that the owner demands are behind it."""
+        least = self._owner.least_samples
+        return watch and (lambda steps, samples: watch(steps, samples) or samples < least)
 
     def evaluate(self, received: Payload, version: int) -> Evaluation:
         """What the server is told of the model ``version`` on the silo's test split; raises as `train`."""

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedsync.common.fence import ALLOWED
 from fedsync.common.processes import OWNER
-from fedsync.config.silo_start import SealConfig, SiloStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import SiloFacts
 from fedsync.ops.start import serve_silo
 from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy
+from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import IDENTITY, STATE, Hello, Identity, Refusal, Refused, Reply, write_reply
 
 
@@ -46,7 +47,7 @@ def test_the_newest_trainer_is_served_until_it_ends(config: SiloStartConfig, mon
     (identity, environment), again = seen
     assert again == (identity, environment), "asked anew while it loads"
     assert identity == Identity(spec="newest", index=3, name="berlin", device="cpu")
-    allowed = OwnerPolicy(seal=SealConfig()).model_dump_json()
+    allowed = OwnerPolicy.of(config).model_dump_json()
     assert environment == {STATE: str(trainers), OWNER: str(os.getpid()), KEYS: "/k", ALLOWED: allowed}
 
 

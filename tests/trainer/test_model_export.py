@@ -46,7 +46,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a silo, with its state folder ``s`` beside it, whose path may not be long, and a task."""
     path = tmp_path_factory.mktemp("e") / "silo.yaml"
     path.with_name("small.py").write_text(TASK, encoding="utf-8")
-    path.write_text("{name: berlin, server: 'localhost:1', insecure: true, state: s}", encoding="utf-8")
+    path.write_text(
+        "{name: berlin, server: 'localhost:1', insecure: true, state: s, data: [.], emulate: true}", encoding="utf-8"
+    )
     return path
 
 
@@ -144,7 +146,7 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(file: Path, tmp_pa
 
 def test_a_task_that_the_owner_does_not_allow_is_not_run(file: Path, tmp_path: Path) -> None:
     keep(file, "run", at_s=1e9)
-    file.write_text(file.read_text(encoding="utf-8").replace("state: s", "state: s, data: []"), encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8").replace("data: [.], ", ""), encoding="utf-8")
     with pytest.raises(ConfigError, match="not where this silo's owner allows runs to read"):
         export(file, tmp_path)
 

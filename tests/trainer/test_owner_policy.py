@@ -1,20 +1,25 @@
 """What a run asks for against what a silo's owner allows."""
 
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.common.fence import ALLOWED
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.config.silo_start import SealConfig, SiloStartConfig
+from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout
+from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
+from fedsync.core.layout import Layout, as_vector
+from fedsync.core.orders import WorkOrder
 from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.owner_policy import ALLOWED, OwnerPolicy, owner_environment
-from fedsync.trainer.protocol import Identity
+from fedsync.trainer.order_counts import OrderCounts
+from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
+from fedsync.trainer.protocol import AskModel, Collect, Identity, InitialModel, Refusal, Refused, Train, exchange
 from fedsync.trainer.service import TrainerService
 
 LAYOUT = Layout(("body.weight", "body.bias", "head.bias"), ((8, 4), (8,), (2,)))
@@ -107,7 +112,10 @@ def test_what_the_file_says_arrives_at_the_trainer(
     config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state="/s", data=["/d"], **more)
     for name, value in owner_environment(config).items():
         monkeypatch.setenv(name, value)
-    assert OwnerPolicy.here() == OwnerPolicy(seal=seal, data=["/d"])
+    never = sorted(["/s", *([more["keys"]] if "keys" in more else [])])
+    assert OwnerPolicy.here() == OwnerPolicy(
+        seal=seal, data=["/d"], never=never, limits=LimitsConfig(), counts="/s/orders.json", emulate=False
+    )
 
 
 # Files.
@@ -173,3 +181,133 @@ def test_a_trainer_runs_no_python_file_from_elsewhere(folder: Path, monkeypatch:
     with pytest.raises(ConfigError, match=r"task\.py is not where"):
         TrainerService(Identity(spec({"kind": "custom", "file": str(file)}).dump(), 0, "a"))
     assert not (folder / "theirs" / "was-here").exists()
+
+
+def test_a_silo_reads_no_file_and_is_no_other_machine_unless_its_owner_says_so(folder: Path) -> None:
+    config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state=str(folder / "s"))
+    with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
+        OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")))
+    emulated = SPEC.model_copy(update={"emulate": [SiloConfig(name="b", speed=1.0)]})
+    with pytest.raises(OwnerRefusal, match=r"^emulate: .*pretend to be other machines.*emulate: true"):
+        OwnerPolicy.of(config).checked(emulated)
+    OwnerPolicy.of(config.model_copy(update={"emulate": True})).checked(emulated)
+
+
+def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("keys", "state", "certs"):
+        (folder / name).mkdir()
+    for name in ("keys/group.key", "certs/ca.crt", "certs/a.node"):
+        (folder / name).write_text("secret")
+    (folder / "silo.yaml").write_text(
+        "{name: a, server: 'localhost:1', authority: certs/ca.crt, node_key: certs/a.node, state: state, "
+        "keys: keys, data: [.]}"
+    )
+    monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
+    config = SiloStartConfig.load(folder / "silo.yaml")
+    allowed = OwnerPolicy.of(config)
+    allowed.checked(spec(images(folder / "mine" / "data.npz")))
+    (folder / "mine" / "link").symlink_to(folder / "keys" / "group.key")
+    for name in (
+        "keys/group.key",
+        "certs/ca.crt",
+        "certs/a.node",
+        "silo.yaml",
+        "state/x",
+        "mine/link",
+        "keys/../keys/x",
+    ):
+        with pytest.raises(OwnerRefusal):
+            allowed.checked(spec(csv(folder / name)))
+
+
+# What orders may ask.
+
+
+def order(
+    serial: int = 1, batch_size: int = 8, max_steps: int = 2, *, evaluate: bool = False, **more: Any
+) -> WorkOrder:
+    return WorkOrder(f"a/{serial}", 0, serial, batch_size, max_steps, 0.1, 1, evaluate=evaluate, **more)
+
+
+def limited(folder: Path, **limits: int) -> OwnerPolicy:
+    return OwnerPolicy(limits=LimitsConfig(**limits), counts=str(folder / "orders.json"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        (order(batch_size=3), "batch_size: an order of 3, and this silo's owner allows 4"),
+        (order(batch_size=4, max_steps=3), "samples: an order of 12, and this silo's owner allows 16"),
+    ],
+)
+def test_an_order_that_is_too_small_is_refused_and_not_counted(asked: WorkOrder, limit: str, tmp_path: Path) -> None:
+    owner = limited(tmp_path, batch_size=4, samples=16, orders_per_hour=1)
+    with pytest.raises(LimitReached, match=limit):
+        owner.begin(asked)
+    owner.begin(order(batch_size=4, max_steps=4))
+
+
+def test_orders_are_counted_over_runs_and_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1e9
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    for serial in range(3):
+        limited(tmp_path, orders_per_hour=3).begin(order(serial))  # a trainer of another run each
+        now_s += 60
+    with pytest.raises(LimitReached, match=r"3 orders within an hour.*limits\.orders_per_hour"):
+        limited(tmp_path, orders_per_hour=3).begin(order())
+    now_s -= 7200  # a clock that is set back gives no orders
+    with pytest.raises(LimitReached):
+        limited(tmp_path, orders_per_hour=3).begin(order())
+    now_s += 7200 + 3600
+    limited(tmp_path, orders_per_hour=3).begin(order())
+
+
+def test_an_order_that_evaluates_counts_as_an_evaluation_too(tmp_path: Path) -> None:
+    owner = limited(tmp_path, evaluations_per_hour=2)
+    owner.begin(order(evaluate=True))
+    owner.begin_evaluation()
+    for asked in (owner.begin_evaluation, lambda: owner.begin(order(2, evaluate=True))):
+        with pytest.raises(LimitReached, match="2 evaluations"):
+            asked()
+    owner.begin(order(2))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"orders": {"x": 1}}', '{"orders": {"1": "1"}}', '{"orders": 3}'])
+def test_counts_that_are_damaged_are_not_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "orders.json").write_text(text)
+    with pytest.raises(ConfigError, match="damaged: nobody knows how many"):
+        OrderCounts(tmp_path / "orders.json", {"orders": 1}).take("orders")
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerService:
+    """Of a silo whose owner allows two orders an hour, of 12 samples at least."""
+    allowed = limited(tmp_path, samples=12, orders_per_hour=2, evaluations_per_hour=1)
+    monkeypatch.setenv(ALLOWED, allowed.model_dump_json())
+    monkeypatch.delenv(KEYS, raising=False)
+    return TrainerService(Identity(SPEC.dump(), 0, "a"))
+
+
+def test_a_trainer_holds_to_the_limits(service: TrainerService) -> None:
+    reply, model = exchange(service.ask, AskModel())
+    assert isinstance(reply, InitialModel) and model is not None
+    vector = as_vector(model, reply.layout, "a")
+
+    def code(asked: WorkOrder) -> Refusal | None:
+        answer, _ = exchange(service.ask, Train(asked), vector)
+        return answer.code if isinstance(answer, Refused) else None
+
+    assert code(order(1)) is None
+    assert code(order(1)) is None, "the same again is no other order"
+    assert code(order(2, batch_size=8, max_steps=1)) is Refusal.LIMIT, "too small"
+    assert code(order(3, batch_size=4, max_steps=9, budget_s=1e-9)) is Refusal.LIMIT, "out of time after one step"
+    assert code(order(4)) is Refusal.LIMIT, "the third"
+
+
+def test_an_order_that_is_halted_goes_on_until_enough_samples_are_in_it(service: TrainerService) -> None:
+    reply, model = exchange(service.ask, AskModel())
+    assert isinstance(reply, InitialModel) and model is not None
+    exchange(service.ask, Train(order(1, batch_size=4, max_steps=10**6), 0.0), as_vector(model, reply.layout, "a"))
+    report, _ = exchange(service.ask, Collect("a/1", None, halt=True))
+    assert report.samples >= 12  # type: ignore[union-attr]
+    assert np.isfinite(report.loss)  # type: ignore[union-attr]

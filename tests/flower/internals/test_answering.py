@@ -14,8 +14,8 @@ from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as internal
 from flwr.supernode.nodestate import NodeStateFactory
 
+from fedsync.common.fence import ALLOWED
 from fedsync.flower.internals import answering, versions
-from fedsync.trainer.owner_policy import ALLOWED
 from tests.flower.grid import run_identity
 
 RUN, NODE = 1, 7
