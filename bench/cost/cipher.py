@@ -30,6 +30,8 @@ ROWS = {
     "seal_mparams_s": "seal, M values/s",
     "server_add_mparams_s": "server: check and add, M values/s",
     "open_mparams_s": "open, M values/s",
+    "tag_mparams_s": "of sealing, the tag alone, M values/s",
+    "check_mparams_s": "of opening, the tag's check alone, M values/s",
     "bytes_per_param_up": "bytes a value, up",
     "bytes_per_param_down": "bytes a value, down",
     "max_error": "largest error, of the largest value",
@@ -98,14 +100,19 @@ def ratios(own: CipherCost, other: CipherCost) -> dict[str, float]:
 
 def table(own: CipherCost, other: CipherCost | None) -> tuple[list[str], list[list[str]]]:
     """Columns and rows."""
-    columns, rows = ["", own.kind], [[label, f"{getattr(own, column):.4g}"] for column, label in ROWS.items()]
+    columns, rows = ["", own.kind], [[label, shown(own, column)] for column, label in ROWS.items()]
     if other:
         columns += [f"{other.kind}, as peers use it", "ratio"]
         better = ratios(own, other)
         for column, row in zip(ROWS, rows, strict=True):
             ratio = f"{better[RATIOS[column]]:.1f}x" if column in RATIOS else ""
-            row += [f"{getattr(other, column):.4g}", ratio]
+            row += [shown(other, column), ratio]
     return columns, rows
+
+
+def shown(cost: CipherCost, column: str) -> str:
+    value = getattr(cost, column)
+    return "-" if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

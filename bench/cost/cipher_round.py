@@ -22,7 +22,7 @@ from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmasker
-from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
+from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_message
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, form_of
@@ -57,6 +57,8 @@ class CipherCost:
         bytes_per_param_down: of the message with the sum.
         max_error: largest difference to the mean in float64, over the largest value of that mean.
         peak_mib: most memory in use above that at the start, one silo and the server together.
+        tag_mparams_s: of sealing, the tag alone; None where there is none.
+        check_mparams_s: of opening, the check of the tag alone, which comes before the sum is decrypted.
     """
 
     kind: str
@@ -70,6 +72,8 @@ class CipherCost:
     bytes_per_param_down: float
     max_error: float
     peak_mib: float
+    tag_mparams_s: float | None = None
+    check_mparams_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -124,6 +128,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
             message = clock.time("seal", partial(round_.seal, silo, update))
             up = len(message)
             envelope = round_.receive(silo, message)
+            clock.time("tag", partial(round_.tag, envelope))
             if total is None:
                 total = envelope.words.copy()
             else:
@@ -135,6 +140,7 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
         down = round_.aggregate(total, tag, members)
         for _ in range(OPENINGS):
             got = clock.time("open", partial(round_.open, down))
+            clock.time("check", partial(round_.check, round_.read(down)))
     mean /= sum(weight_of(silo) for silo in range(silos))
     return cost_of(kind, bits, params, silos, clock, (up, len(down)), error_of(got, mean), peak)
 
@@ -177,6 +183,13 @@ class _Round:
         expected = self._expected(wire.Kind.UPDATE, keys.name, f"{keys.name}/1", keys.public.signing)
         return wire.decode(message, expected, self._adder)
 
+    def tag(self, envelope: wire.Envelope) -> wire.Tag:
+        """The tag of an update once more, in the portions in which it was sealed."""
+        hasher = self._authenticator.hasher()
+        for first in range(0, len(envelope.words), PORTION):
+            hasher.take(envelope.words[first : first + PORTION])
+        return self._authenticator.tag(hasher.value(), envelope.head)
+
     def check_and_add(self, total: Words, words: Words) -> None:
         """The server's work on the words of one update."""
         self._adder.check(words, "silo")
@@ -186,10 +199,17 @@ class _Round:
         """The sum's message."""
         return wire.encode(self._head(wire.Kind.AGGREGATE, "server", members), total, tag, None)
 
+    def read(self, message: bytes) -> wire.Envelope:
+        """The sum's message at a silo."""
+        return wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"), self._adder)
+
+    def check(self, envelope: wire.Envelope) -> None:
+        self._authenticator.authenticate(envelope, "server")
+
     def open(self, message: bytes) -> Vector:
         """The mean at a silo; with masks, what the survivors reveal included."""
-        envelope = wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"), self._adder)
-        self._authenticator.authenticate(envelope, "server")
+        envelope = self.read(message)
+        self.check(envelope)
         members, sealer = envelope.head.members, self._sealer
         if self._masked:
             names = [keys.name for keys in self._keys]
@@ -279,7 +299,8 @@ def cost_of(
 ) -> CipherCost:
     seal, add, open_ = (clock.speed(name, params) for name in ("seal", "add", "open"))
     up, down = (size / params for size in nbytes)
-    return CipherCost(kind, params, silos, bits, seal, add, open_, up, down, error, peak.used / _MIB)
+    tags = [clock.speed(name, params) if name in clock.least_s else None for name in ("tag", "check")]
+    return CipherCost(kind, params, silos, bits, seal, add, open_, up, down, error, peak.used / _MIB, *tags)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes)
+        return tuple(math.prod(shape) for shape in self.shapes)
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ from fedsync.core.errors import ConfigError
 
 KEYS = {
     "kind", "params", "silos", "bits", "seal_mparams_s", "server_add_mparams_s", "open_mparams_s",
-    "bytes_per_param_up", "bytes_per_param_down", "max_error", "peak_mib",
+    "bytes_per_param_up", "bytes_per_param_down", "max_error", "peak_mib", "tag_mparams_s", "check_mparams_s",
 }  # fmt: skip
 
 

@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.wire import TAG_PARTS, Envelope, Head, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
-from fedsync.cipher.suites.suite import Form, Words
-from fedsync.core.errors import ProtocolError
+from fedsync.cipher.suites.suite import NO_DIGEST, Form, Words
+from fedsync.core.errors import PolicyError, ProtocolError
 
 # Bits of integers that float64 adds exactly.
 _EXACT = 53
@@ -121,7 +121,12 @@ class Authenticator:
         Args:
             hashed: `WordHash.value` of its words.
             head: of its message; the member has its digests by now.
+
+        Raises:
+            PolicyError: the member has no digest: one pad could hide two messages.
         """
+        if head.members[0].digest == NO_DIGEST:
+            raise PolicyError(f"{head.members[0].update_id} is to be tagged before its words have a digest")
         return added(hashed, self._pads(head), self._form)
 
     def check(self, hashed: Tag, head: Head, tag: Tag, sender: str) -> None:

@@ -18,7 +18,7 @@ from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.wire import NO_TAG, Envelope, Head, Kind, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import FORMS, Form, Member, Words
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import PolicyError, ProtocolError
 from tests.cipher.messages import head
 from tests.cipher.sealers import KINDS, member, summed
 
@@ -287,6 +287,9 @@ def test_another_key_does_not_fit(kind: str) -> None:
 # No pad hides two messages.
 
 
+DIGESTED = replace(member(0), digest=hashlib.sha256(b"words").digest())
+
+
 def pad_of(kind: str, of: Head) -> Tag:
     return authenticator(kind).tag(NO_TAG, of)
 
@@ -299,9 +302,14 @@ def test_a_nonce_that_comes_again_with_other_words_has_another_pad(kind: str) ->
     assert not set(pad_of(kind, one.head)) & set(pad_of(kind, other.head))
 
 
+def test_nothing_is_tagged_before_its_words_have_a_digest() -> None:
+    with pytest.raises(PolicyError, match="digest"):
+        authenticator("bfv").tag((1, 2), head("bfv"))
+
+
 @every_kind
 def test_pads_differ_for_every_field_and_between_the_checks(kind: str) -> None:
-    own, other = member(0), bytes(range(32))
+    own, other = DIGESTED, bytes(range(32))
     of = head(kind, members=(own,))
     heads = [of, *(replace(of, **change) for change in (  # type: ignore[arg-type]
         {"attempt": 4}, {"epoch": 6}, {"fingerprint": bytes(16)}, {"grid": bytes(32)}, {"chunks": 3},
@@ -318,7 +326,7 @@ def test_pads_differ_for_every_field_and_between_the_checks(kind: str) -> None:
 
 def test_the_pad_is_a_prf_of_the_context_by_hand() -> None:
     form: Form = FORMS["bfv"]
-    of = head("bfv")
+    of = head("bfv", members=(DIGESTED,))
     key = hmac.digest(hmac.digest(KEY, b"fedsync tag 2\0\1", "sha256"), b"pad\0", "sha256")
     wide = hmac.digest(key, b"fedsync pad of a tag 1\0" + member_context(of, of.members[0]), "sha512")
     expected = tuple(int.from_bytes(part, "little") % form.modulus for part in (wide[:32], wide[32:]))

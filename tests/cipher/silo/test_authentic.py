@@ -1,0 +1,145 @@
+"""A silo opens nothing of a message that is not what silos sealed, on any path: the suite is not even called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import catch_up, wire
+from fedsync.cipher.encoding.catch_up import CatchUp, Link, Piece
+from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.cipher.suites.suite import Words
+from fedsync.core.errors import ProtocolError
+from tests.cipher.make import Federation, change, plan
+from tests.cipher.sealers import KINDS
+
+OTHER = bytes(range(32))
+Change = Callable[[wire.Envelope], wire.Envelope]
+
+
+def word(chunk: int, place: int) -> Change:
+    """One word is one more."""
+
+    def changed(envelope: wire.Envelope) -> wire.Envelope:
+        words = envelope.words.copy()
+        words[chunk, place] = (int(words[chunk, place]) + 1) % envelope.head.form.modulus
+        return replace(envelope, words=words)
+
+    return changed
+
+
+def words(make: Callable[[Words], Words]) -> Change:
+    return lambda envelope: replace(envelope, words=np.ascontiguousarray(make(envelope.words)))
+
+
+def header(**fields: object) -> Change:
+    return lambda envelope: replace(envelope, head=replace(envelope.head, **fields))  # type: ignore[arg-type]
+
+
+def member(**fields: object) -> Change:
+    """The last member is told otherwise."""
+
+    def changed(envelope: wire.Envelope) -> wire.Envelope:
+        *others, last = envelope.head.members
+        named = (*others, replace(last, **fields))  # type: ignore[arg-type]  # one field at a time
+        return replace(envelope, head=replace(envelope.head, members=named))
+
+    return changed
+
+
+CHANGES: dict[str, Change] = {
+    "the first word": word(0, 0),
+    "the last word": word(-1, -1),
+    "two words are swapped": words(lambda of: of[:, [1, 0, *range(2, of.shape[1])]]),
+    "all is zero": words(np.zeros_like),
+    "the sum is doubled": lambda of: replace(of, words=of.words * np.uint64(2) % np.uint64(of.head.form.modulus)),
+    "the tag": lambda of: replace(of, tag=(of.tag[0] ^ 1, of.tag[1])),
+    "another attempt": header(attempt=1),
+    "a member's nonce": member(nonce=OTHER[:16]),
+    "a member's chain": member(chain=OTHER),
+    "a member's digest": member(digest=OTHER),
+    "a member's annex": member(annex=OTHER),
+    "a member is left out": lambda of: replace(of, head=replace(of.head, members=of.head.members[:-1])),
+}
+
+
+def rewritten(piece: Piece, change: Change, silo: EncryptedReplica, version: int, chunks: int) -> bytes:
+    """A sum's message after a change, as a server with the code can write it."""
+    envelope = change(silo._decode(piece, version, chunks))
+    return wire.encode(envelope.head, envelope.words, envelope.tag, None)
+
+
+def count_openings(silo: EncryptedReplica, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Chunks of every call of the suite from now on."""
+    calls: list[int] = []
+    opens = silo._sealer.open
+
+    def spy(words: Words, *rest: object) -> object:
+        calls.append(len(words))
+        return opens(words, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(silo._sealer, "open", spy)
+    return calls
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Three silos after one commit, of which none has been sent the sum."""
+    made = Federation(plan(request.param), tmp_path_factory.mktemp("authentic"), dict.fromkeys("abc", 10))
+    for name in "abc":
+        made.begin(name, 0)
+    made.commit(1, [made.answer(name, change(ord(name))) for name in "abc"])
+    while made.aggregator.blocked:
+        for name, question in made.aggregator.questions().items():
+            made.aggregator.answer(name, made.silos[name].answer(question))
+    return made
+
+
+def with_sum(received: CatchUp, changed: bytes) -> CatchUp:
+    (link,) = received.links
+    return replace(received, links=(Link(link.kind, (replace(link.entries[0], sums=(changed,)),)),))
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_nothing_of_a_sum_that_was_changed_is_opened(
+    federation: Federation, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silo = federation.silos["a"]
+    received = catch_up.decode(federation.aggregator.outgoing("a"))
+    changed = rewritten(received.links[0].entries[0].sums[0], CHANGES[what], silo, 1, federation.plan.chunks)
+    calls = count_openings(silo, monkeypatch)
+    with pytest.raises(ProtocolError) as caught:
+        silo.receive(with_sum(received, changed).encode(), 1)
+    assert caught.value.check == "tag"
+    assert not calls
+    assert silo.holds == 0
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_nothing_of_a_calibration_that_was_changed_is_opened(
+    federation: Federation, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silo = federation.copy("a")
+    received = catch_up.decode(federation.aggregator.outgoing("nobody yet"))
+    changed = rewritten(received.calibration, CHANGES[what], silo, 0, 1)
+    calls = count_openings(silo, monkeypatch)
+    with pytest.raises(ProtocolError) as caught:
+        silo.receive(replace(received, calibration=changed).encode(), 1)
+    assert caught.value.check == "tag"
+    assert not calls
+    assert silo.holds == -1
+
+
+def test_what_was_not_changed_is_opened(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spy sees it, and what is refused above is refused for its change."""
+    silo = federation.copy("b")
+    calls = count_openings(silo, monkeypatch)
+    received = catch_up.decode(federation.aggregator.outgoing("nobody yet"))
+    (link,) = received.links
+    same = rewritten(link.entries[0].sums[0], lambda envelope: envelope, silo, 1, federation.plan.chunks)
+    silo.receive(with_sum(received, same).encode(), 1)
+    assert calls
+    assert silo.holds == 1
