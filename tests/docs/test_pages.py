@@ -23,6 +23,7 @@ from fedsync.flower import payloads
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.client import TrainerClient, stop_trainers
 from fedsync.trainer.protocol import STATE, AskModel, Describe, Hello, Identity, InitialModel, exchange
+from fedsync.trainer.refusals import MEANINGS
 from tests.flower.grid import DirectGrid, silos_in_this_process
 from tests.test_deploy import takes
 
@@ -71,6 +72,11 @@ def test_files_that_pages_for_contributors_name_are_there() -> None:
         named = re.findall(r"`(?:python )?([\w./-]+/[\w.-]+\.py)", page.read_text(encoding="utf-8"))
         missing = [name for name in named if not ((ROOT / name).exists() or (ROOT / "fedsync" / name).exists())]
         assert {Path(name).name for name in missing} <= added, page
+
+
+def test_every_word_of_a_refusal_is_explained_as_the_log_explains_it() -> None:
+    rows = [f"| {code.name} | {meaning} | {remedy} |" for code, (meaning, remedy) in MEANINGS.items()]
+    assert "\n".join(rows) in (DOCS / "deployment.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.keyring import open_ring
 from fedsync.commands.doctor import report
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
@@ -27,6 +28,9 @@ from fedsync.identity.certificates import ServerCertificate, make_authority, mak
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.doctor import checks, health, network, preflight
 from fedsync.ops.doctor.checks import Check
+from fedsync.trainer.lockout import Lockout
+from fedsync.trainer.protocol import STATE
+from fedsync.trainer.refusals import refuse
 
 NOW = datetime.now(UTC)
 
@@ -113,6 +117,27 @@ def test_keys_for_encrypted_runs(tmp_path: Path) -> None:
     server = checks.check_server_keys(made.server_file)
     assert server.ok and "epoch 1" in server.detail and "berlin, paris" in server.detail
     failed(checks.check_server_keys(tmp_path / "server.json"), "No such file", "See the message")
+
+
+def test_a_silo_that_locked_itself_says_why_and_how_to_go_on(tmp_path: Path) -> None:
+    folder = emulated_keys(["berlin"], tmp_path / "keys", 1, lambda: b"context").silos["berlin"]
+    assert checks.check_open(folder).ok
+    for number in range(3):
+        Lockout(open_ring(folder)).count(f"the server failed the check 'tag' {number}")
+    failed(checks.check_open(folder), "the check 'tag' 2", "")
+    assert "fedsync silo unlock --silo" in checks.check_open(folder).detail
+
+
+def test_the_last_refusals_are_shown_with_their_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(health.check_refusals(tmp_path)) == []
+    (tmp_path / "state").mkdir()
+    monkeypatch.setenv(STATE, str(tmp_path / "state"))
+    for number in range(9):
+        refuse(ConfigError("task", f"no file {number}", "Make it"))
+    refuse(ConfigError("task", "no file 8", "Make it"))
+    found = list(health.check_refusals(tmp_path))
+    assert all(check.ok and check.name == "refused" for check in found) and len(found) == health.MOST_REFUSALS
+    assert found[-1].detail.endswith("CONFIG, 2 times: task: no file 8. Make it") and found[-1].detail.startswith("20")
 
 
 def test_public_keys_of_silos(tmp_path: Path) -> None:

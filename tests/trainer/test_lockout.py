@@ -1,0 +1,194 @@
+"""Three forgeries, and a silo takes no further part: in any run, after any restart, until its owner says so."""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.keyring import Ring, open_ring
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, SiloLocked
+from fedsync.trainer.key_lookup import KEYS
+from fedsync.trainer.lockout import COUNT, LIMIT, MARKER, Lockout
+from fedsync.trainer.owner_policy import ALLOWED
+from fedsync.trainer.protocol import (
+    AskModel,
+    AskSnapshot,
+    Collect,
+    Describe,
+    EvaluateModel,
+    Hello,
+    Identity,
+    Question,
+    Refusal,
+    Refused,
+    Request,
+    exchange,
+)
+from fedsync.trainer.service import TrainerService
+from tests.cipher.given_keys import some_context
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    return open_ring(emulated_keys(["a", "b"], tmp_path / "keys", 1, some_context).silos["a"])
+
+
+def folder(ring: Ring) -> Path:
+    assert ring.folder is not None
+    return ring.folder
+
+
+def locked(ring: Ring) -> bool:
+    """As another process finds it."""
+    try:
+        Lockout(ring).check()
+    except SiloLocked:
+        return True
+    return False
+
+
+def test_the_third_failure_locks_every_process_of_the_silo(ring: Ring) -> None:
+    one, other = Lockout(ring), Lockout(ring)
+    for number in range(LIMIT):
+        assert not locked(ring)
+        one.check()
+        (one, other)[number % 2].count(f"forgery {number}")
+    for lockout in (one, other, Lockout(ring)):
+        with pytest.raises(SiloLocked, match=r"forgery 2.*fedsync silo unlock"):
+            lockout.check()
+
+
+def test_the_owner_sees_what_happened_and_counting_begins_anew(ring: Ring) -> None:
+    lockout = Lockout(ring)
+    for number in range(LIMIT + 2):
+        lockout.count(f"forgery {number} {'x' * 5000}")
+    assert (folder(ring) / COUNT).stat().st_size < 5000
+    happened = Lockout(ring).unlock()
+    assert happened is not None and [each.reason[:9] for each in happened] == ["forgery 2", "forgery 3", "forgery 4"]
+    lockout.check()
+    assert Lockout(ring).unlock() == ()
+
+
+def test_the_count_is_the_owner_s_alone(ring: Ring) -> None:
+    Lockout(ring)
+    assert {stat.S_IMODE((folder(ring) / name).stat().st_mode) for name in (COUNT, MARKER)} == {0o600}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"epoch":1,"group":"00"', b"\xff" * 70_000])
+def test_a_count_that_is_gone_or_damaged_counts_as_locked(ring: Ring, content: bytes | None) -> None:
+    running = Lockout(ring)
+    path = folder(ring) / COUNT
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert locked(ring), "the marker says that there was one"
+    with pytest.raises(SiloLocked):
+        running.check()
+    assert Lockout(ring).unlock() is None
+    running.check()
+    assert not locked(ring)
+
+
+def test_a_count_without_its_marker_is_a_count(ring: Ring) -> None:
+    for number in range(LIMIT):
+        Lockout(ring).count(str(number))
+    (folder(ring) / MARKER).unlink()  # as a crash between the two leaves it
+    assert locked(ring) and (folder(ring) / MARKER).exists()
+
+
+def test_an_epoch_later_the_count_begins_anew_and_never_goes_back(ring: Ring) -> None:
+    for number in range(LIMIT):
+        Lockout(ring).count(str(number))
+    later = replace(ring, group=replace(ring.group, epoch=2))
+    assert locked(ring) and not locked(later)
+    Lockout(later).count("in epoch 2")
+    assert locked(ring), "old keys have come back"
+    assert not locked(later)
+
+
+def test_what_cannot_be_counted_locks_until_it_can(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    lockout = Lockout(ring)
+
+    def full(path: Path, data: bytes) -> None:
+        raise ConfigError(str(path), "cannot be written: No space left on device", "Make room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsync.trainer.lockout.write_private", full)
+        for _ in range(2):
+            with pytest.raises(SiloLocked, match="could not be counted"):
+                lockout.count("forged")
+        with pytest.raises(SiloLocked, match="could not be counted"):
+            lockout.check()
+    lockout.check()
+    happened = lockout.unlock()
+    assert happened is not None and [each.reason for each in happened] == ["forged"], "made up for"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_folder_that_takes_no_files_is_no_folder_of_keys(ring: Ring) -> None:
+    folder(ring).chmod(0o500)
+    with pytest.raises(ConfigError, match="a folder of keys that this silo can write to"):
+        Lockout(ring)
+
+
+def test_keys_in_memory_are_counted_in_memory(ring: Ring) -> None:
+    lockout = Lockout(replace(ring, folder=None))
+    for number in range(LIMIT):
+        lockout.check()
+        lockout.count(str(number))
+    with pytest.raises(SiloLocked):
+        lockout.check()
+    assert not (folder(ring) / COUNT).exists()
+
+
+# In a trainer.
+
+EVERYTHING: list[Request] = [
+    Describe(), AskModel(), Collect("a/1"), EvaluateModel(0), Question(), AskSnapshot(),
+]  # fmt: skip
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+    """Of a real silo, by its environment."""
+    made = emulated_keys(["a", "b"], tmp_path / "keys", 1, some_context)
+    monkeypatch.setenv(KEYS, str(made.silos["a"]))
+    monkeypatch.setenv(ALLOWED, "{}")
+    return open_ring(made.silos["a"])
+
+
+def service(run: str) -> TrainerService:
+    config = StrategyConfig.load("fedavg", ["task={kind: digits}", "cipher={kind: pad}"])
+    spec = RunSpec.of(config, None, 2).model_copy(update={"run": run})
+    return TrainerService(Identity(spec.dump(), 0, "a"))
+
+
+def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> None:
+    one, other = service("one"), service("two")
+    forged = np.frombuffer(b"forged" * 100, np.uint8)
+    answers = [exchange(each.ask, EvaluateModel(0), forged) for each in (one, other, one)]
+    assert answers == [(Refused(Refusal.INTEGRITY), None)] * LIMIT
+    for running in (one, other):
+        for request in EVERYTHING:
+            assert exchange(running.ask, request, forged) == (Refused(Refusal.LOCKED), None)
+    with pytest.raises(SiloLocked):
+        service("three")
+    Lockout(keys).unlock()
+    assert isinstance(exchange(one.ask, Describe())[0], Hello)
+    service("three")
+
+
+def test_nonsense_that_is_not_sealed_does_not_count(keys: Ring) -> None:
+    running = service("one")
+    for _ in range(LIMIT + 1):
+        assert exchange(running.ask, EvaluateModel(0)) == (Refused(Refusal.PROTOCOL), None), "no payload at all"
+        assert running.ask("{", None)[0] == '{"type":"Refused","code":"protocol"}'
+    assert isinstance(exchange(running.ask, Describe())[0], Hello)
