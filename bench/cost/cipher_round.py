@@ -221,7 +221,7 @@ class _Round:
         added_up = tally.read(first, len(members), self._grid.cap, len(self._grid.layout.names), "server")
         mean = np.empty(self._grid.layout.size, dtype=np.float32)
         portions = open_portions(envelope.words, members, pipeline, "server")
-        self._grid.decode(portions, added_up.mean_factor(self._grid.cap), mean)
+        self._grid.decode(portions, added_up.mean_factor(self._grid.cap), mean, len(members))
         return mean
 
     def _head(self, kind: wire.Kind, sender: str, members: tuple[Member, ...]) -> wire.Head:

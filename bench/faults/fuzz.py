@@ -170,7 +170,7 @@ class Targets:
         slots = np.concatenate(list(open_portions(envelope.words, members, self._pipeline, "server")))
         added_up = tally.read(slots[0], len(members), self._grid.cap, 2, "server")
         mean = np.empty(VALUES, np.float32)
-        self._grid.decode([slots], added_up.mean_factor(self._grid.cap), mean)
+        self._grid.decode([slots], added_up.mean_factor(self._grid.cap), mean, len(members))
         return mean
 
     def _update(self, update_id: str, keys: SiloKeys) -> bytearray:

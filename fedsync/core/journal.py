@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from fedsync.core import codec
 from fedsync.core.actions import Action
@@ -61,7 +62,7 @@ class JournalWriter:
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any] | None) -> None:
-        self._file: TextIO = path.open("a" if header is None else "w", encoding="utf-8")
+        self._file: TextIO = open_private(path, "a" if header is None else "w")
         if header is not None:
             self._write(json.dumps({"format": FORMAT, **header}, allow_nan=False, separators=(",", ":")))
 
@@ -79,6 +80,15 @@ class JournalWriter:
     def _write(self, line: str) -> None:
         self._file.write(line + "\n")
         self._file.flush()
+
+
+def open_private(path: Path, mode: Literal["a", "w"] = "w", newline: str | None = None) -> TextIO:
+    """A text file to write that only its owner may read, as what silos said of themselves is to be kept."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if mode == "a" else os.O_TRUNC)
+    descriptor = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, 0o600)  # One that was there may have been open to others.
+    return os.fdopen(descriptor, mode, encoding="utf-8", newline=newline)
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], Iterator[JournalEntry]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
 
-from fedsync.common.files import write_atomically
+from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import held
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 
@@ -68,7 +68,7 @@ def write_error(control: Path, error: FedSyncError) -> None:
         told = {"kind": "config", "place": error.place, "problem": error.problem, "remedy": error.remedy}
     else:
         told = {"kind": "run", "message": str(error)}
-    write_atomically(control / ERROR_FILE, json.dumps(told).encode())
+    write_atomically(control / ERROR_FILE, json.dumps(told).encode(), OWNER_FILE)
 
 
 def read_error(control: Path) -> ConfigError | RunError:

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import yaml
 
 from fedsync import __version__
+from fedsync.common.files import OWNER_FOLDER
 from fedsync.core.errors import RunError
-from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, read_journal
+from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger, Round
@@ -61,7 +62,7 @@ class Recorder:
         journal: bool = True,
         resume: bool = False,
     ) -> None:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
         self.out = out
         self.ledger = Ledger(target_accuracy=target_accuracy, model_bytes=model_bytes, detail=journal)
         self._identity = {
@@ -87,7 +88,7 @@ class Recorder:
             "target_accuracy": target_accuracy,
         }
         self._journal = JournalWriter(out / JOURNAL, None if resume else header) if journal else None
-        self._rounds = (out / "rounds.jsonl").open("w", encoding="utf-8") if journal else None
+        self._rounds = open_private(out / "rounds.jsonl") if journal else None
         for entry in read_journal(out / JOURNAL)[1] if resume else ():
             self._follow(entry)
 
@@ -127,7 +128,8 @@ class Recorder:
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file of this name for a later run; None leaves none."""
         if value is not None:
-            (self.out / name).write_text(json.dumps(value) + "\n", encoding="utf-8")
+            with open_private(self.out / name) as file:
+                file.write(json.dumps(value) + "\n")
 
     def finish(self) -> dict[str, Any]:
         """Write the summary and close the files; returns the summary.
@@ -139,7 +141,8 @@ class Recorder:
         # Whole or not at all: others wait for it.
         unfinished = self.out / "summary.tmp"
         try:
-            unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            with open_private(unfinished) as file:
+                file.write(json.dumps(summary, indent=2) + "\n")
             unfinished.replace(self.out / "summary.json")
             self.close()
         except OSError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsync.common.files import private_folder
+from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.processes import free_ports, tail
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
@@ -114,7 +114,7 @@ def run_local(
 
 def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig, *, resume: bool) -> None:
     """Remove from the run's folder what is of another run, or of the end of this one."""
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     if resume:
         # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
         # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
@@ -144,7 +144,7 @@ class _Processes:
     _groups: list[Supervisor] = field(default_factory=list)
 
     def start(self, programs: Sequence[Program]) -> None:
-        self.logs.mkdir(exist_ok=True)
+        self.logs.mkdir(mode=OWNER_FOLDER, exist_ok=True)
 
         def launch(program: Program) -> LoggedProcess:
             return LoggedProcess(program, self.environment, self.logs, LogsConfig())

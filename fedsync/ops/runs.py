@@ -25,7 +25,7 @@ from pathlib import Path
 
 import yaml
 
-from fedsync.common.files import private_folder, write_atomically
+from fedsync.common.files import OWNER_FOLDER, private_folder, write_atomically
 from fedsync.common.locks import PATIENCE_S, held, taken
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
@@ -123,7 +123,7 @@ def submit_run(
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
     with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     with _changing(folder):
         if (folder / RUN_FILE).exists():
             raise ConfigError("--out", f"{folder} has the files of a run", "Choose another folder, or use --resume")

@@ -53,9 +53,10 @@ def run_virtual(
     """
     builder = RunBuilder(config, cluster, out, "virtual", target_accuracy, listeners)
     task, spec = config.task.build(), builder.spec()
+    text = spec.dump()
     keys, rings = _keys(config, cluster)
     workers = {
-        silo.name: SiloSession(Identity("", index, silo.name, resources=False), spec, task, rings.__getitem__)
+        silo.name: SiloSession(Identity(text, index, silo.name, resources=False), spec, task, rings.__getitem__)
         for index, silo in enumerate(cluster.silos)
     }
     first = next(iter(workers.values()))

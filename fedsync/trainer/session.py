@@ -7,6 +7,7 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class SiloSession:
             owner.check_seal(plan)
         self.replica: Replica = PlainReplica()
         if plan is not None and keys is not None:
-            self.replica = _encrypted(plan, spec, self._trainer, keys, folder)
+            self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, _pinned(owner))
         self._owner = owner or OwnerPolicy()
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
@@ -208,7 +209,20 @@ class SiloSession:
                 raise IntegrityError(failure.sender, failure.check, failure.detail) from error
 
 
-def _encrypted(plan: EncryptionPlan, spec: RunSpec, trainer: Trainer, ring: Ring, folder: Path | None) -> Replica:
+def _pinned(owner: OwnerPolicy | None) -> str | None:
+    """SHA-256 of the first model that may come from the server; emulated silos have no owner, and take any."""
+    return "any" if owner is None or owner.data is None else None
+
+
+def _encrypted(
+    plan: EncryptionPlan,
+    spec: RunSpec,
+    identity: Identity,
+    trainer: Trainer,
+    ring: Ring,
+    folder: Path | None,
+    first_model: str | None,
+) -> Replica:
     from fedsync.cipher.silo.replica import EncryptedReplica
     from fedsync.cipher.suites import open_suite
 
@@ -223,6 +237,9 @@ def _encrypted(plan: EncryptionPlan, spec: RunSpec, trainer: Trainer, ring: Ring
         None if folder is None else folder / COPY,
         spec.run,
         _pipeline(spec, plan, ring.group),
+        # As the server sent it: every silo of the run has the same text.
+        hashlib.sha256(identity.spec.encode()).digest(),
+        first_model,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,16 +50,20 @@ class Federation:
         for name, silo in self.silos.items():
             self.aggregator.greet(name, silo.holds, silo.greeting())
 
-    def copy(self, name: str, file: Path | None = None) -> EncryptedReplica:
+    def copy(
+        self, name: str, file: Path | None = None, plan: EncryptionPlan | None = None, **options: Any
+    ) -> EncryptedReplica:
+        """A silo that has nothing, or what is in ``file``."""
         ring = open_ring(self.keys.silos[name])
         return EncryptedReplica(
-            self.plan,
+            plan or self.plan,
             ring,
             open_suite(self.plan.kind, ring.group),
             self.examples[name],
             lambda: INITIAL,
             lambda: (np.full(LAYOUT.size, 0.05, dtype=np.float32), 5, 40),
             file,
+            **options,
         )
 
     def begin(self, name: str, version: int) -> Vector:

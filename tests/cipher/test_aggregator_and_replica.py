@@ -12,6 +12,7 @@ from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation
 from fedsync.core.transfer import OtherVersion
 from fedsync.core.weighting import Weighting, progress
+from tests.cipher.lying_server import entry_of, rewritten
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
@@ -272,8 +273,7 @@ def test_silos_notice_a_server_that_changes_leaves_out_or_repeats(tmp_path: Path
     federation.silos["a"] = federation.copy("a")
     federation.silos["a"].receive(honest, 1)
     # The same sum again, as the next version.
-    chain = federation.aggregator._chain
-    chain.links.append(chain.links[0])
+    federation.aggregator._chain.add(rewritten(federation, entry_of(federation, 1), 2))
     federation.aggregator.holds("a", 1)
     with pytest.raises(ProtocolError, match="was added before"):
         federation.silos["a"].receive(federation.aggregator.outgoing("a"), 2)

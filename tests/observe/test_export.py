@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import stat
 import struct
 import sys
 import types
@@ -18,7 +19,8 @@ from fedsync.config.exporters import ExportConfig, PrometheusConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.exporters.base import Guarded, open_exporters
-from fedsync.observe.ledger import Ledger
+from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
+from fedsync.observe.ledger import Ledger, Round, SiloShare
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.round_feed import RoundFeed
 from tests.observe.runs import A_ROUND, METRICS, two_silos
@@ -72,6 +74,28 @@ def test_the_tables_have_a_row_a_round_and_a_row_a_silo_and_round(tmp_path: Path
     found = [(row["silo"], row["metric"], float(row["value"])) for row in rows(tmp_path / "rounds-metrics.csv")]
     expected = [(silo, *metric) for silo, metrics in {"": A_ROUND, **METRICS}.items() for metric in metrics.items()]
     assert found == expected * 3
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(A1)", "\tx", "\rx"])
+def test_no_name_of_a_silos_is_a_formula_to_a_spreadsheet(name: str, tmp_path: Path) -> None:
+    exporter = CsvExporter(tmp_path / "r.csv")
+    figures = {name: -1.5}
+    exporter._write(Round(1, 2.0, 2.0, 0.5, {name: SiloShare(8, 1, 8, 1.0, 0.0, 0.0, figures)}, metrics=figures))
+    exporter.close()
+    for table in tables(tmp_path / "r.csv"):
+        for row in rows(table):
+            texts = [cell for cell in row.values() if cell.lstrip("'") == name]
+            assert texts and all(cell.startswith("'") for cell in texts)
+    assert rows(tmp_path / "r-metrics.csv")[0]["value"] == "-1.5", "a number stays one"
+
+
+def test_what_silos_said_is_for_the_owner_of_the_run_alone(tmp_path: Path) -> None:
+    run = two_silos(tmp_path / "run")
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+    export(ExportConfig(csv=True), tmp_path / "run", run.entries)
+    csv_tables = ("rounds.csv", "rounds-silos.csv", "rounds-metrics.csv")
+    for name in ("journal.jsonl", "rounds.jsonl", "summary.json", *csv_tables):
+        assert stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) == 0o600, name
 
 
 def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedsync.cipher.silo.history import History, LinkRecords
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cli import app
 from fedsync.config.cluster import ClusterConfig
@@ -63,7 +64,8 @@ def keep(file: Path, run: str, at_s: float, version: int = 1, silo: str = "berli
     spec = RunSpec.of(config_of(file), None, 2).model_copy(update={"run": run}).dump()
     Identity(spec, 0, silo).save(folder)
     # An exponent for each of the task's two tensors.
-    ReplicaState(version, np.full(values, version, dtype=np.float32), Scales(((0, 0),)), {}).save(folder / COPY)
+    model, history = np.full(values, version, dtype=np.float32), History(bytes(32), LinkRecords(version, ()))
+    ReplicaState(version, model, Scales(((0, 0),)), {}, history).save(folder / COPY)
     os.utime(folder / COPY, (at_s, at_s))
     return folder / COPY
 

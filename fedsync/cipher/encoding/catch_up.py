@@ -24,6 +24,9 @@ import numpy as np
 from fedsync.core.errors import ProtocolError
 from fedsync.core.transfer import Payload
 
+WINDOW = 512
+"""Versions that silos remember: an update that started earlier cannot be added any more."""
+
 MAX_LINKS = 4096
 MAX_ENTRIES = 4096
 """Of one link."""

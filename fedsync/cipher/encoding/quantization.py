@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Packing, Slots
 from fedsync.cipher.encoding.tally import header_slots
+from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout, Vector
 
 # Chunks that are worked on together: their buffers fit the cache.
@@ -128,19 +129,27 @@ class QuantizationGrid:
         slots[0, : self.head] = header
         return slots
 
-    def decode(self, chunks: Iterable[Slots], factor: float, out: Vector) -> None:
+    def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
         """Unpack sums and turn them back into numbers, a few chunks at a time.
 
         Args:
             chunks: slots of all chunks in order, in any portions; the header is passed over.
             factor: what they are multiplied by; see `fedsync.cipher.encoding.tally.Tally.mean_factor`.
             out: float32 [layout.size], written.
+            updates: in the sum, each clipped to its tensor's range.
+            sender: who sent the sum, for errors.
 
         Raises:
+            ProtocolError: a value is beyond what so many updates come to, or lies where the layout has none.
             ValueError: too few or too many chunks, or a wrong ``out``.
         """
         self._check(out)
         spans = _Spans(self.layout, [factor * step for step in self.steps])
+
+        def scale(integers: Integers, start: int) -> None:
+            self._check_range(integers, start, updates, sender)
+            spans.scale(integers, start, out)
+
         chunk = 0
         for portion in chunks:
             slots = portion
@@ -148,12 +157,19 @@ class QuantizationGrid:
                 raise ValueError(f"more than the {self.chunks} chunks that the layout takes")
             if chunk == 0 and len(slots):
                 first = self.packing.unpack(slots[:1]).reshape(self.packing.count, SLOTS)[:, self.head :]
-                spans.scale(first.reshape(-1), 0, out)
+                scale(first.reshape(-1), 0)
                 slots, chunk = slots[1:], 1
-            spans.scale(self.packing.unpack(slots), self._values(chunk, len(slots))[0], out)
+            scale(self.packing.unpack(slots), self._values(chunk, len(slots))[0])
             chunk += len(slots)
         if chunk != self.chunks:
             raise ValueError(f"{chunk} chunks, the layout takes {self.chunks}")
+
+    def _check_range(self, integers: Integers, start: int, updates: int, sender: str) -> None:
+        bound = updates * self.packing.peak
+        if integers.max(initial=0) > bound or integers.min(initial=0) < -bound:
+            raise ProtocolError(sender, "clipping", f"a value is beyond what {updates} clipped updates add up to")
+        if integers[max(self.layout.size - start, 0) :].any():
+            raise ProtocolError(sender, "filling", "there are values behind the last of the model")
 
     def _check(self, vector: Vector) -> None:
         if vector.shape != (self.layout.size,) or vector.dtype != np.float32:

@@ -43,9 +43,14 @@ MAX_GROUPS = (SLOTS - _VOTES) * _PER_SLOT // BINS
 """Groups of tensors that can have an exponent of their own."""
 
 
+def vote_groups(tensors: int) -> int:
+    """Groups of tensors that silos vote on."""
+    return min(tensors, MAX_GROUPS)
+
+
 def header_slots(tensors: int) -> int:
     """Slots of a header for a model of so many tensors, at most a chunk."""
-    return _VOTES + -(-min(tensors, MAX_GROUPS) * BINS // _PER_SLOT)
+    return _VOTES + -(-vote_groups(tensors) * BINS // _PER_SLOT)
 
 
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES = 0, 1, 2, 6, 10, 14, 18
@@ -173,7 +178,7 @@ def read(slots: Slots, members: int, cap: int, tensors: int, sender: str) -> Tal
     progress = math.ldexp(_get(flat, _PROGRESS), -_POINT)
     if not progress > 0:
         raise ProtocolError(sender, "progress", f"{count} silos made a progress of {progress:g}")
-    groups = min(tensors, MAX_GROUPS)
+    groups = vote_groups(tensors)
     votes = _votes(flat, groups)
     if votes is None or (votes.sum(axis=1) != count).any():
         raise ProtocolError(sender, "votes", f"not {count} votes for each of {groups} groups of tensors")
@@ -231,7 +236,7 @@ def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
 
 def _grouped(exponents: Sequence[int]) -> list[int]:
     """The exponent that each group of neighbouring tensors needs: the largest among them."""
-    groups = min(len(exponents), MAX_GROUPS)
+    groups = vote_groups(len(exponents))
     largest = [MIN_EXPONENT] * groups
     for tensor, exponent in enumerate(exponents):
         if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:

@@ -192,7 +192,7 @@ class EncryptedAggregator:
         """
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
-        updates = self._inbox.take(commit.weights)
+        updates = self._inbox.take(commit.weights, self._chain.newest)
         # Of what does not count the others make up the weight.
         share = sum(commit.weights[update_id] for update_id in updates) / sum(commit.weights.values())
         clear = np.zeros(self._plan.clear_values, dtype=np.float32)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.plan import EncryptionPlan
@@ -37,6 +38,10 @@ class Update:
     @property
     def attempt(self) -> int:
         return self.envelope.head.attempt
+
+    @property
+    def base(self) -> int:
+        return self.envelope.head.round
 
     @property
     def grid(self) -> bytes:
@@ -128,19 +133,24 @@ class Inbox:
         )  # fmt: skip
         return wire.decode(memoryview(message.tobytes()), expected, self._adder)
 
-    def take(self, update_ids: Iterable[str]) -> dict[str, Update]:
+    def take(self, update_ids: Iterable[str], newest: int) -> dict[str, Update]:
         """Updates for a commit; they are not kept any longer.
 
         Which grid silos agreed on the server does not know, so what most of them use counts. Under masks only those
         updates count that belong to one attempt: that with most updates, of equals the first.
+
+        Args:
+            update_ids: of the commit.
+            newest: version, on which the commit follows.
         """
         taken = {update_id: self._pending.pop(update_id) for update_id in update_ids}
         for update_id in taken:
             self._ordered.pop(update_id, None)
-        if self._plan.masked:
+        _drop(taken, lambda update: update.base <= newest - WINDOW, "started from a version that silos have forgotten")
+        if self._plan.masked and taken:
             attempts = [update.attempt for update in taken.values()]
             chosen = max(attempts, key=attempts.count)
-            _drop(taken, lambda update: update.attempt != chosen, "belongs to another attempt")
+            _drop(taken, lambda update: update.attempt != chosen, "belongs to another attempt than the other updates")
         for scale in {update.scale for update in taken.values()}:
             self._agree(taken, scale)
         return taken
@@ -151,7 +161,11 @@ class Inbox:
         most = max(grids.values())
         usual = sorted(grid for grid, count in grids.items() if count == most)
         chosen = usual[:1] if self._plan.masked else usual
-        _drop(taken, lambda update: update.scale == scale and update.grid not in chosen, "was sealed on another grid")
+        _drop(
+            taken,
+            lambda update: update.scale == scale and update.grid not in chosen,
+            "was sealed on another grid than the other updates",
+        )
 
     def discard(self, update_id: str) -> None:
         self._pending.pop(update_id, None)
@@ -170,5 +184,5 @@ class Inbox:
 
 def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:
     for update_id in [update_id for update_id, update in updates.items() if out(update)]:
-        logger.warning("%s %s than the other updates: it does not count", update_id, why)
+        logger.warning("%s %s: it does not count", update_id, why)
         del updates[update_id]

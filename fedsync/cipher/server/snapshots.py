@@ -8,7 +8,7 @@ a silo that begins with a snapshot wants them from so many silos that with its a
 |---|---|---|
 | candidate | it came | are kept |
 | attested | enough others have committed updates that start from its version or a later one | are forgotten |
-| relied on unattested | `MAX_KEPT` links are kept | are forgotten: nobody can join until it is attested |
+| relied on unattested | `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.suites.suite import Member
 from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
-
-MAX_KEPT = 512
-"""Links that are kept while no snapshot is attested: as many versions as silos remember."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Snapshots:
         if chosen is None:
             return None
         if len(self.attesters) < self._needed:
-            if links <= MAX_KEPT:
+            if links <= WINDOW:
                 return None
             if not self._warned:
                 self._warned = True

@@ -6,31 +6,34 @@ What a sum weighs and on which grid the next updates are sealed is in the sums, 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedsync.cipher.encoding import catch_up, tally, wire
-from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, LinkKind, Start
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkKind, Start
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
-from fedsync.cipher.encoding.tally import Contribution, Tally
+from fedsync.cipher.encoding.tally import Contribution
 from fedsync.cipher.keys.keyring import Ring
-from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
+from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
-from fedsync.cipher.masking.masks import Masked, Unmasker
-from fedsync.cipher.masking.unmask import decode_reveals
+from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
-from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions, seal_message
+from fedsync.cipher.silo.history import History, run_digest
+from fedsync.cipher.silo.opening import Opener
+from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, clear_values, other_chain
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales
+from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message
+from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
@@ -41,8 +44,8 @@ logger = logging.getLogger(__name__)
 _CLIPPED = 0.01
 """Share of an update that may be clipped before the silo's log says so."""
 
-_SERVER = SERVER
-_CALIBRATION = "/0"
+ANY_MODEL = "any"
+"""Stands for the digest of a first model where silos are emulated, and the server may choose it."""
 
 
 class EncryptedReplica:
@@ -57,8 +60,11 @@ class EncryptedReplica:
         measure: makes an update such as an order of this silo may come to, float32 [layout.size], and says how many
             local steps and samples are behind it.
         file: where the state is kept, or None to keep it in memory.
-        run: name of the run; masks are of one run only.
+        run: name of the run; what is sealed is of one run only.
         pipeline: seals and opens what is not masked; by default ``sealer`` in this thread.
+        specification: SHA-256 of the run's specification as the server sent it.
+        first_model: SHA-256 of the first model, hexadecimal, if another than the task's own may be sent; `ANY_MODEL`
+            takes whatever comes.
     """
 
     def __init__(
@@ -72,6 +78,8 @@ class EncryptedReplica:
         file: Path | None = None,
         run: str = "",
         pipeline: Pipeline | None = None,
+        specification: bytes = NO_DIGEST,
+        first_model: str | None = None,
     ) -> None:
         self._plan = plan
         self._ring = ring
@@ -81,12 +89,27 @@ class EncryptedReplica:
         self._initial = initial
         self._measure = measure
         self._file = file
-        kept = None if file is None else ReplicaState.load(file, plan.layout.size, len(plan.sealed.names))
-        self._state = kept or ReplicaState(-1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {})
-        self._masking = Masking(ring, run)
+        self._pinned = first_model
+        self._run = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
+        self._reader = CatchUpReader(plan, ring, self._authenticator, self._run)
+        self._opener = Opener(plan, ring, sealer, self._pipeline)
+        self._state = self._kept() or ReplicaState(
+            -1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {}, History(self._run)
+        )
+        self._masking = Masking(ring, run)
         self._attempt = 0
         self._pooled = Evaluation(0.0, 0.0, 0)
+
+    def _kept(self) -> ReplicaState | None:
+        """What is on disk, if it is of this run."""
+        if self._file is None:
+            return None
+        kept = ReplicaState.load(self._file, self._plan.layout.size, len(self._plan.sealed.names))
+        if kept is not None and kept.history.run != self._run:
+            logger.warning("%s is of another run or key epoch: this silo begins without a model", self._file)
+            return None
+        return kept
 
     @property
     def unrevealed(self) -> bool:
@@ -106,7 +129,7 @@ class EncryptedReplica:
         """How large this silo's updates are, sealed: one header chunk."""
         update, steps, samples = self._measure()
         votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
-        member = Member(f"{self._ring.own.name}{_CALIBRATION}", 0, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
+        member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap))
         head, signing = self._head(member, first, 1), self._ring.own.signing
@@ -126,7 +149,10 @@ class EncryptedReplica:
         votes = self._needed(sealed, factor)
         evaluation = report.evaluation if plan.seal_metrics else None
         own = tally.build(Contribution(weight, votes, progress, evaluation), plan.cap)
-        member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), NO_DIGEST)
+        chain = self._state.history.chain(order.base_version)
+        if chain is None:
+            raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
+        member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), chain)
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline = self._pipeline
         if plan.masked:
@@ -168,13 +194,8 @@ class EncryptedReplica:
         return self._masking.answer(question)
 
     def snapshot(self) -> Payload:
-        """The model that is here, sealed for other silos: AES-GCM under a key of the group."""
-        return _bytes(seal_blob(self._ring.group, Purpose.SNAPSHOT, self._about, self._state.to_bytes()))
-
-    @property
-    def _about(self) -> bytes:
-        """What a snapshot is bound to: the model's layout and how it is sealed."""
-        return self._plan.grid(self._plan.first_exponents).digest
+        """The model that is here, and what led to it, sealed for other silos."""
+        return _bytes(seal_snapshot(self._ring, self._plan, self._state))
 
     def _factor(self, steps: int, samples: int) -> float:
         """What an update is multiplied by before it is rounded: n_i / (cap |a_i|)."""
@@ -204,151 +225,80 @@ class EncryptedReplica:
         Raises:
             ConfigError: the disk does not take it.
             OtherVersion: it continues another version.
-            ProtocolError: it is not what silos sealed, or not all of it.
+            ProtocolError: it is not what silos sealed, not all of it, or not what this silo followed before.
         """
         received = catch_up.decode(payload)
         if received.version != version or version < 0:
-            raise ProtocolError(_SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
+            raise ProtocolError(SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
+        if self._state.version != version:  # else a repeated order: what it brings is here already
+            state, pooled = self._follow(received)
+            if self._file is not None:
+                state.save(self._file)
+            self._state, self._pooled = state, pooled or self._pooled
         self._attempt = received.attempt
-        if self._state.version == version:
-            return self._state.model  # a repeated order: what it brings is here already
-        state = self._begin(received)
-        pooled = None
-        for link in received.links:
-            sign = -1 if link.kind is LinkKind.UNDO else 1
-            for entry in link.entries:
-                state, added_up = self._add(state, entry, sign)
-                pooled = added_up.evaluation if sign > 0 else None
-        state = replace(state, version=version)
-        if self._file is not None:
-            state.save(self._file)
-        self._state, self._pooled = state, pooled or self._pooled
         return self._state.model
 
-    def _begin(self, received: CatchUp) -> ReplicaState:
-        """The state that the catch-up continues.
+    def _follow(self, received: CatchUp) -> tuple[ReplicaState, Evaluation | None]:
+        """The state that the catch-up leads to, and what silos found out in its last commit."""
+        base, author = self._base(received)
+        read = self._reader.read(received, base, author)
+        # All of it is what silos sealed: now it may be opened.
+        state = base or self._begin(received, read)
+        followed = self._state.history.known()
+        self._compare(state.history.known(), followed)
+        self._compare(state.history.known(), read.claimed)
+        pooled = None
+        for link in read.links:
+            state, added_up = self._opener.follow(state, link)
+            here = {state.version: state.history.chains[-1]}
+            self._compare(here, followed)
+            self._compare(here, read.claimed)
+            if link.kind is not LinkKind.EMPTY:
+                pooled = None if added_up is None else added_up.evaluation
+        return state, pooled
 
-        A snapshot or the beginning replaces whatever is here: the server may have nothing that leads on from it.
+    def _base(self, received: CatchUp) -> tuple[ReplicaState | None, str | None]:
+        """The state that the catch-up continues, None at the beginning; and the silo whose snapshot that is.
+
+        A snapshot or the beginning replaces whatever is here, for the server may have nothing that leads on from it:
+        but it has to lead to what is here, and on.
         """
         held = self._state.version
-        if received.start is Start.SNAPSHOT or received.base < 0:
-            if held >= 0:
-                logger.warning("the server has nothing that continues version %d: the model is made anew", held)
-            return self._open_snapshot(received) if received.start is Start.SNAPSHOT else self._open_beginning(received)
-        if held != received.base:
-            raise OtherVersion(held, received.base)
-        return self._state
+        if received.start is not Start.SNAPSHOT and received.base >= 0:
+            if held != received.base:
+                raise OtherVersion(held, received.base)
+            return self._state, None
+        if held >= 0:
+            logger.warning("the server has nothing that continues version %d: the model is made anew", held)
+        if received.version < held:
+            raise ProtocolError(SERVER, "version", f"it leads to version {received.version}, and {held} is here")
+        if received.start is not Start.SNAPSHOT:
+            return None, None
+        author, state = open_snapshot(self._ring, self._plan, self._run, bytes(received.model), received.base)
+        return state, author
 
-    def _open_beginning(self, received: CatchUp) -> ReplicaState:
-        model = self._initial() if received.start is Start.HELD else self._clear(received.model, self._plan.layout.size)
-        return ReplicaState(0, model, Scales((self._open_calibration(received),)), {})
+    def _begin(self, received: CatchUp, read: ReadCatchUp) -> ReplicaState:
+        """Version 0."""
+        if read.calibration is None:
+            raise PolicyError("a catch-up from the beginning was read without its calibration")
+        return self._opener.begin(read.calibration, self._first_model(received), self._run)
 
-    def _open_calibration(self, received: CatchUp) -> tuple[int, ...]:
-        """The exponents that silos begin with."""
-        first = self._plan.grid(self._plan.first_exponents)
-        envelope = self._decode(received.calibration, 0, 1)
-        if envelope.head.grid != first.digest:
-            raise ProtocolError(_SERVER, "calibration", "made for another model, or another number of bits")
-        for member in envelope.head.members:
-            self._check_member(member, {}, calibration=True)
-        self._authenticator.authenticate(envelope, _SERVER)
-        added_up = self._tally(self._sealer.open(envelope.words, envelope.head.members), envelope)
-        spared = tally.votes_spared(Counter(member.silo for member in envelope.head.members), self._plan.colluding)
-        return tally.next_exponents(added_up, self._plan.first_exponents, spared, self._plan.headroom)
+    def _first_model(self, received: CatchUp) -> Vector:
+        """The model before any training: the task's own, or the one that the owner of this silo expects."""
+        if received.start is Start.HELD:
+            return self._initial()
+        found = hashlib.sha256(received.model).hexdigest()
+        if self._pinned not in (ANY_MODEL, found):
+            detail = f"SHA-256 {found}, which the owner of this silo has not pinned (first_model)"
+            raise ProtocolError(SERVER, "first model", detail)
+        return clear_values(received.model, self._plan.layout.size)
 
-    def _open_snapshot(self, received: CatchUp) -> ReplicaState:
-        data = open_blob(self._ring.group, Purpose.SNAPSHOT, self._about, bytes(received.model), _SERVER)
-        try:
-            state = ReplicaState.from_bytes(data, self._plan.layout.size, len(self._plan.sealed.names))
-        except ValueError as error:
-            raise ProtocolError(_SERVER, "snapshot", str(error)) from error
-        if state.version != received.base:
-            raise ProtocolError(_SERVER, "snapshot", f"of version {state.version}, announced as {received.base}")
-        return state
-
-    def _add(self, state: ReplicaState, entry: LinkEntry, sign: int) -> tuple[ReplicaState, Tally]:
-        """Open one entry's sums and add their weighted mean, or take it back; returns what was in their headers too."""
-        plan = self._plan
-        grids = self._known_grids(state.scales)
-        unmasker = None
-        if plan.masked:
-            unmasker = Unmasker(list(self._ring.group.members), decode_reveals(bytes(entry.reveals)))
-        sealer: Sealer = self._sealer if unmasker is None else Masked(self._sealer, unmasker=unmasker)
-        pipeline = self._pipeline if unmasker is None else Serial(sealer)
-        envelopes: list[wire.Envelope] = []
-        added, tallies = dict(state.added), []
-        for one in entry.sums:
-            envelope = self._decode(one, entry.version, plan.chunks)
-            if envelope.head.grid not in grids:
-                raise ProtocolError(_SERVER, "grid", "updates were sealed on a grid that silos did not agree on")
-            if sign > 0:
-                for member in envelope.head.members:
-                    self._check_member(member, added)
-            self._authenticator.authenticate(envelope, _SERVER)
-            envelopes.append(envelope)
-        # All sums are what silos sealed: now they may be opened.
-        for envelope in envelopes:
-            first = sealer.open(envelope.words[:1], envelope.head.members)
-            tallies.append(self._tally(first, envelope))
-        added_up = tally.together(tallies)
-        factor = sign * plan.weighting.rate * added_up.mean_factor(plan.cap, normalised=plan.weighting.normalised)
-        change = np.zeros(plan.sealed.size, dtype=np.float32)
-        part = np.empty_like(change)
-        for envelope in envelopes:
-            grid = grids[envelope.head.grid]
-            grid.decode(open_portions(envelope.words, envelope.head.members, pipeline, _SERVER), factor, part)
-            change += part
-        clear = self._clear(entry.clear, plan.clear_values) * np.float32(sign)
-        voters = [member.silo for envelope in envelopes for member in envelope.head.members]
-        scales = state.scales.after(added_up, voters, plan) if sign > 0 else state.scales
-        return ReplicaState(state.version, state.model + plan.unite(change, clear), scales, added), added_up
-
-    def _tally(self, slots: Slots, envelope: wire.Envelope) -> Tally:
-        members, tensors = len(envelope.head.members), len(self._plan.sealed.names)
-        return tally.read(slots, members, self._plan.cap, tensors, _SERVER)
-
-    def _known_grids(self, scales: Scales) -> dict[bytes, QuantizationGrid]:
-        grids = [self._plan.grid(exponents) for exponents in scales.exponents]
-        return {grid.digest: grid for grid in grids}
-
-    def _decode(self, data: catch_up.Piece, version: int, chunks: int) -> wire.Envelope:
-        plan, group = self._plan, self._ring.group
-        expected = wire.Expected(
-            wire.Kind.AGGREGATE,
-            plan.form,
-            plan.packing,
-            _SERVER,
-            version,
-            None,
-            group.epoch,
-            group.fingerprint,
-            None,
-            chunks,
-        )
-        return wire.decode(data, expected)
-
-    def _check_member(self, member: Member, added: dict[str, tuple[int, ...]], *, calibration: bool = False) -> None:
-        """An update of a silo that has a key, which was not added before."""
-        name, _, serial = member.update_id.rpartition("/")
-        if name not in self._ring.group.members or not serial.isdecimal():
-            raise ProtocolError(_SERVER, "members", f"{member.update_id[:80]!r} is of no silo that has a key")
-        number = int(serial)
-        if calibration:
-            if number != 0:
-                raise ProtocolError(_SERVER, "members", f"{member.update_id[:80]!r} is no calibration")
-            return
-        seen = added.get(name, ())
-        if number in seen or (len(seen) == SEEN and number < seen[0]) or number < 1:
-            raise ProtocolError(_SERVER, "members", f"{member.update_id[:80]!r} was added before")
-        added[name] = tuple(sorted((*seen, number)))[-SEEN:]
-
-    def _clear(self, data: catch_up.Piece, size: int) -> Vector:
-        if len(data) != 4 * size:
-            raise ProtocolError(_SERVER, "length", f"{len(data)} bytes in the clear, not {4 * size}")
-        values = np.frombuffer(data, dtype="<f4").astype(np.float32)
-        if not np.isfinite(values).all():
-            raise ProtocolError(_SERVER, "finite", "values in the clear are not finite")
-        return values
+    @staticmethod
+    def _compare(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None:
+        """See that all came to these versions by the same way."""
+        for version in known.keys() & others.keys():
+            if known[version] != others[version]:
+                raise other_chain(version)
 
 
 def _bytes(data: bytes | bytearray) -> Payload:

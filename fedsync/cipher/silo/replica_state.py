@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding.tally import Tally, next_exponents, together, votes_spared
+from fedsync.cipher.encoding.packing import MAX_EXPONENT, MIN_EXPONENT
+from fedsync.cipher.encoding.tally import BINS, Tally, next_exponents, together, vote_groups, votes_spared
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.history import History, digest_of
 from fedsync.common.checksums import digested, undigested
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core.layout import Vector
@@ -33,29 +35,35 @@ class Scales:
 
     Args:
         exponents: of the tensors, one tuple an agreement, the newest last, at most `MAX_GRIDS`.
-        voters: votes of each silo since the last agreement, one with each update that was added.
+        count: updates that were added since the last agreement, also those that could not be opened.
+        voters: votes of each silo since then, one with each update that was opened.
         votes: sum of their tallies, or None.
     """
 
     exponents: tuple[tuple[int, ...], ...]
+    count: int = 0
     voters: Mapping[str, int] = field(default_factory=dict)
     votes: Tally | None = None
 
-    def after(self, tally: Tally, voters: Iterable[str], plan: EncryptionPlan) -> Scales:
+    def after(self, count: int, tally: Tally | None, voters: Iterable[str], plan: EncryptionPlan) -> Scales:
         """Once the updates of one commit were added; silos agree anew when there are ``quorum`` of them.
 
         Args:
-            tally: the sum of their headers.
-            voters: whose updates they are.
+            count: of the updates.
+            tally: the sum of the headers of those that were opened, or None.
+            voters: whose updates those are.
             plan: says how silos agree.
         """
-        votes = tally if self.votes is None else together([self.votes, tally])
+        known = [votes for votes in (self.votes, tally) if votes is not None]
+        votes = together(known) if known else None
         counts = Counter(self.voters)
         counts.update(voters)
-        if counts.total() < plan.quorum:
-            return replace(self, voters=dict(counts), votes=votes)
-        spared = votes_spared(counts, plan.colluding)
-        following = next_exponents(votes, self.exponents[-1], spared, plan.headroom)
+        if self.count + count < plan.quorum:
+            return replace(self, count=self.count + count, voters=dict(counts), votes=votes)
+        following = self.exponents[-1]
+        if votes is not None:
+            spared = votes_spared(counts, plan.colluding)
+            following = next_exponents(votes, following, spared, plan.headroom)
         return Scales((*self.exponents, following)[-MAX_GRIDS:])
 
 
@@ -68,25 +76,39 @@ class ReplicaState:
         model: float32 [values].
         scales: see `Scales`.
         added: newest serials of each silo's updates that were added, ascending, so that none is added twice.
+        history: what led to it.
     """
 
     version: int
     model: Vector
     scales: Scales
     added: Mapping[str, tuple[int, ...]]
+    history: History
 
-    def to_bytes(self) -> bytes:
-        """For a file or a snapshot."""
-        votes = self.scales.votes
+    @property
+    def digest(self) -> bytes:
+        """A: SHA-256 of all but the history, in one way of writing it."""
+        return digest_of(self._about(), self._model())
+
+    def _about(self) -> bytes:
+        scales, votes = self.scales, self.scales.votes
         about = {
             "version": self.version,
-            "exponents": self.scales.exponents,
-            "voters": dict(self.scales.voters),
+            "exponents": scales.exponents,
+            "count": scales.count,
+            "voters": dict(scales.voters),
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
         }
-        text = json.dumps(about, separators=(",", ":")).encode()
-        return len(text).to_bytes(8, "little") + text + self.model.astype("<f4", copy=False).tobytes()
+        return json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
+
+    def _model(self) -> bytes:
+        return self.model.astype("<f4", copy=False).tobytes()
+
+    def to_bytes(self) -> bytes:
+        """For a file or a snapshot."""
+        text = self._about()
+        return b"".join((self.history.to_bytes(), len(text).to_bytes(8, "little"), text, self._model()))
 
     @classmethod
     def from_bytes(cls, data: bytes, values: int, tensors: int) -> ReplicaState:
@@ -98,22 +120,27 @@ class ReplicaState:
             tensors: of it that are sealed, each of which has an exponent.
 
         Raises:
-            ValueError: these are not such bytes, or not of such a model.
+            ValueError: these are not such bytes, not of such a model, or not finite.
         """
-        length = int.from_bytes(data[:8], "little")
+        history, at = History.from_bytes(data)
+        length, at = int.from_bytes(data[at : at + 8], "little"), at + 8
         try:
-            about: dict[str, Any] = json.loads(data[8 : 8 + length])
+            about: dict[str, Any] = json.loads(data[at : at + length])
             exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
-            votes = None if about["votes"] is None else _tally(*about["votes"])
-            added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             voters = {str(name): int(count) for name, count in about["voters"].items()}
-            version = int(about["version"])
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            votes = None if about["votes"] is None else _tally(about["votes"], tensors)
+            added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
+            version, count = int(about["version"]), int(about["count"])
+        except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a silo's state: {error!r}") from error
-        model = np.frombuffer(data[8 + length :], dtype="<f4").astype(np.float32)
+        model = np.frombuffer(data[at + length :], dtype="<f4").astype(np.float32)
         if model.size != values or not exponents or any(len(one) != tensors for one in exponents):
             raise ValueError(f"a model of {model.size} values, not {values}, or of other tensors")
-        return cls(version, model, Scales(exponents, voters, votes), added)
+        if any(not MIN_EXPONENT <= e <= MAX_EXPONENT for one in exponents for e in one) or len(exponents) > MAX_GRIDS:
+            raise ValueError("exponents that no tensor can have")
+        if not np.isfinite(model).all() or version != history.records.newest:
+            raise ValueError(f"version {version} of a model, which is not finite or has another's history")
+        return cls(version, model, Scales(exponents, count, voters, votes), added, history)
 
     def save(self, file: Path) -> None:
         """Write the file; it is on disk when this returns.
@@ -149,5 +176,10 @@ class ReplicaState:
             return None
 
 
-def _tally(count: int, tensors: int, votes: list[list[int]]) -> Tally:
-    return Tally(count, 0, 0.0, np.array(votes, dtype=np.int64), tensors, 0, None)
+def _tally(votes: Any, tensors: int) -> Tally:
+    count, voted, counters = int(votes[0]), votes[1], np.array(votes[2], dtype=np.int64)
+    if voted != tensors or counters.shape != (vote_groups(tensors), BINS) or (counters < 0).any():
+        raise ValueError(f"votes for {tensors} tensors, {counters.shape}")
+    if (counters.sum(axis=1) != count).any():
+        raise ValueError(f"not {count} votes for each group of tensors")
+    return Tally(count, 0, 0.0, counters, tensors, 0, None)

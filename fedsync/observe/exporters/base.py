@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsync.common.files import OWNER_FOLDER
 from fedsync.config.exporters import ExportConfig
 from fedsync.observe.ledger import Ledger
 
@@ -69,7 +70,7 @@ def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any
     """
     if export is None:
         return []
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     made: list[Exporter] = []
     try:
         if export.tensorboard is not None:

@@ -1,15 +1,24 @@
-"""Three tables: one row a round, one a silo and round, and one a metric that silos report."""
+"""Three tables: one row a round, one a silo and round, and one a metric that silos report.
+
+Names come from silos, and a spreadsheet takes a text that begins like a formula for one: such a text begins with an
+apostrophe here. Numbers stay numbers.
+"""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.journal import open_private
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger, Round
 from fedsync.observe.round_feed import RoundFeed
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""How a text begins that a spreadsheet may take for a formula. Source: OWASP, CSV injection."""
 
 TABLES = (
     ("round", "at_s", *ROUND, "slowest", "silos", "samples"),
@@ -33,9 +42,7 @@ class CsvExporter:
         self._feed = RoundFeed()
         self._files = ExitStack()
         try:
-            self._tables = [
-                self._files.enter_context(table.open("w", newline="", encoding="utf-8")) for table in tables(path)
-            ]
+            self._tables = [self._files.enter_context(open_private(table, newline="")) for table in tables(path)]
         except OSError as error:
             self.close()
             raise ConfigError(str(path), error.strerror or str(error), "Name a file that can be written") from error
@@ -57,11 +64,16 @@ class CsvExporter:
     def _write(self, row: Round) -> None:
         samples = sum(share.samples for share in row.silos.values())
         own = [getattr(row, name) for name in ROUND]
-        self._rounds.writerow((row.round, row.at_s, *own, row.slowest, len(row.silos), samples))
-        self._metrics.writerows((row.round, "", *metric) for metric in row.metrics.items())
+        self._rounds.writerow(_safe((row.round, row.at_s, *own, row.slowest, len(row.silos), samples)))
+        self._metrics.writerows(_safe((row.round, "", *metric)) for metric in row.metrics.items())
         for name, share in row.silos.items():
-            self._silos.writerow((row.round, name, *(getattr(share, figure) for figure in SHARE)))
-            self._metrics.writerows((row.round, name, *metric) for metric in share.metrics.items())
+            self._silos.writerow(_safe((row.round, name, *(getattr(share, figure) for figure in SHARE))))
+            self._metrics.writerows(_safe((row.round, name, *metric)) for metric in share.metrics.items())
+
+
+def _safe(cells: Iterable[object]) -> list[object]:
+    """Cells of which no text is a formula."""
+    return [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in cells]
 
 
 def tables(path: Path) -> tuple[Path, Path, Path]:

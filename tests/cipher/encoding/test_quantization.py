@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.packing import BITS, MAX_CAP, SLOTS, Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
+from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout, Vector
 
 # Tensors across the end of chunk 0 and of the first group of chunks, one empty, one of one value.
@@ -32,9 +33,9 @@ def clipped_of(grid: QuantizationGrid, values: Vector, factor: float = 1.0) -> i
     return sum(clipped for _, clipped in grid.encode(head_of(grid), values, factor, rng()))
 
 
-def decoded(grid: QuantizationGrid, slots: list[Slots], factor: float = 1.0) -> Vector:
+def decoded(grid: QuantizationGrid, slots: list[Slots], factor: float = 1.0, updates: int = 1) -> Vector:
     out = np.full(grid.layout.size, np.nan, np.float32)
-    grid.decode(slots, factor, out)
+    grid.decode(slots, factor, out, updates)
     return out
 
 
@@ -127,6 +128,32 @@ def test_what_does_not_fit_is_clipped_and_counted() -> None:
     np.testing.assert_array_equal(decoded(grid, slots_of(grid, values)), np.array([127, -127, 64, 127]) / 128)
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("slot_bits", [48, 64])
+@pytest.mark.parametrize("chunk", [0, 1])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_is_within_what_its_updates_may_come_to(bits: int, slot_bits: int, chunk: int, sign: int) -> None:
+    """Three updates of the largest value pass, one step more does not."""
+    packing = Packing(bits, slot_bits)
+    grid = QuantizationGrid(Layout(("w",), ((60_000,),)), packing, (0,), 1)
+    whole = np.zeros((grid.chunks, packing.count, SLOTS), np.int32)
+    whole[chunk, 0, -1] = sign * 3 * packing.peak
+    decoded(grid, [packing.pack(whole.reshape(-1))], updates=3)
+    whole[chunk, 0, -1] += sign
+    with pytest.raises(ProtocolError, match="clipping"):
+        decoded(grid, [packing.pack(whole.reshape(-1))], updates=3)
+
+
+@pytest.mark.parametrize("slot_bits", [48, 64])
+def test_there_is_nothing_behind_the_last_value(slot_bits: int) -> None:
+    packing = Packing(16, slot_bits)
+    grid = QuantizationGrid(Layout(("w",), ((9_500,),)), packing, (0,), 1)
+    slots = np.zeros((grid.chunks, SLOTS), np.int64)
+    slots[-1, -1] = 1 << packing.width * (packing.count - 1)
+    with pytest.raises(ProtocolError, match="filling"):
+        decoded(grid, [slots])
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.floats(-60, 60), st.sampled_from(BITS))
 def test_the_needed_exponent_is_the_smallest_that_clips_nothing(logarithm: float, bits: int) -> None:
@@ -167,7 +194,7 @@ def test_the_weighted_mean_of_whoever_is_left_is_within_a_step(silos: int, seed:
     )
     added_up = tally.read(np.asarray(total)[0], len(left), cap, 2, "server")
     assert (added_up.count, added_up.weight) == (len(left), weights[left].sum())
-    mean = decoded(grid, [np.asarray(total)], added_up.mean_factor(cap))
+    mean = decoded(grid, [np.asarray(total)], added_up.mean_factor(cap), len(left))
     exact = (updates[left].astype(np.float64) * weights[left, np.newaxis]).sum(axis=0) / weights[left].sum()
     bound = steps_of(grid) * len(left) * cap / weights[left].sum()
     assert (np.abs(mean - exact) <= bound + 1e-5).all()

@@ -68,10 +68,9 @@ def _as_the_server_and_a_silo_see_it(federation: Federation, victim: str, spy: s
     envelope = federation.aggregator._inbox._pending[f"{victim}/1"].envelope
     silo = federation.silos[spy]
     grid = federation.plan.grid(silo._state.scales.exponents[-1])
-    found = np.empty(federation.plan.sealed.size, dtype=np.float32)
     slots = silo._sealer.open(envelope.words, envelope.head.members)
-    grid.decode([slots], 1.0, found)
-    return found
+    integers = grid.packing.unpack(slots).reshape(grid.packing.count, -1)[:, grid.head :]
+    return integers.reshape(-1)[: federation.plan.sealed.size] * np.float32(grid.steps[0])
 
 
 @pytest.mark.parametrize(("kind", "succeeds"), [("bfv", True), ("masked", False)])

@@ -5,7 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from fedsync.cipher.server.snapshots import MAX_KEPT, KeptSnapshot, Snapshots
+from fedsync.cipher.encoding.catch_up import WINDOW
+from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from tests.cipher.sealers import member_of
 
 
@@ -38,10 +39,10 @@ def test_a_newer_one_begins_anew_and_the_older_is_relied_on_meanwhile() -> None:
 def test_where_nobody_attests_the_server_forgets_after_all_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     snapshots = Snapshots(needed=2)
     with caplog.at_level(logging.WARNING):
-        for version in (MAX_KEPT, 2 * MAX_KEPT):
+        for version in (WINDOW, 2 * WINDOW):
             snapshots.offer(snapshot(version))
-            assert snapshots.settle(MAX_KEPT) is None
-            assert snapshots.settle(MAX_KEPT + 1) == snapshot(version)
+            assert snapshots.settle(WINDOW) is None
+            assert snapshots.settle(WINDOW + 1) == snapshot(version)
     assert caplog.text.count("fewer than 2 silos have attested") == 1
 
 

@@ -66,9 +66,17 @@ CHANGES: dict[str, Change] = {
 }
 
 
+EARLIER = {
+    "another attempt": "calibration",
+    "a member's chain": "chain",
+    "a member is left out": "members",
+}
+"""What is noticed before tags are looked at, in some messages."""
+
+
 def rewritten(piece: Piece, change: Change, silo: EncryptedReplica, version: int, chunks: int) -> bytes:
     """A sum's message after a change, as a server with the code can write it."""
-    envelope = change(silo._decode(piece, version, chunks))
+    envelope = change(silo._reader._decode(piece, version, chunks))
     return wire.encode(envelope.head, envelope.words, envelope.tag, None)
 
 
@@ -113,7 +121,7 @@ def test_nothing_of_a_sum_that_was_changed_is_opened(
     calls = count_openings(silo, monkeypatch)
     with pytest.raises(ProtocolError) as caught:
         silo.receive(with_sum(received, changed).encode(), 1)
-    assert caught.value.check == "tag"
+    assert caught.value.check in ("tag", EARLIER.get(what))
     assert not calls
     assert silo.holds == 0
 
@@ -128,7 +136,7 @@ def test_nothing_of_a_calibration_that_was_changed_is_opened(
     calls = count_openings(silo, monkeypatch)
     with pytest.raises(ProtocolError) as caught:
         silo.receive(replace(received, calibration=changed).encode(), 1)
-    assert caught.value.check == "tag"
+    assert caught.value.check in ("tag", EARLIER.get(what))
     assert not calls
     assert silo.holds == -1
 

@@ -1,19 +1,31 @@
 """A silo's state on disk: whole, or not there."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedsync.cipher.encoding.catch_up import LinkKind
 from fedsync.cipher.encoding.tally import BINS, Tally
+from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.checksums import digested
 from fedsync.core.errors import ConfigError
 
-VOTES = Tally(2, 0, 0.0, np.arange(2 * BINS, dtype=np.int64).reshape(2, BINS), 2, 0, None)
+COUNTERS = np.zeros((2, BINS), dtype=np.int64)
+COUNTERS[0, 3], COUNTERS[1, 5:7] = 2, 1
+VOTES = Tally(2, 0, 0.0, COUNTERS, 2, 0, None)
+HISTORY = History(bytes(32)).begin(bytes(32), bytes(32))
+for _ in range(7):
+    HISTORY = HISTORY.after(LinkKind.EMPTY, (), bytes(32))
 STATE = ReplicaState(
-    7, np.array([1.0, -2.0, 3.5], dtype=np.float32), Scales(((0, 1), (-1, 2)), {"a": 2}, VOTES), {"a": (1, 4)}
+    7,
+    np.array([1.0, -2.0, 3.5], dtype=np.float32),
+    Scales(((0, 1), (-1, 2)), 3, {"a": 2}, VOTES),
+    {"a": (1, 4)},
+    HISTORY,
 )
 
 
@@ -49,16 +61,41 @@ def test_a_file_that_is_damaged_anywhere_is_as_good_as_none_and_the_log_says_so(
 
 
 @pytest.mark.parametrize(
-    "state",
+    "change",
     [
-        ReplicaState(7, np.zeros(2, dtype=np.float32), STATE.scales, {}),
-        ReplicaState(7, STATE.model, Scales(((0, 1, 2),)), {}),
-        ReplicaState(7, STATE.model, Scales(()), {}),
+        {"model": np.zeros(2, dtype=np.float32)},
+        {"model": np.array([1, np.nan, 2], dtype=np.float32)},
+        {"scales": Scales(((0, 1, 2),))},
+        {"scales": Scales(())},
+        {"scales": Scales(((0, 24),))},
+        {"scales": Scales(((0, 1),) * 65)},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, tensors=3))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, count=3))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, votes=COUNTERS[:, :-1]))},
+        {"version": 8},
     ],
 )
-def test_a_whole_file_of_another_model_is_not_loaded(state: ReplicaState, tmp_path: Path) -> None:
-    state.save(tmp_path / "copy.bin")
+def test_a_whole_file_that_is_no_state_of_this_model_is_not_loaded(change: dict[str, object], tmp_path: Path) -> None:
+    replace(STATE, **change).save(tmp_path / "copy.bin")  # type: ignore[arg-type]
     assert _load(tmp_path / "copy.bin") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": np.array([1.0, -2.0, 3.25], dtype=np.float32)},
+        {"scales": Scales(((0, 1), (-1, 1)), 3, {"a": 2}, VOTES)},
+        {"scales": Scales(((0, 1), (-1, 2)), 4, {"a": 2}, VOTES)},
+        {"scales": Scales(((0, 1), (-1, 2)), 3, {"b": 2}, VOTES)},
+        {"added": {"a": (1, 5)}},
+        {"version": 8},
+    ],
+)
+def test_the_digest_is_of_all_that_the_next_version_depends_on(change: dict[str, object]) -> None:
+    assert replace(STATE, **change).digest != STATE.digest  # type: ignore[arg-type]
+    assert replace(STATE, history=History(bytes(32))).digest == STATE.digest
+    again = ReplicaState.from_bytes(STATE.to_bytes(), values=3, tensors=2)
+    assert again.digest == STATE.digest and again.history == STATE.history
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"[]", b"\x02" + bytes(7) + b"{}"])

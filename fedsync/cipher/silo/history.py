@@ -1,0 +1,200 @@
+"""What a silo remembers of its run: a digest of all that led to each version, and what each version did.
+
+    R    of the run: its name, its specification as the server sent it, key epoch and group
+    C_v  of the content of the link that led to version v; see `added_content` and `link_content`
+    A_v  of the silo's state at v: model, exponents, votes, updates that were added
+    D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
+    D_v = H(D_(v-1), v, C_v, A_v)
+
+Each update names the D of the version that it starts from, under its tag. So a silo that accepts another's update knows
+that both took the same sums in the same order and have the same model to the last bit; a server that tells silos
+different stories gets updates that do not fit together. A silo remembers the last `WINDOW` versions: an update that
+started earlier is refused, and so is taking back what was added earlier.
+
+What a link did is remembered, too: only what was added can be taken back, in the reverse order, and once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
+from fedsync.cipher.encoding.wire import Envelope, member_context
+from fedsync.cipher.suites.suite import DIGEST_BYTES
+from fedsync.core.errors import SERVER, ProtocolError
+
+_HEAD = struct.Struct(f"<qI{DIGEST_BYTES}s")
+_RECORD = struct.Struct(f"<BB{DIGEST_BYTES}s{DIGEST_BYTES}s")
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """SHA-256 of parts, none of which can pass for a part of its neighbour."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little"))
+        whole.update(part)
+    return whole.digest()
+
+
+def run_digest(run: str, specification: bytes, epoch: int, fingerprint: bytes) -> bytes:
+    """R: the same at every silo of a run, and of no other run.
+
+    Args:
+        run: name of the run.
+        specification: SHA-256 of the text of the run's specification as the server sent it.
+        epoch: of the group key.
+        fingerprint: of the group key.
+    """
+    return digest_of(b"fedsync run 1", run.encode(), specification, epoch.to_bytes(8, "little"), fingerprint)
+
+
+def added_content(sums: Sequence[Envelope], clear: bytes | memoryview) -> bytes:
+    """C of a link that adds: all of its sums that their senders knew, and what travels in the clear."""
+    parts = [digest_of(*(member_context(one.head, member) for member in one.head.members)) for one in sums]
+    return digest_of(b"fedsync link 1", LinkKind.ADD.name.encode(), *parts, hashlib.sha256(clear).digest())
+
+
+def link_content(kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> bytes:
+    """C of a link.
+
+    Args:
+        kind: of the link.
+        entries: version and `added_content` of each, in the link's order.
+    """
+    if kind is LinkKind.ADD:
+        ((_, content),) = entries
+        return content
+    parts = [version.to_bytes(8, "little") + content for version, content in entries]
+    return digest_of(b"fedsync link 1", kind.name.encode(), *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    """What one version did.
+
+    Args:
+        kind: of the link that led to it; of version 0: `LinkKind.EMPTY`.
+        content: C.
+        undone: whether it was taken back since.
+    """
+
+    kind: LinkKind
+    content: bytes
+    undone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecords:
+    """What the last versions did.
+
+    Args:
+        newest: version.
+        last: what led to the last versions, ``newest`` last; at most `WINDOW`.
+    """
+
+    newest: int
+    last: tuple[LinkRecord, ...]
+
+    def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> LinkRecords:
+        """With one more version; arguments as for `link_content`.
+
+        Raises:
+            ProtocolError: it takes back something else than what was added last, or that a second time.
+        """
+        records = list(self.last)
+        if kind is LinkKind.UNDO:
+            self._take_back(records, entries)
+        records.append(LinkRecord(kind, link_content(kind, entries)))
+        return LinkRecords(self.newest + 1, tuple(records[-WINDOW:]))
+
+    def _take_back(self, records: list[LinkRecord], entries: Sequence[tuple[int, bytes]]) -> None:
+        at = len(records) - 1
+        for version, content in entries:
+            # Versions that brought nothing have nothing to be taken back.
+            while at >= 0 and records[at].kind is LinkKind.EMPTY:
+                at -= 1
+            if at < 0 or version != self.newest - (len(records) - 1 - at):
+                detail = f"version {version} is to be taken back, which is not the last that is left, or forgotten"
+                raise ProtocolError(SERVER, "undo", detail)
+            if records[at] != LinkRecord(LinkKind.ADD, content):
+                detail = f"version {version} is to be taken back: it added something else, or was taken back before"
+                raise ProtocolError(SERVER, "undo", detail)
+            records[at] = replace(records[at], undone=True)
+            at -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a silo remembers of its run; see the module.
+
+    Args:
+        run: R.
+        records: what the last versions did; none before there is a model.
+        chains: D of each of them.
+    """
+
+    run: bytes
+    records: LinkRecords = LinkRecords(-1, ())
+    chains: tuple[bytes, ...] = ()
+
+    def begin(self, calibration: bytes, state: bytes) -> History:
+        """At version 0, with C_0 and A_0."""
+        chain = digest_of(b"fedsync chain 1", self.run, calibration, state)
+        return History(self.run, LinkRecords(0, (LinkRecord(LinkKind.EMPTY, calibration),)), (chain,))
+
+    def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], state: bytes) -> History:
+        """One version later, with A_v; other arguments and errors as of `LinkRecords.after`."""
+        records = self.records.after(kind, entries)
+        return History(self.run, records, (*self.chains, self._next(records, self.chains[-1], state))[-WINDOW:])
+
+    def fits(self, state: bytes) -> bool:
+        """Whether the newest D is that of a state with this A, as far as the history goes back."""
+        records, chains = self.records, self.chains
+        if not chains or len(chains) != len(records.last):
+            return False
+        if records.newest == 0:
+            return chains[-1] == self.begin(records.last[-1].content, state).chains[-1]
+        return len(chains) > 1 and chains[-1] == self._next(records, chains[-2], state)
+
+    @staticmethod
+    def _next(records: LinkRecords, before: bytes, state: bytes) -> bytes:
+        version = records.newest.to_bytes(8, "little")
+        return digest_of(b"fedsync chain 1", before, version, records.last[-1].content, state)
+
+    def chain(self, version: int) -> bytes | None:
+        """D of a version; None if it is not remembered, or was not reached."""
+        at = version - self.records.newest - 1
+        return self.chains[at] if -len(self.chains) <= at < 0 else None
+
+    def known(self) -> dict[int, bytes]:
+        """D by version."""
+        return dict(enumerate(self.chains, self.records.newest + 1 - len(self.chains)))
+
+    def to_bytes(self) -> bytes:
+        packed = [
+            _RECORD.pack(one.kind, one.undone, one.content, chain)
+            for one, chain in zip(self.records.last, self.chains, strict=True)
+        ]
+        return _HEAD.pack(self.records.newest, len(packed), self.run) + b"".join(packed)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> tuple[History, int]:
+        """The inverse of `to_bytes`, and how many of the bytes it took.
+
+        Raises:
+            ValueError: these are not such bytes.
+        """
+        if len(data) < _HEAD.size:
+            raise ValueError("it ends within its history")
+        newest, count, run = _HEAD.unpack_from(data)
+        end = _HEAD.size + count * _RECORD.size
+        if count > WINDOW or len(data) < end or not count <= newest + 1:
+            raise ValueError(f"a history of {count} versions up to {newest}")
+        records, chains = [], []
+        for kind, undone, content, chain in _RECORD.iter_unpack(data[_HEAD.size : end]):
+            records.append(LinkRecord(LinkKind(kind), content, bool(undone)))
+            chains.append(chain)
+        return cls(run, LinkRecords(newest, tuple(records)), tuple(chains)), end

@@ -1,0 +1,90 @@
+"""A lying server's runs: what it reads of a silo's disk.
+
+It writes the specification, and so says which file is trained on and how; what is refused it hears of. The gain is the
+longest piece of a file that it hears [bytes].
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.trainer.protocol import Describe
+from tests.attacks.adversary import Federation
+from tests.attacks.conftest import Make
+
+LEAST = 6
+"""Bytes in a row that a text shares with a file for no other reason than chance."""
+
+
+def words_of(federation: Federation, task: dict[str, Any], **owner: Any) -> str:
+    """All that the server hears of a silo that is to begin this task."""
+    return federation.silo("silo-a", federation.spec("files", task=task), **owner).ask(Describe()).words
+
+
+def shared(words: str, secret: str) -> int:
+    """Length of the longest piece of a file that is in what the server heard [bytes]."""
+    longest = 0
+    for start in range(len(secret)):
+        while longest < len(secret) - start and secret[start : start + longest + 1] in words:
+            longest += 1
+    return longest
+
+
+KINDS = ["table", "csv", "libsvm", "npz", "custom"]
+
+
+def reading(kind: str, file: Path, target: str = "zzz") -> dict[str, Any]:
+    """A task that reads a file."""
+    match kind:
+        case "csv":
+            return {"kind": "csv", "files": [str(file)] * 3, "target": target}
+        case "custom":
+            return {"kind": "custom", "file": str(file)}
+        case "npz":
+            return {"kind": "images", "data": {"kind": "npz", "file": str(file)}, "partition": {"kind": "iid"}}
+    more = {"target": target, "classes": 0} if kind == "table" else {"features": 4, "classes": 0}
+    data = {"kind": kind, "file": str(file), **more}
+    return {"kind": "linear", "loss": "squared", "data": data, "partition": {"kind": "iid"}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("data", [[], ["all"]], ids=["no folder is open", "all are"])
+def test_a_task_reads_no_key(kind: str, data: list[str], make: Make) -> None:
+    """The group's key was in the error that named the table's columns."""
+    federation = make()
+    file = federation.rings["silo-a"] / "group.key"
+    words = words_of(federation, reading(kind, file), data=[str(federation.folder)] if data else [])
+    assert shared(words, file.read_text()[:4000]) < LEAST, words[:300]
+
+
+@pytest.mark.parametrize("way", ["link", "second name", "folder", "dots"])
+def test_no_other_way_leads_to_a_key(way: str, make: Make) -> None:
+    federation = make()
+    key, open_ = federation.rings["silo-a"] / "group.key", federation.folder / "open"
+    open_.mkdir()
+    file = open_ / "patients.csv"
+    match way:
+        case "link":
+            file.symlink_to(key)
+        case "second name":
+            file.hardlink_to(key)
+        case "folder":
+            (open_ / "in").symlink_to(key.parent)
+            file = open_ / "in" / "group.key"
+        case "dots":
+            file = open_ / ".." / "keys" / "silo-a" / "group.key"
+    words = words_of(federation, reading("table", file), data=[str(open_)])
+    assert shared(words, key.read_text()[:4000]) < LEAST, words[:300]
+
+
+@pytest.mark.parametrize("kind", ["table", "csv"])
+@pytest.mark.parametrize("body", ["Jane Doe HIV+,1", "1.5,Jane Doe HIV+", "1.5,2,Jane Doe HIV+", ",Jane Doe HIV+"])
+def test_no_cell_of_an_open_file_is_quoted(kind: str, body: str, make: Make) -> None:
+    federation = make()
+    folder = federation.folder / "open"
+    folder.mkdir()
+    (folder / "t.csv").write_text(f"Jane Doe,y\n{body}\n")
+    for target in ("y", "Jane Doe", "zzz"):
+        words = words_of(federation, reading(kind, folder / "t.csv", target), data=[str(folder)])
+        assert "Jane" not in words.replace(repr(target), ""), words

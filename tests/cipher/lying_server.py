@@ -1,0 +1,43 @@
+"""What a server can do without a key: cut sums out of the chain, write other headers to them, send what it likes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.catch_up import LinkEntry, Piece
+from fedsync.core.errors import SERVER
+from tests.cipher.make import Federation
+
+Change = Callable[[wire.Envelope], wire.Envelope]
+
+
+def entry_of(federation: Federation, version: int) -> LinkEntry:
+    """What was added by ``version``."""
+    chain = federation.aggregator._chain
+    (entry,) = chain.links[version - chain.first - 1].entries
+    return entry
+
+
+def envelope_of(federation: Federation, sum_: Piece, version: int, chunks: int | None = None) -> wire.Envelope:
+    plan, keys = federation.plan, federation.keys.server
+    expected = wire.Expected(
+        wire.Kind.AGGREGATE, plan.form, plan.packing, SERVER, version, None, keys.epoch, keys.fingerprint, None,
+        chunks or plan.chunks,
+    )  # fmt: skip
+    return wire.decode(sum_, expected)
+
+
+def rewritten(federation: Federation, entry: LinkEntry, version: int, change: Change = lambda one: one) -> LinkEntry:
+    """The same sums under another version, each changed as a server could."""
+    sums = []
+    for one in entry.sums:
+        envelope = change(envelope_of(federation, one, entry.version))
+        sums.append(wire.encode(replace(envelope.head, round=version), envelope.words, envelope.tag, None))
+    return replace(entry, version=version, sums=tuple(sums))
+
+
+def one_more(envelope: wire.Envelope) -> wire.Envelope:
+    """One of the last words is one more."""
+    words = envelope.words.copy()
+    words[-1, -1] = (words[-1, -1] + 1) % envelope.head.form.modulus
+    return replace(envelope, words=words)
