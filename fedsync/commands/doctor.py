@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +31,11 @@ def doctor(
     at_silo = None if silo is None else SiloStartConfig.load(silo)
     at_server = None if server is None else ServerStartConfig.load(server)
     from fedsync.ops.doctor import preflight as checks
+
+    if at_silo is not None:
+        from fedsync.cipher.keys.passphrase import NAMED_BY
+
+        os.environ[NAMED_BY] = at_silo.passphrase_env
 
     def all_checks() -> Iterator[Check]:
         now = checks.utc_now()

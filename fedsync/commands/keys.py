@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,52 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Keys of encrypted aggregation: the server never has any.", no_args_is_help=True)
 
+Descriptor = Annotated[
+    int | None, typer.Option("--passphrase-fd", metavar="N", help="Read the passphrase from this file descriptor.")
+]
 AdminFolder = Annotated[Path, typer.Argument(help="The administrator's folder; keep it offline.")]
 SiloFolder = Annotated[Path, typer.Option("--dir", help="The silo's folder for its keys.")]
 
 _MAX_FILE_BYTES = 4 * 2**20
+_MAX_PASSPHRASE_BYTES = 4096
+
+
+@app.callback()
+def passphrase(
+    ask: Annotated[
+        bool,
+        typer.Option("--passphrase", help="Put the key files that are made under a passphrase, which is asked for."),
+    ] = False,
+    descriptor: Descriptor = None,
+) -> None:
+    """Keys of encrypted aggregation: the server never has any."""
+    from fedsync.cipher.keys.passphrase import GIVEN
+
+    if ask or descriptor is not None:
+        GIVEN.set(_passphrase(descriptor))
+
+
+@app.command()
+def encrypt(
+    folder: Annotated[Path, typer.Argument(help="A folder of an administrator or a silo.")],
+    descriptor: Descriptor = None,
+) -> None:
+    """Put the key files of a folder under a passphrase, or under another one."""
+    from fedsync.cipher.keys.files import set_passphrase
+
+    for path in set_passphrase(folder, _passphrase(descriptor, "New passphrase")):
+        typer.echo(f"{path}: under the passphrase; without it, nobody opens it again")
+
+
+@app.command()
+def decrypt(
+    folder: Annotated[Path, typer.Argument(help="A folder of an administrator or a silo.")],
+) -> None:
+    """Take the key files of a folder out from under their passphrase."""
+    from fedsync.cipher.keys.files import set_passphrase
+
+    for path in set_passphrase(folder, None):
+        typer.echo(f"{path}: plain, for its owner alone")
 
 
 @app.command()
@@ -183,6 +226,20 @@ def _read(path: Path) -> bytes:
             return file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
+
+
+def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:
+    """From a file descriptor, without its last newline, or from who sits at the terminal, twice."""
+    if descriptor is None:
+        return str(typer.prompt(prompt, hide_input=True, confirmation_prompt=True, err=True))
+    try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            text = file.read(_MAX_PASSPHRASE_BYTES).decode().removesuffix("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError("--passphrase-fd", "no passphrase can be read there", "Give an open descriptor") from error
+    if not text:
+        raise ConfigError("--passphrase-fd", "the passphrase is empty", "Give one")
+    return text
 
 
 def _tell(*lines: str) -> None:

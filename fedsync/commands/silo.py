@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,10 @@ def unlock(file: File) -> None:
     if config.keys is None:
         raise ConfigError(f"{file}, keys", "a silo without keys is never locked", "There is nothing to do")
     from fedsync.cipher.keys.keyring import open_ring
+    from fedsync.cipher.keys.passphrase import NAMED_BY
     from fedsync.trainer.lockout import Lockout
+
+    os.environ[NAMED_BY] = config.passphrase_env
 
     happened = Lockout(open_ring(Path(config.keys))).unlock()
     if happened is None:

@@ -95,6 +95,9 @@ class SiloStartConfig(Section):
     keys: str | None = None
     """Folder of the silo's keys for encrypted runs; with it, no update is sent in the clear."""
 
+    passphrase_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "FEDSYNC_PASSPHRASE"
+    """Environment variable that has the passphrase of the keys, where they are under one (``fedsync keys encrypt``)."""
+
     seal: SealConfig | None = None
     """What runs must at least seal; left out, all of every update, with any suite."""
 

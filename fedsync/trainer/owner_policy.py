@@ -171,4 +171,10 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
 
     All of them are set, so that what is in the environment of whoever starts the silo is not taken for its own.
     """
-    return {KEYS: config.keys or "", ALLOWED: OwnerPolicy.of(config).model_dump_json()}
+    from fedsync.cipher.keys.passphrase import NAMED_BY
+
+    return {
+        KEYS: config.keys or "",
+        NAMED_BY: config.passphrase_env,
+        ALLOWED: OwnerPolicy.of(config).model_dump_json(),
+    }

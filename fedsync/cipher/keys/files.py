@@ -7,6 +7,7 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedsync.cipher.keys import passphrase
 from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES, MAX_EPOCH, SIGNATURE_BYTES, PublicKeys
 from fedsync.common.files import read_private, write_private
 from fedsync.common.names import SILO_NAME
@@ -75,12 +76,15 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a secret record.
+    """Write a secret record: under a passphrase if one was given, or if the other key files beside it are.
 
     Raises:
-        ConfigError: the folder is open to others, or nothing can be written there.
+        ConfigError: the folder is open to others, nothing can be written there, or the passphrase is not known.
     """
-    write_private(path, record.canonical() + b"\n")
+    data = record.canonical() + b"\n"
+    if passphrase.GIVEN.get() or any(map(_is_sealed, path.parent.glob("*.key"))):
+        data = passphrase.seal_file(data, passphrase.find_passphrase(path.parent))
+    write_private(path, data)
 
 
 def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
@@ -92,12 +96,44 @@ def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
         remedy: what to do if there is no file.
 
     Raises:
-        ConfigError: the file is missing, damaged or open to others.
+        ConfigError: the file is missing, damaged or open to others, or under a passphrase that is not known.
     """
     if not path.exists():
         raise ConfigError(str(path), "there is no such file", remedy)
+    data = _plain(path)
     try:
-        return kind.read(read_private(path, MAX_FILE_BYTES))
+        return kind.read(data)
     except ValueError as error:
         problem = f"damaged, or another kind of file: {error}"
     raise ConfigError(str(path), problem, "Restore it from a backup")
+
+
+def set_passphrase(folder: Path, new: str | None) -> list[Path]:
+    """Put all key files of a folder under a passphrase, or in the clear; returns them.
+
+    All are read before one is written, and each is replaced as a whole: a crash between two leaves some as they were.
+
+    Args:
+        folder: of a silo or of the administrator.
+        new: the passphrase; None for plain files.
+
+    Raises:
+        ConfigError: there are none, one cannot be read, or nothing can be written.
+    """
+    plain = {path: _plain(path) for path in sorted(folder.glob("*.key"))}
+    if not plain:
+        raise ConfigError(str(folder), "there are no key files here", "Name a folder of `fedsync keys`")
+    for path, data in plain.items():
+        write_private(path, data if new is None else passphrase.seal_file(data, new))
+    return list(plain)
+
+
+def _plain(path: Path) -> bytes:
+    data = read_private(path, MAX_FILE_BYTES)
+    if not passphrase.is_sealed(data):
+        return data
+    return passphrase.open_file(data, passphrase.find_passphrase(path.parent), path)
+
+
+def _is_sealed(path: Path) -> bool:
+    return passphrase.is_sealed(read_private(path, MAX_FILE_BYTES))
