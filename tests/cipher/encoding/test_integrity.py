@@ -145,6 +145,22 @@ def test_coefficients_differ_between_checks_positions_blocks_and_suites(kind: st
 
 
 @every_kind
+@pytest.mark.parametrize("other", [(0, 1), (1, 0)])
+def test_the_checks_have_nothing_in_common(kind: str, other: tuple[int, int]) -> None:
+    """With one rho, or one s, for both a change that passes the first would be likelier to pass the second.
+
+    The hashes of two words alone are as s_bc rho_pc to s_dc rho_ec: for equal rho or s that ratio is the checks' own.
+    """
+    hashes = []
+    for place in ((0, 0), other):
+        words = np.zeros((2, FORMS[kind].words), dtype=np.uint64)
+        words[place] = 1
+        hashes.append(hash_of(kind, words))
+    (one, two), (three_, four) = hashes
+    assert (one * four - two * three_) % FORMS[kind].modulus
+
+
+@every_kind
 def test_portions_make_no_difference(kind: str) -> None:
     words = words_of(kind, 21)
     hasher = authenticator(kind).hasher()

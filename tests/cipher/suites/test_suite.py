@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import BITS, SLOTS, Packing
-from fedsync.cipher.suites import bfv, seal_format, suite
+from fedsync.cipher.suites import bfv, pad, seal_format, suite
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.pad import Pad, redraw
 from fedsync.cipher.suites.suite import (
@@ -219,6 +219,15 @@ def test_numbers_beyond_the_modulus_are_drawn_again_alike_at_both_ends() -> None
         assert (np.delete(one, [3, 70]) == 5).all()
         text = b"again" + (9).to_bytes(8, "little") + (3).to_bytes(8, "little") + bytes(8)
         assert one[3] == int.from_bytes(hmac.digest(b"key", text, "sha256")[:size], "little")
+
+
+def test_keystreams_hold_no_number_beyond_the_modulus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2^58 words of the pad one is: here all are."""
+    monkeypatch.setattr(pad.Keystream, "words", lambda _, count: np.full(count, 2**64 - 1, np.uint64))
+    for modulus in (BFV_PLAIN, PAD_MODULUS):
+        numbers = pad.Numbers(bytes(32), modulus, 0).chunk()
+        assert numbers.max() < modulus
+        assert len(set(numbers.tolist())) == SLOTS
 
 
 def test_a_pad_is_added_and_taken_off_modulo_its_prime() -> None:
