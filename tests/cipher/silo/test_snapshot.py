@@ -1,0 +1,182 @@
+"""A silo that begins with another's snapshot believes it only as far as other silos built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import catch_up
+from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkKind, Start
+from fedsync.cipher.keys.keyring import open_ring
+from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
+from fedsync.cipher.silo import snapshot as snapshots
+from fedsync.cipher.silo.history import History
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales
+from fedsync.core.errors import ProtocolError
+from tests.cipher.make import Federation, change, plan
+
+FOUR = dict.fromkeys("abcd", 10)
+AT = 2
+"""Version of the snapshot."""
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Four versions; one silo alone brought the third, two others the fourth, which they built on the third."""
+    made = Federation(plan("pad", silos=4), tmp_path_factory.mktemp("snapshots"), FOUR)
+    for version, names in enumerate(("abc", "abc", "b", "ac")):
+        for name in names:
+            made.begin(name, version)
+        made.commit(version + 1, [made.answer(name, change(100 * version + ord(name))) for name in names])
+    return made
+
+
+def state_at(federation: Federation, version: int) -> ReplicaState:
+    federation.aggregator.holds("d", -1)
+    whole = catch_up.decode(federation.aggregator.outgoing("d"))
+    silo = federation.copy("d")
+    silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
+    return silo._state
+
+
+def from_snapshot(
+    federation: Federation, state: ReplicaState, author: str = "b", links: tuple[Link, ...] | None = None
+) -> CatchUp:
+    """What a joiner is sent, with a snapshot that ``author`` made of this state."""
+    sealed = snapshots.seal_snapshot(open_ring(federation.keys.silos[author]), federation.plan, state)
+    links = federation.aggregator._chain.links[AT:] if links is None else links
+    return CatchUp(Start.SNAPSHOT, AT, AT + len(links), tuple(links), sealed)
+
+
+def check_of(federation: Federation, sent: CatchUp) -> str:
+    silo = federation.copy("d")
+    with pytest.raises(ProtocolError) as caught:
+        silo.receive(sent.encode(), sent.version)
+    assert silo.holds == -1
+    return caught.value.check
+
+
+def test_a_joiner_comes_to_the_model_of_all(federation: Federation) -> None:
+    joiner = federation.copy("d")
+    joiner.receive(from_snapshot(federation, state_at(federation, AT)).encode(), 4)
+    expected = federation.begin("a", 4)
+    np.testing.assert_array_equal(joiner.model, expected)
+    assert joiner._state.digest == federation.silos["a"]._state.digest
+    assert joiner._state.history.chain(4) == federation.silos["a"]._state.history.chain(4)
+
+
+# One liar.
+
+LIES: dict[str, Callable[[ReplicaState], ReplicaState]] = {
+    "wrong values": lambda state: replace(state, model=state.model + np.float32(0.5)),
+    "a last bit": lambda state: replace(state, model=np.nextafter(state.model, np.float32(9))),
+    "wrong scales": lambda state: replace(
+        state, scales=Scales(tuple((e[0] + 5, *e[1:]) for e in state.scales.exponents))
+    ),
+    "votes": lambda state: replace(state, scales=replace(state.scales, count=state.scales.count + 1)),
+    "nothing was added": lambda state: replace(state, added={}),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_state_that_is_not_what_its_history_led_to_is_refused(what: str, federation: Federation) -> None:
+    assert check_of(federation, from_snapshot(federation, LIES[what](state_at(federation, AT)))) == "snapshot"
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_state_with_a_history_of_its_own_is_refused_for_what_others_built_on(
+    what: str, federation: Federation
+) -> None:
+    """The liar has the code: it computes the chain that its state would have."""
+    state = LIES[what](state_at(federation, AT))
+    known, last = state.history, state.history.records.last[-1]
+    before = History(known.run, replace(known.records, newest=AT - 1, last=known.records.last[:-1]), known.chains[:-1])
+    history = before.after(last.kind, ((AT, last.content),), state.digest)
+    assert history.fits(state.digest)
+    assert check_of(federation, from_snapshot(federation, replace(state, history=history))) == "chain"
+
+
+def test_numbers_that_are_none_are_refused(federation: Federation) -> None:
+    state = state_at(federation, AT)
+    model = state.model.copy()
+    model[7] = np.nan
+    assert check_of(federation, from_snapshot(federation, replace(state, model=model))) == "snapshot"
+
+
+def test_another_s_name_is_not_taken(federation: Federation) -> None:
+    """b seals what it says is c's: it has the group's key, but not c's own."""
+    ring = open_ring(federation.keys.silos["b"])
+    about = snapshots._about(federation.plan)
+    sent = from_snapshot(federation, state_at(federation, AT))
+    content = open_blob(ring.group, Purpose.SNAPSHOT, about, bytes(sent.model))
+    for name in (b"c", b"x"):
+        sealed = seal_blob(ring.group, Purpose.SNAPSHOT, about, b"\x01" + name + content[2:])
+        assert check_of(federation, replace(sent, model=sealed)) == "snapshot"
+
+
+@pytest.mark.parametrize("other", [{"run": "another"}, {"specification": bytes(31) + b"1"}])
+def test_a_snapshot_of_another_run_is_refused(other: dict[str, object], federation: Federation) -> None:
+    sent = from_snapshot(federation, state_at(federation, AT))
+    silo = federation.copy("d", **other)
+    with pytest.raises(ProtocolError, match="snapshot"):
+        silo.receive(sent.encode(), sent.version)
+
+
+def test_a_snapshot_of_another_version_is_refused(federation: Federation) -> None:
+    sent = from_snapshot(federation, state_at(federation, 3))
+    assert check_of(federation, sent) == "snapshot"
+
+
+# Who stands for it.
+
+
+@pytest.mark.parametrize(
+    ("author", "links", "check"),
+    [
+        ("b", (), "snapshot"),  # nobody
+        ("b", (3,), "snapshot"),  # itself
+        ("b", (3, 4), None),  # a and c
+        ("a", (3,), None),  # b
+    ],
+)
+def test_half_of_the_silos_stand_for_a_snapshot(
+    author: str, links: tuple[int, ...], check: str | None, federation: Federation
+) -> None:
+    chain = federation.aggregator._chain.links
+    sent = from_snapshot(federation, state_at(federation, AT), author, tuple(chain[version - 1] for version in links))
+    if check is None:
+        federation.copy("d").receive(sent.encode(), sent.version)
+    else:
+        assert check_of(federation, sent) == check
+
+
+def test_updates_from_before_do_not_stand_for_it(tmp_path: Path) -> None:
+    """c is slow: what it adds after the snapshot began before it."""
+    federation = Federation(plan("pad", silos=4), tmp_path, FOUR)
+    for name in "abc":
+        federation.begin(name, 0)
+    for version in range(2):
+        federation.commit(version + 1, [federation.answer("b", change(version))])
+        federation.begin("b", version + 1)
+    federation.commit(3, [federation.answer("c", change(9))])
+    sent = from_snapshot(federation, federation.silos["b"]._state)
+    assert check_of(federation, sent) == "snapshot"
+
+
+def test_a_silo_that_has_a_history_is_not_led_elsewhere_by_a_snapshot(federation: Federation) -> None:
+    state, silo = state_at(federation, AT), federation.copy("d")
+    sent = from_snapshot(federation, state)
+    silo._state = state_at(federation, 3)
+    elsewhere = replace(sent, version=3, links=(Link(LinkKind.EMPTY),))
+    silo._plan = replace(silo._plan, silos=1)
+    silo._reader._plan = silo._plan
+    with pytest.raises(ProtocolError, match="did not come to version 3"):
+        silo.receive(replace(elsewhere, version=4, links=(*elsewhere.links, *elsewhere.links)).encode(), 4)
+    with pytest.raises(ProtocolError, match="it leads to version 2, and 3 is here"):
+        silo.receive(replace(sent, version=2, links=()).encode(), 2)
+    assert silo.holds == 3
+    silo.receive(sent.encode(), 4)
