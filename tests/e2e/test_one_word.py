@@ -1,0 +1,97 @@
+"""Real processes, and a task that raises what it read: the silo's owner finds it, the server has not a byte of it."""
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsync.common.processes import end_processes, free_ports
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.run_folder import Phase, phase, read_error
+from fedsync.ops.runs import submit_run
+from fedsync.trainer.protocol import LOG, STATE_FOLDER, Refusal
+from fedsync.trainer.refusals import last_refusals
+
+MARKER = "Patient-4711-positive"
+WAIT_S = 120.0
+
+TASK = """\
+from pathlib import Path
+
+from fedsync.tasks.digits import DigitsTask
+from fedsync.tasks.partition import Iid
+
+
+class Leaks(DigitsTask):
+    def __init__(self):
+        super().__init__(Iid())
+
+    def loss(self, model, batch):
+        raise ValueError("cannot read " + Path(__file__).with_name("patients.csv").read_text())
+"""
+
+
+def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
+    with (cwd / f"{arguments[0]}.out").open("wb") as out:
+        command = [sys.executable, "-m", "fedsync", *arguments]
+        return subprocess.Popen(command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def holds_marker(file: Path) -> bool:
+    content = file.read_bytes()
+    words = [MARKER.encode(), MARKER.encode("utf-16-le"), MARKER.encode().hex().encode()]
+    # As part of something longer it may begin at any of three places of a group.
+    words += [base64.b64encode(b"?" * shift + MARKER.encode())[4:-4] for shift in range(3)]
+    return any(word in content for word in words)
+
+
+@pytest.mark.full
+def test_what_a_real_silo_s_task_raises_is_nowhere_at_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("w")
+    (folder / "data").mkdir()
+    (folder / "data" / "task.py").write_text(TASK)
+    (folder / "data" / "patients.csv").write_text(MARKER)
+    (port,) = free_ports(1)
+    (folder / "server.yaml").write_text(f"{{host: 127.0.0.1, port: {port}, insecure: true, state: server}}")
+    (folder / "silo.yaml").write_text(
+        f"{{name: berlin, server: 'localhost:{port}', insecure: true, state: b, data: [data]}}"
+    )
+    started = [
+        fedsync("server", "start", "--server", "server.yaml", cwd=folder),
+        fedsync("silo", "start", "--silo", "silo.yaml", cwd=folder),
+    ]
+    try:
+        quick = [f"task={{kind: custom, file: {folder / 'data' / 'task.py'}}}", "local.steps=1", "min_silos=1"]
+        wait_for(lambda: (folder / "server" / "superlink.db").exists(), "the server did not come up")
+        config = ServerStartConfig.load(folder / "server.yaml")
+        out = submit_run(config, StrategyConfig.load("fedavg", quick), folder / "out")
+        wait_for(lambda: phase(out) is Phase.OVER, "the run did not fail")
+        journal = (out / "journal.jsonl").read_text()
+        assert "berlin answers INTERNAL" in journal and "INTERNAL" in str(read_error(out))
+        note = last_refusals(folder / "b" / STATE_FOLDER)[-1]
+        assert note.code is Refusal.INTERNAL and MARKER in note.reason and note.times >= 3
+        (log,) = (folder / "b" / STATE_FOLDER).glob(f"*/{LOG}")
+        assert holds_marker(log), "with its stack"
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+    finally:
+        end_processes(started)
+    files = [file for place in ("server", "out") for file in (folder / place).rglob("*") if file.is_file()]
+    files.append(folder / "server.out")
+    assert {"superlink.db", "superlink.log", "journal.jsonl"} <= {file.name for file in files}
+    assert [os.fspath(file) for file in files if holds_marker(file)] == []
