@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from fedsync.core.errors import Diverged
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
 from fedsync.train.loop import Trainer
@@ -9,13 +12,17 @@ from fedsync.train.sampler import Cursor
 
 _STEPS = 2
 
+_LARGEST = np.float32(2.0**24)
+"""Stands for a value of an update that is larger than any."""
+
 
 def likely_update(
     trainer: Trainer, batch_size: int, steps: int, learning_rate: float, seed: int
 ) -> tuple[Vector, int, int]:
     """Something of the size of a first update: a few steps, stretched to all of them.
 
-    Steps partly undo each other, so it is rather too large than too small.
+    Steps partly undo each other, so it is rather too large than too small. Where they diverge it is as large as can be:
+    whether they do depends on the data, and whoever chose the rate is not to learn it from a greeting.
 
     Args:
         trainer: of the silo; what it does next is not changed by this.
@@ -38,6 +45,9 @@ def likely_update(
         seed=seed,
         evaluate=False,
     )
-    update = trainer.run(order, trainer.initial_model(), Cursor()).update
-    update *= steps / count
+    try:
+        update = trainer.run(order, trainer.initial_model(), Cursor()).update
+    except Diverged:
+        update = np.full(trainer.layout.size, _LARGEST)
+    update = np.clip(update, -_LARGEST, _LARGEST) * np.float32(steps / count)
     return update, steps, steps * order.batch_size

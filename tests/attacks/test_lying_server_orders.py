@@ -1,0 +1,96 @@
+"""A lying server's orders: what they tell of rows of data, and of single silos' figures.
+
+It chooses who trains when, how long, in which batches and from which model.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from fedsync.cipher.encoding.catch_up import Start
+from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.train.sampler import Cursor, Sampler
+from fedsync.trainer.protocol import Describe, Train
+from tests.attacks.adversary import FEATURES, Federation
+from tests.attacks.conftest import Make
+from tests.attacks.forgery import EMPTY, beginning
+
+
+def rows_found(federation: Federation, losses: dict[int, list[float]], bias: float) -> int:
+    """Rows of the silos' table that losses of linear models tell to three decimals."""
+    found = 0
+    for each in losses.values():
+        if len(each) < FEATURES + 1 or not all(map(np.isfinite, each)):
+            continue
+        shifts = np.sqrt(2 * np.abs(np.array(each[: FEATURES + 1])))
+        row = np.array([*(shifts[1:] - shifts[0]), bias - shifts[0]])
+        found += bool(np.min(np.max(np.abs(federation.rows - row), axis=1)) < 1.5e-3)
+    return found
+
+
+def test_losses_of_chosen_models_tell_no_row(make: Make) -> None:
+    """Batches of 1, a model of the server's choice and the loss in the clear gave every row by 13 orders."""
+    federation, bias = make(), 1000.0
+    victim = federation.silo("silo-a")
+    examples = victim.session._trainer.examples
+    order_of_rows = Sampler(examples, federation.spec().seed, "silo-a").take(Cursor(), examples * (FEATURES + 1))[0]
+    losses: dict[int, list[float]] = defaultdict(list)
+    for version, row in enumerate(map(int, order_of_rows), start=1):
+        model = np.zeros(FEATURES + 1, dtype="<f4")
+        model[-1] = bias
+        if losses[row]:
+            model[len(losses[row]) - 1] = 1.0
+        order = federation.order("silo-a", base_version=version, batch_size=1, max_steps=1, learning_rate=1e-30)
+        links = [EMPTY] * version
+        heard = victim.ask(Train(order), beginning(federation, *links, start=Start.CLEAR, model=model.tobytes()))
+        losses[row].append(heard.reply.loss if isinstance(heard.reply, WorkReport) else np.nan)
+    assert rows_found(federation, losses, bias) == 0
+
+
+_OVERFLOW = float(np.sqrt(3.4028235e38))
+"""An error whose square is the largest float32."""
+
+
+def bits_by_divergence(fails: Callable[[float], bool], truth: float) -> float:
+    """Bits of a number that tell at which learning rate training overflows [bits].
+
+    The second step's error is r times something of the first two batches; its square is the loss, which overflows.
+    """
+    low, high = 15.0, 25.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fails(10.0**middle) else (middle, high)
+    found = _OVERFLOW / 10.0**low
+    return float(max(0.0, -np.log2(abs(found / truth - 1) + 2**-24)))
+
+
+def second_error(federation: Federation, rows: int) -> float:
+    """Error of the second step over batches of so many rows, in units of the learning rate: for the judge."""
+    rate, trainer = 1e6, federation.silo("silo-a").session._trainer
+    order = WorkOrder("", 0, 1, rows, 2, rate, seed=federation.spec().seed, evaluate=False)
+    return float(np.sqrt(4 * trainer.run(order, federation.first_model, Cursor()).report.loss) / rate)
+
+
+def test_greetings_do_not_tell_where_training_on_one_row_overflows(make: Make) -> None:
+    """The specification says how large the first batch is, and the greeting trains on it, which no limit counts."""
+    federation = make()
+
+    def fails(rate: float) -> bool:
+        local = {"steps": 2, "batch_size": 1, "learning_rate": rate}
+        return federation.silo("silo-a", federation.spec(local=local)).ask(Describe()).refused
+
+    gained = bits_by_divergence(fails, second_error(federation, 1))
+    assert gained < 2, f"{gained:.1f} bits of an error on one row"
+
+
+def test_orders_do_not_tell_where_training_on_one_row_overflows(make: Make) -> None:
+    federation = make()
+    beginning(federation)
+
+    def fails(rate: float) -> bool:
+        order = federation.order("silo-a", batch_size=1, max_steps=2, learning_rate=rate)
+        return federation.silos["silo-a"].ask(Train(order), beginning(federation)).refused
+
+    gained = bits_by_divergence(fails, second_error(federation, 1))
+    assert gained < 2, f"{gained:.1f} bits of an error on one row"
