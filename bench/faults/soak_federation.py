@@ -128,6 +128,8 @@ class Federation:
             place = self.proxy.port if index == 0 else port
             silo = {"name": name, "server": f"localhost:{place}", "state": f"s{index}", "index": index}
             silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private), "keys": str(keys.silos[name])}
+            # Runs of one silo, too.
+            silo |= {"seal": {"members": 1}}
             silo |= {"code": "shipped" if shipped else "installed"}
             self._write(f"{name}.yaml", silo)
         self.config = ServerStartConfig.load(folder / "server.yaml")

@@ -19,26 +19,12 @@ app = typer.Typer(help="Keys of encrypted aggregation: the server never has any.
 Descriptor = Annotated[
     int | None, typer.Option("--passphrase-fd", metavar="N", help="Read the passphrase from this file descriptor.")
 ]
+Ask = Annotated[bool, typer.Option("--passphrase", help="Put the keys under a passphrase, which is asked for.")]
 AdminFolder = Annotated[Path, typer.Argument(help="The administrator's folder; keep it offline.")]
 SiloFolder = Annotated[Path, typer.Option("--dir", help="The silo's folder for its keys.")]
 
 _MAX_FILE_BYTES = 4 * 2**20
 _MAX_PASSPHRASE_BYTES = 4096
-
-
-@app.callback()
-def passphrase(
-    ask: Annotated[
-        bool,
-        typer.Option("--passphrase", help="Put the key files that are made under a passphrase, which is asked for."),
-    ] = False,
-    descriptor: Descriptor = None,
-) -> None:
-    """Keys of encrypted aggregation: the server never has any."""
-    from fedsync.cipher.keys.passphrase import GIVEN
-
-    if ask or descriptor is not None:
-        GIVEN.set(_passphrase(descriptor))
 
 
 @app.command()
@@ -65,10 +51,11 @@ def decrypt(
 
 
 @app.command()
-def init(folder: AdminFolder) -> None:
+def init(folder: AdminFolder, ask: Ask = False, descriptor: Descriptor = None) -> None:
     """Make the administrator's signing key and the group secret. On a machine that is not the server."""
     from fedsync.cipher.keys.authority import new_authority
 
+    _take_passphrase(ask, descriptor)
     public = new_authority(folder)
     sys.stdout.write(public.hex() + "\n")
     _tell("This is the administrator's public key. Give it to each silo in person or by telephone.")
@@ -78,11 +65,14 @@ def init(folder: AdminFolder) -> None:
 def silo(
     name: Annotated[str, typer.Argument(help="Name of the silo.")],
     folder: SiloFolder,
+    ask: Ask = False,
+    descriptor: Descriptor = None,
 ) -> None:
     """Make a silo's own keys, at the silo, and print their public part; or print it again."""
     from fedsync.cipher.keys.keyring import new_silo
     from fedsync.cipher.keys.keywrap import announce
 
+    _take_passphrase(ask, descriptor)
     keys = new_silo(folder, name)
     sys.stdout.write(announce(keys) + "\n")
     _tell("Send this line to the administrator, who is to compare by telephone:", f"{name} {keys.public.fingerprint}")
@@ -226,6 +216,13 @@ def _read(path: Path) -> bytes:
             return file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
+
+
+def _take_passphrase(ask: bool, descriptor: int | None) -> None:
+    from fedsync.cipher.keys.passphrase import GIVEN
+
+    if ask or descriptor is not None:
+        GIVEN.set(_passphrase(descriptor))
 
 
 def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:

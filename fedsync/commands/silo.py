@@ -61,6 +61,14 @@ def export(
 
 
 @app.command()
+def digest(model: Annotated[Path, typer.Argument(help="A model.pt, as runs and `export` write it.")]) -> None:
+    """Print what to write as first_model, so that encrypted runs may begin with this model."""
+    from fedsync.train.weights import model_digest
+
+    typer.echo(model_digest(model))
+
+
+@app.command()
 def unlock(file: File) -> None:
     """Let a silo that met failures of integrity take part again, and show what happened."""
     from fedsync.config.silo_start import SiloStartConfig

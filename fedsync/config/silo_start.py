@@ -47,6 +47,10 @@ class SealConfig(Section):
     clear: list[str] = Field(default_factory=list)
     """Patterns of names of tensors that may travel in the clear where a run seals only some. Empty: none may."""
 
+    members: Annotated[int, Field(ge=1)] = 2
+    """Least updates that a version must add (``cipher: {members: 2}``). At 1, silos open sums of one, and so each
+    other's updates."""
+
     metrics: Literal["plain", "sealed"] = "plain"
     """Whether how the model did on the silo's test data must be ``sealed`` with the updates."""
 
@@ -100,6 +104,10 @@ class SiloStartConfig(Section):
 
     seal: SealConfig | None = None
     """What runs must at least seal; left out, all of every update, with any suite."""
+
+    first_model: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """What ``fedsync silo digest`` prints of the model that an encrypted run may begin with. Left out, runs begin with
+    the task's own, made from the seed."""
 
     code: Literal["installed", "shipped"] = "installed"
     """Whose code answers messages. ``installed``: FedSync's own as it is installed here; a bundle that brings another

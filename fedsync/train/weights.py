@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -90,6 +91,24 @@ def initial_model(task: Task, seed: int) -> tuple[Vector, Layout]:
     """
     weights = Weights(build_model(task, seed))
     return weights.read(), weights.layout
+
+
+def model_digest(path: Path) -> str:
+    """SHA-256, hexadecimal, of a model as it travels in the clear: float32, little-endian, in the state dict's order.
+
+    Args:
+        path: a state dict, as `save_model` writes it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = {tensor.data_ptr(): tensor for tensor in state.values()}  # tied weights travel once
+        parts = [tensor.detach().to(torch.float32).contiguous().numpy().astype("<f4") for tensor in tensors.values()]
+    except Exception as error:  # a file that is no state dict can fail in any way
+        raise ConfigError(str(path), "not a state dict that torch.load reads", "Name a model.pt") from error
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
 def save_model(path: Path, task: Task, vector: Vector) -> None:

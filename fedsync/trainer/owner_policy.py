@@ -52,6 +52,9 @@ class OwnerPolicy(Section):
     emulate: bool = True
     """Whether the silo may pretend to be another machine."""
 
+    first_model: str | None = "any"
+    """SHA-256 of the first model that the server may send; None for no other than the task's own."""
+
     errors: Literal["codes", "text"] = "codes"
     """Whether the server may read what went wrong in runs in the clear."""
 
@@ -64,6 +67,7 @@ class OwnerPolicy(Section):
             limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
             emulate=config.emulate,
+            first_model=config.first_model,
             errors=config.errors,
         )
 
@@ -154,6 +158,12 @@ class OwnerPolicy(Section):
             problem = f"{plan.kind!r} has no masks, and this silo's owner demands them"
             remedy = "Write cipher: {kind: masked}, or have the owner take seal.masks out of silo.yaml"
             raise OwnerRefusal("cipher.kind", problem, remedy)
+        if plan.members < self.seal.members:
+            problem = f"a version may add {plan.members} updates, and this silo's owner demands {self.seal.members}"
+            remedy = (
+                f"Write members: {self.seal.members} below cipher, or have the owner lower seal.members in silo.yaml"
+            )
+            raise OwnerRefusal("cipher.members", problem, remedy)
         if self.seal.metrics == "sealed" and not plan.seal_metrics:
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"

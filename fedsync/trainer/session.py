@@ -96,7 +96,8 @@ class SiloSession:
             owner.check_seal(plan)
         self.replica: Replica = PlainReplica()
         if plan is not None and keys is not None:
-            self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, _pinned(owner))
+            first_model = (owner or OwnerPolicy()).first_model
+            self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, first_model)
         self._owner = owner or OwnerPolicy()
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
@@ -207,11 +208,6 @@ class SiloSession:
                 failure = error if isinstance(error, ProtocolError) else ProtocolError(SERVER, "payload", repr(error))
                 self.lockout.count(str(failure))
                 raise IntegrityError(failure.sender, failure.check, failure.detail) from error
-
-
-def _pinned(owner: OwnerPolicy | None) -> str | None:
-    """SHA-256 of the first model that may come from the server; emulated silos have no owner, and take any."""
-    return "any" if owner is None or owner.data is None else None
 
 
 def _encrypted(

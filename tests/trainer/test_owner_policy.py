@@ -31,7 +31,12 @@ def plan(cipher: dict[str, Any]) -> EncryptionPlan | None:
     return RunSpec.model_validate({**SPEC.model_dump(), "cipher": cipher}).encryption_plan(LAYOUT)
 
 
-SUITES: list[dict[str, Any]] = [{"kind": kind} for kind in ("pad", "bfv", "masked")]
+TWO = {"members": 2}
+SUITES: list[dict[str, Any]] = [
+    {"kind": "pad", **TWO},
+    {"kind": "bfv", **TWO},
+    {"kind": "masked", "inner": {"kind": "bfv", **TWO}},
+]
 
 
 @pytest.mark.parametrize("cipher", SUITES, ids=lambda cipher: cipher["kind"])
@@ -66,7 +71,7 @@ def test_masks_that_are_demanded_must_be_there(cipher: dict[str, Any]) -> None:
 def test_what_travels_in_the_clear_must_be_named_by_the_owner(
     only: list[str], clear: list[str], told: str | None, masked: bool
 ) -> None:
-    inner = {"kind": "bfv", "only": only}
+    inner = {"kind": "bfv", "only": only, **TWO}
     made = plan({"kind": "masked", "inner": inner} if masked else inner)
     allowed = OwnerPolicy(seal=SealConfig(clear=clear))
     if told is None:
@@ -78,9 +83,17 @@ def test_what_travels_in_the_clear_must_be_named_by_the_owner(
 
 def test_metrics_that_are_to_be_sealed_must_be() -> None:
     allowed = OwnerPolicy(seal=SealConfig(metrics="sealed"))
-    allowed.check_seal(plan({"kind": "bfv", "metrics": "sealed"}))
+    allowed.check_seal(plan({"kind": "bfv", "metrics": "sealed", **TWO}))
     with pytest.raises(ConfigError, match=r"^cipher\.metrics: .*Write metrics: sealed.*seal\.metrics"):
-        allowed.check_seal(plan({"kind": "bfv"}))
+        allowed.check_seal(plan({"kind": "bfv", "metrics": "plain", **TWO}))
+
+
+def test_a_version_must_add_as_many_updates_as_the_owner_demands() -> None:
+    with pytest.raises(OwnerRefusal, match=r"^cipher\.members: a version may add 1 updates.*demands 2.*members: 2"):
+        OwnerPolicy(seal=SealConfig()).check_seal(plan({"kind": "bfv", "members": 1}))
+    OwnerPolicy(seal=SealConfig(members=1)).check_seal(plan({"kind": "bfv", "members": 1}))
+    with pytest.raises(OwnerRefusal):
+        OwnerPolicy(seal=SealConfig(members=3)).check_seal(plan({"kind": "bfv", **TWO}))
 
 
 @pytest.mark.parametrize("seal", [None, SealConfig()])
@@ -114,7 +127,13 @@ def test_what_the_file_says_arrives_at_the_trainer(
         monkeypatch.setenv(name, value)
     never = sorted(["/s", *([more["keys"]] if "keys" in more else [])])
     assert OwnerPolicy.here() == OwnerPolicy(
-        seal=seal, data=["/d"], never=never, limits=LimitsConfig(), counts="/s/orders.json", emulate=False
+        seal=seal,
+        data=["/d"],
+        never=never,
+        limits=LimitsConfig(),
+        counts="/s/orders.json",
+        emulate=False,
+        first_model=None,
     )
 
 

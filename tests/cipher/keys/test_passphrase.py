@@ -120,7 +120,7 @@ def test_commands_take_it_from_a_descriptor(tmp_path: Path, monkeypatch: pytest.
         return reader
 
     silo = tmp_path / "silo"
-    call("--passphrase-fd", given(f"{WORDS}\n"), "silo", "a", "--dir", silo, app=app)
+    call("silo", "a", "--dir", silo, "--passphrase-fd", given(f"{WORDS}\n"), app=app)
     assert passphrase.is_sealed((silo / SILO_FILE).read_bytes())
     passphrase.GIVEN.set(None)
     with pytest.raises(ConfigError, match="there is none"):
