@@ -36,6 +36,7 @@ class RunSpec(Section):
         aggregation: how a commit weighs them, of which silos do their part before they seal.
         quorum: updates after which silos agree on how to round the next ones.
         run: the run's identity, which outlives the server: what silos keep, they keep for it.
+        began: the identity under which the run began, where it has another now; silos seal for that one.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class RunSpec(Section):
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
     quorum: Annotated[int, Field(ge=1)] = 1
     run: str = ""
+    began: str = ""
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
@@ -77,6 +79,11 @@ class RunSpec(Section):
     def fastest(self) -> float:
         """Speed of the fastest emulated machine [samples/s]."""
         return max(silo.speed for silo in self.emulate)
+
+    @property
+    def origin(self) -> str:
+        """The identity under which the run began."""
+        return self.began or self.run
 
     def dump(self) -> str:
         return json.dumps(self.model_dump(mode="json"), separators=(",", ":"))

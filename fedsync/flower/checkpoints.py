@@ -222,7 +222,9 @@ def clear(out: Path) -> None:
 
 def _renamed(checkpoint: Checkpoint) -> Checkpoint:
     """The same run under another identity."""
-    spec = json.dumps({**json.loads(checkpoint.origin.spec), "run": new_identity()}, separators=(",", ":"))
+    known = json.loads(checkpoint.origin.spec)
+    names = {"run": new_identity(), "began": known.get("began") or known["run"]}
+    spec = json.dumps({**known, **names}, separators=(",", ":"))
     return replace(checkpoint, origin=replace(checkpoint.origin, spec=spec))
 
 

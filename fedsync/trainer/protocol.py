@@ -24,6 +24,8 @@ On the socket a request is inside a `Forward`: what comes from the server cannot
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum, auto
@@ -264,6 +266,12 @@ class Identity:
     declared_speed: float | None = None
     device: str | None = None
     resources: bool = True
+
+    @property
+    def spec_digest(self) -> bytes:
+        """SHA-256 of the specification as the server sent it, the same at every silo, but for the run's identity."""
+        rest = {key: value for key, value in json.loads(self.spec).items() if key not in ("run", "began")}
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).digest()
 
     @classmethod
     def load(cls, folder: Path) -> Identity:

@@ -7,7 +7,6 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -233,9 +232,9 @@ def _encrypted(
         None if folder is None else folder / COPY,
         spec.run,
         _pipeline(spec, plan, ring.group),
-        # As the server sent it: every silo of the run has the same text.
-        hashlib.sha256(identity.spec.encode()).digest(),
+        identity.spec_digest,
         first_model,
+        spec.origin,
     )
 
 

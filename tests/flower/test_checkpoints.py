@@ -1,5 +1,6 @@
 """A run that is cut off goes on from what is on disk, and comes to what it would have come to."""
 
+import contextlib
 import json
 import stat
 from collections.abc import Iterator
@@ -128,6 +129,31 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         trainers.clear()
     _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
     copies = [trainer._session.replica for trainer in trainers.values()]
+    assert [copy.holds for copy in copies] == [4, 4, 4]
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+    replay(out / JOURNAL)
+
+
+@pytest.mark.parametrize("kind", ["bfv", "masked"])
+def test_an_encrypted_run_goes_on_from_before_what_silos_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Silos begin anew, and what was sealed under the run's first identity still opens."""
+    out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
+    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    _cut_off(_strategy(out, cipher, keys=rings[1]), version=2, node=2)
+    for _ in range(2):
+        newest = max((out / FOLDER).glob("*.ckpt"), key=lambda path: int(path.stem))
+        newest.write_bytes(newest.read_bytes()[:100])
+        before = set(trainers)
+        with contextlib.suppress(Killed):
+            _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3, {2: _killed_at(3)}))
+    assert len(set(trainers) - before) == 3
+    _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    copies = [trainer._session.replica for name, trainer in trainers.items() if name not in before]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
         np.testing.assert_array_equal(copy.model, copies[0].model)

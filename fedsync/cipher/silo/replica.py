@@ -60,11 +60,13 @@ class EncryptedReplica:
         measure: makes an update such as an order of this silo may come to, float32 [layout.size], and says how many
             local steps and samples are behind it.
         file: where the state is kept, or None to keep it in memory.
-        run: name of the run; what is sealed is of one run only.
+        run: name of the run; masks and what is sealed are of one run only.
         pipeline: seals and opens what is not masked; by default ``sealer`` in this thread.
         specification: SHA-256 of the run's specification as the server sent it.
         first_model: SHA-256 of the first model, hexadecimal, if another than the task's own may be sent; `ANY_MODEL`
             takes whatever comes.
+        origin: name under which the run began, if it has another now: the server lost what silos had heard of, so
+            masks are new, and what was sealed before is of the same run.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class EncryptedReplica:
         pipeline: Pipeline | None = None,
         specification: bytes = NO_DIGEST,
         first_model: str | None = None,
+        origin: str = "",
     ) -> None:
         self._plan = plan
         self._ring = ring
@@ -90,7 +93,7 @@ class EncryptedReplica:
         self._measure = measure
         self._file = file
         self._pinned = first_model
-        self._run = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
+        self._run = run_digest(origin or run, specification, ring.group.epoch, ring.group.fingerprint)
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
         self._reader = CatchUpReader(plan, ring, self._authenticator, self._run)
         self._opener = Opener(plan, ring, sealer, self._pipeline)
