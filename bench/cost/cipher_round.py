@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,12 @@ from fedsync.cipher.encoding.integrity import Authenticator, added
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
-from fedsync.cipher.masking.masks import MIN_SURVIVORS, Masked, MaskRound, Unmasker
+from fedsync.cipher.masking.frames import pack_named
+from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.masks import Masked, Unmasker
+from fedsync.cipher.masking.questions import SignAnswer, SignQuestion, read_question
+from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair, least_survivors
+from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_message
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
@@ -32,6 +38,7 @@ from fedsync.core.layout import Layout, Vector
 T = TypeVar("T")
 
 KINDS = ("bfv", "pad", "masked")
+_COLLUDING = 1
 _MILLION, _MIB = 1e6, 2**20
 OPENINGS = 3
 # More of what takes a millisecond only.
@@ -113,8 +120,9 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
     limit = form.limit(packing)
     if silos > limit:
         raise ConfigError("--silos", f"{silos}, but sums of {bits} bits hold {limit} updates", "Take fewer, or 16 bits")
-    if kind == "masked" and silos < MIN_SURVIVORS:
-        raise ConfigError("--silos", f"{silos}, masks need {MIN_SURVIVORS}", f"Take {MIN_SURVIVORS} at least")
+    least = least_survivors(_COLLUDING)
+    if kind == "masked" and silos < least:
+        raise ConfigError("--silos", f"{silos}, masks need {least}", f"Take {least} at least")
     layout = resnet_layout(params)
     # What silos agree on by their votes: enough for all.
     needed = [needed_exponents(update_of(silo, params), layout, 1.0, bits) for silo in range(silos)]
@@ -142,11 +150,12 @@ def measure_suite(kind: str, bits: int, params: int, silos: int) -> CipherCost:
         if total is None:
             raise ConfigError("--silos", "there are none", "Take two at least")
         down = round_.aggregate(total, tag, members)
+        opening = round_.unmask()
         for _ in range(OPENINGS):
             got = clock.time("open", partial(round_.open, down))
             clock.time("check", partial(round_.check, round_.read(down)))
     mean /= sum(weight_of(silo) for silo in range(silos))
-    return cost_of(kind, bits, params, silos, clock, (up, len(down)), error_of(got, mean), peak)
+    return cost_of(kind, bits, params, silos, clock, (up, len(down) + len(opening)), error_of(got, mean), peak)
 
 
 class _Round:
@@ -161,8 +170,11 @@ class _Round:
         self._sealer = open_suite(kind, self._group)
         self._adder = Adder(self._form)
         self._authenticator = Authenticator(self._group.derive(Purpose.TAG), self._form)
-        self._cohort = {keys.name: keys.public for keys in self._keys}
         self._masked = kind == "masked"
+        members = {keys.name: keys.public for keys in self._keys}
+        self._pairs = {keys.name: fresh_pair(keys) for keys in self._keys}
+        announced = pack_named({name: announce(pair, bytes(32)) for name, pair in self._pairs.items()})
+        self._roster = MaskRoster.read(announced, members, bytes(32), _COLLUDING)
         self._masks: dict[str, MaskRound] = {}
 
     def seal(self, silo: int, update: Vector) -> bytearray:
@@ -177,8 +189,10 @@ class _Round:
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
         pipeline = Serial(self._sealer)
         if self._masked:
-            mask = self._masks[keys.name] = MaskRound(keys, self._cohort, b"round 0")
+            mask = self._masks[keys.name] = MaskRound(self._pairs[keys.name], self._roster, bytes(32))
             pipeline = Serial(Masked(self._sealer, mask))
+            member = replace(head.members[0], annex=hashlib.sha256(mask.annex).digest())
+            head = replace(head, members=(member,), annex=mask.annex)
         return seal_message(head, portions, pipeline, self._authenticator, keys.signing)
 
     def receive(self, silo: int, message: bytearray) -> wire.Envelope:
@@ -216,10 +230,7 @@ class _Round:
         self.check(envelope)
         members, sealer = envelope.head.members, self._sealer
         if self._masked:
-            names = [keys.name for keys in self._keys]
-            signatures = {name: self._masks[name].sign(names) for name in names}
-            unmasker = Unmasker(names, [self._masks[name].reveal(signatures) for name in names])
-            sealer = Masked(sealer, unmasker=unmasker)
+            sealer = Masked(sealer, unmasker=Unmasker(self.unmask(), members))
         pipeline = Serial(sealer)
         (first,) = open_portions(envelope.words[:1], members, pipeline, "server")
         added_up = tally.read(first, len(members), self._grid.cap, len(self._grid.layout.names), "server")
@@ -227,6 +238,22 @@ class _Round:
         portions = open_portions(envelope.words, members, pipeline, "server")
         self._grid.decode(portions, added_up.mean_factor(self._grid.cap), mean, len(members))
         return mean
+
+    def unmask(self) -> bytes:
+        """What takes masks off the sum: silos are asked, and the server puts it together."""
+        if not self._masked:
+            return b""
+        annexes = {name: masks.annex for name, masks in self._masks.items()}
+        unmasking = Unmasking(annexes, {keys.name: keys.public.signing for keys in self._keys}, _COLLUDING)
+        while not unmasking.done:
+            for name, payload in unmasking.questions().items():
+                question, own = read_question(payload), self._masks[name]
+                if isinstance(question, SignQuestion):
+                    answer = SignAnswer(own.context, own.sign(question.survivors)).encode()
+                else:
+                    answer = own.reveal(question).encode()
+                unmasking.answer(name, answer)
+        return unmasking.opening() or b""
 
     def _head(self, kind: wire.Kind, sender: str, members: tuple[Member, ...]) -> wire.Head:
         grid = self._grid

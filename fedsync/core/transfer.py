@@ -28,9 +28,15 @@ MAX_SEALED_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class VersionMismatch:
-    """What came does not continue the version of the model that the silo ``holds``, -1 for none, or did not come."""
+    """What came is of no use here, or did not come.
+
+    Args:
+        holds: version of the model that the silo has, -1 for none, which what came does not continue.
+        announcement: hexadecimal; the silo's announcement for masks, where what came has another or none.
+    """
 
     holds: int
+    announcement: str = ""
 
 
 class OtherVersion(FedSyncError):
@@ -39,11 +45,13 @@ class OtherVersion(FedSyncError):
     Args:
         holds: the version that it holds.
         wanted: the version that what came continues.
+        announcement: the silo's for masks, where what came has another or none.
     """
 
-    def __init__(self, holds: int, wanted: int) -> None:
-        super().__init__(f"the silo holds version {holds} of the model, what came continues version {wanted}")
-        self.mismatch = VersionMismatch(holds)
+    def __init__(self, holds: int, wanted: int, announcement: bytes = b"") -> None:
+        key = ", and has another key of this silo for masks" if announcement else ""
+        super().__init__(f"the silo holds version {holds} of the model, what came continues version {wanted}{key}")
+        self.mismatch = VersionMismatch(holds, announcement.hex())
 
 
 class Aggregator(Protocol):
@@ -101,7 +109,17 @@ class Aggregator(Protocol):
         """
 
     def give_up(self, silo: str) -> None:
-        """The silo does not answer: the last commit brings nothing."""
+        """The silo does not answer: others are asked for what it knows, or the last commit brings nothing."""
+
+    def announce(self, silo: str, announcement: str) -> None:
+        """A silo takes part in masks under another key than was thought: what `VersionMismatch` says.
+
+        Raises:
+            ProtocolError: it is not the silo's key.
+        """
+
+    def leave(self, silo: str) -> None:
+        """The silo is gone, until it is greeted again."""
 
     @property
     def wants_snapshot(self) -> bool:
@@ -133,6 +151,10 @@ class InTheClear:
         raise ProtocolError(silo, "answer", "nobody asked")
 
     def give_up(self, silo: str) -> None: ...
+
+    def announce(self, silo: str, announcement: str) -> None: ...
+
+    def leave(self, silo: str) -> None: ...
 
     @property
     def wants_snapshot(self) -> bool:

@@ -194,6 +194,8 @@ class FlowerDriver:
             events += [*self._replies(), *self._membership(), *self._flush()]
             missing -= self._nodes.by_name.keys()
             time.sleep(self._timing.poll_s)
+        for name in missing:
+            self._aggregator.leave(name)
         if moment.evaluating is None:
             return events
         for name in sorted(set(moment.silos) - missing):
@@ -235,7 +237,9 @@ class FlowerDriver:
                 case EvaluateModel(version), Evaluation():
                     self._aggregator.holds(name, version)
                     return Evaluated(now_s, name, version, reply)
-                case ((Train() | EvaluateModel()), VersionMismatch(holds)):
+                case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
+                    if announcement:
+                        self._aggregator.announce(name, announcement)
                     self._send_again(sent, name, holds)
                 case Question(), Answer():
                     self._aggregator.answer(name, _needed(payload, name))
@@ -316,7 +320,7 @@ class FlowerDriver:
             if name is not None:
                 events.append(SiloLost(now_s, name, "its node is gone"))
                 self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
-                self._aggregator.give_up(name)
+                self._aggregator.leave(name)
                 self._go_on_if_open()
         for node in fresh:
             self._outbox.ask(node, Describe(), now_s)

@@ -169,14 +169,15 @@ class Outbox:
         """Ask what the aggregator wants to know of silos before the last commit counts; each is asked once."""
         if self._aggregator is None:
             return
-        for silo, question in self._aggregator.questions().items():
-            node = self._nodes.by_name.get(silo)
-            if node is None:
-                self._aggregator.give_up(silo)
-                return
-            timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
-            message = messages.request(node, self._spec, Question(), payloads.pack(question), timeout_s)
-            self._posted.append((PendingMessage(node, Question(), now_s + timeout_s), message))
+        while questions := self._aggregator.questions():
+            for silo, question in questions.items():
+                node = self._nodes.by_name.get(silo)
+                if node is None:
+                    self._aggregator.give_up(silo)  # which others may be asked for
+                    continue
+                timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
+                message = messages.request(node, self._spec, Question(), payloads.pack(question), timeout_s)
+                self._posted.append((PendingMessage(node, Question(), now_s + timeout_s), message))
 
     def ask_again(self, sent: PendingMessage, now_s: float) -> None:
         """Ask for the answer to what was sent: where a line breaks, a message is lost that was taken for delivered."""

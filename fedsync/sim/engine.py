@@ -222,9 +222,11 @@ class VirtualDriver:
             case _Loss(silo, outage):
                 self._working.pop(silo, None)
                 self._here.discard(silo)
+                self._aggregator.leave(silo)
                 if outage.back_s < math.inf:
                     joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
                     self._push(outage.back_s, _Priority.PRESENCE, joined)
+                self._aggregator.leave(silo)
                 return SiloLost(now_s, silo, outage.reason)
             case SiloJoined(_, silo, _):
                 replica = self._workers[silo].replica

@@ -75,6 +75,8 @@ class Federation:
         try:
             return self.silos[name].receive(self.aggregator.outgoing(name), version)
         except OtherVersion as error:  # it never answered what brought it there
+            if error.mismatch.announcement:
+                self.aggregator.announce(name, error.mismatch.announcement)
             self.aggregator.holds(name, error.mismatch.holds)
             return self.silos[name].receive(self.aggregator.outgoing(name), version)
 

@@ -1,33 +1,47 @@
-"""A silo's masks over a run: which it may put on, and what it tells of those that it did.
+"""A silo's masks over a run: its pair of keys, which masks it may put on, and what it tells of those that it did.
 
-Pair masks follow from the silos' long-lived keys and what names the round, so they would come out the same in another
-process, and two updates under one mask give away their difference. So it is on disk, beside the keys, which masks
-were ever put on, before what they blind can leave. It is not in the trainer's folder, which may be cleared away and
-of which a server can ask for several by asking for several runs under one name.
+Two updates under one pair mask give away their difference. Pair masks follow from the run's pairs and the context, so
+they would come out the same again in another process. Therefore a *book* is on disk, beside the long-lived keys: the
+pair's private half, and which masks were ever put on, entered before what they blind can leave. It is not in the
+trainer's folder, which may be cleared away and of which a server can ask for several.
+
+| the book is | then |
+|---|---|
+| gone, with whatever folder it was in | the pair is gone with it: the silo announces another, and no mask comes again |
+| damaged | nothing is masked: there is no telling whether the pair is the one that was announced |
+| an older copy | pair masks may come again, but not the own mask, and the seed of that stays hidden: a list of |
+|  | survivors names the very update, and the others signed the one before (`fedsync.cipher.masking.questions`) |
+| not used for a week, when another is made | removed: who gets hold of the keys later finds no mask with them |
+
+Seeds of masks are never on disk. Who is restarted cannot reveal them; the other silos can.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
 
-import numpy as np
-
 from fedsync.cipher.keys.keyring import Ring
-from fedsync.cipher.masking.masks import MaskRound
-from fedsync.cipher.masking.unmask import UnmaskQuestion, encode_reveal
+from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
+from fedsync.cipher.masking.frames import pack
+from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.questions import SignAnswer, SignQuestion, read_question
+from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
 
 MAX_ATTEMPTS = 1000
 """Attempts at one version that a silo takes part in."""
 
 _FOLDER, _LOCK = "masks", "lock"
+_STALE_S = 7 * 86_400.0
 _ROUNDS = 4
 """Rounds whose masks are remembered; a sum is opened as soon as it is committed."""
 
@@ -35,18 +49,28 @@ _MAX_BYTES = 2**16
 
 
 class MaskLog:
-    """Which masks of one run a silo has put on.
+    """The book of one run.
 
     Args:
-        ring: the silo's keys; the log is a file in their folder, or in memory where they are in none.
-        run: name of the run.
+        ring: the silo's keys; the book is a file in their folder, or in memory where they are in none.
+        run: the run's digest, 32 bytes.
+
+    Raises:
+        ConfigError: the file is damaged, or the disk does not take it.
     """
 
-    def __init__(self, ring: Ring, run: str) -> None:
+    def __init__(self, ring: Ring, run: bytes) -> None:
         self._folder = None if ring.folder is None else ring.folder / _FOLDER
-        digest = hashlib.sha256(run.encode()).hexdigest()
-        self._name = f"{ring.group.fingerprint.hex()}-{digest[:32]}"
+        self._name = run.hex()
         self._used: tuple[int, tuple[int, ...]] = (-1, ())
+        with self._held() as file:
+            if file is not None and file.exists():
+                exchange, self._used = _read(file)
+                self.pair = fresh_pair(ring.own, exchange)
+            else:
+                self.pair = fresh_pair(ring.own)
+                self._write(file)
+                _remove_stale(file)
 
     def enter(self, base: int, attempt: int) -> None:
         """Put down that masks are put on; on disk when this returns.
@@ -55,16 +79,24 @@ class MaskLog:
 
         Raises:
             ProtocolError: these masks were put on before, or those of a later version.
-            ConfigError: the file is damaged, or the disk does not take it.
+            ConfigError: the file is damaged or another than before, or the disk does not take it.
         """
         with self._held() as file:
-            newest, attempts = self._used if file is None else _read(file)
+            if file is not None:
+                exchange, self._used = _read(file)
+                if exchange != self.pair.exchange:
+                    raise _damaged(file)
+            newest, attempts = self._used
             if base < newest or (base == newest and (attempt in attempts or len(attempts) >= MAX_ATTEMPTS)):
                 detail = f"those of attempt {attempt} at version {base} have blinded an update already"
                 raise ProtocolError(SERVER, "masks", detail)
             self._used = base, (*attempts, attempt) if base == newest else (attempt,)
-            if file is not None:
-                write_private(file, " ".join(map(str, (base, *self._used[1]))).encode())
+            self._write(file)
+
+    def _write(self, file: Path | None) -> None:
+        if file is not None:
+            base, attempts = self._used
+            write_private(file, f"{self.pair.exchange.hex()} {' '.join(map(str, (base, *attempts)))}".encode())
 
     @contextmanager
     def _held(self) -> Iterator[Path | None]:
@@ -88,64 +120,108 @@ class Masking:
 
     Args:
         ring: the silo's keys.
-        run: name of the run; masks are of one run only.
+        run: the run's digest, 32 bytes; masks are of one run only.
+
+    Raises:
+        ConfigError: the book of used masks is damaged, or the disk does not take it.
     """
 
-    def __init__(self, ring: Ring, run: str) -> None:
-        self._ring = ring
+    def __init__(self, ring: Ring, run: bytes) -> None:
         self._run = run
         self._log = MaskLog(ring, run)
-        self._rounds: dict[tuple[int, int], MaskRound] = {}
-        self._revealed: set[tuple[int, int]] = set()
+        self._rounds: dict[bytes, tuple[int, MaskRound]] = {}
+        self._revealed: set[bytes] = set()
+
+    @property
+    def announcement(self) -> bytes:
+        """What other silos are to know of this one; see `fedsync.cipher.masking.roster`."""
+        return announce(self._log.pair, self._run)
+
+    @property
+    def pair(self) -> SiloKeys:
+        return self._log.pair
 
     @property
     def unrevealed(self) -> bool:
-        """Whether masks are on the newest update that only this process can take off."""
+        """Whether the masks of the newest update may have to be taken off yet. Others can, if enough are left."""
         return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
-    def begin(self, base: int, attempt: int) -> MaskRound:
-        """Masks for one update that starts from version ``base``.
+    def begin(self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> MaskRound:
+        """Masks for the update that an order asks for.
+
+        Args:
+            order: all of it that is the same for all silos of a round is bound.
+            chain: digest of all that led to the version that it starts from, 32 bytes.
+            attempt: of the round from this version; see `fedsync.cipher.masking.attempts`.
+            roster: who takes part.
 
         Raises:
-            ProtocolError: they were used before.
+            ProtocolError: they were used before, or the roster has not this silo's pair.
             ConfigError: it cannot be put on disk that they are used.
         """
-        self._log.enter(base, attempt)
-        group = self._ring.group
-        context = f"{group.epoch}/{group.fingerprint.hex()}/{self._run}/{base}/{attempt}".encode()
-        masks = self._rounds[base, attempt] = MaskRound(self._ring.own, group.members, context)
+        context = mask_context(self._run, order, chain, attempt, roster)
+        masks = MaskRound(self._log.pair, roster, context)
+        self._log.enter(order.base_version, attempt)
+        self._rounds[context] = order.base_version, masks
         for old in list(self._rounds)[:-_ROUNDS]:
-            del self._rounds[old]
-            self._revealed.discard(old)
+            self._forget(old)
         return masks
 
-    def answer(self, question: Payload) -> Payload:
-        """Sign who is in a sum, or reveal what takes the masks off it.
+    def settle(self, version: int) -> None:
+        """This version is here, so no sum of updates that began before it is still to be opened: forget their seeds."""
+        for context, (base, _) in list(self._rounds.items()):
+            if base < version:
+                self._forget(context)
 
-        Seeds are not kept on disk: who is restarted cannot reveal them.
+    def _forget(self, context: bytes) -> None:
+        del self._rounds[context]
+        self._revealed.discard(context)
+
+    def answer(self, payload: Payload) -> Payload:
+        """Sign who is in a sum, or reveal what takes the masks off it.
 
         Raises:
             ProtocolError: the masks are not known here, or what is asked would tell too much; see `MaskRound`.
         """
-        asked = UnmaskQuestion.decode(question)
-        masks = self._rounds.get((asked.base, asked.attempt))
-        if masks is None:
-            detail = f"no masks of version {asked.base}, attempt {asked.attempt}, are known here"
-            raise ProtocolError(SERVER, "question", detail)
-        if asked.signatures is None:
-            return np.frombuffer(masks.sign(asked.survivors), dtype=np.uint8)
-        revealed = encode_reveal(masks.reveal(asked.signatures))
-        self._revealed.add((asked.base, asked.attempt))
-        return revealed
+        question = read_question(payload)
+        if question.context not in self._rounds:
+            raise ProtocolError(SERVER, "question", "no masks of this context are known here")
+        masks = self._rounds[question.context][1]
+        if isinstance(question, SignQuestion):
+            return SignAnswer(question.context, masks.sign(question.survivors)).encode()
+        revealed = masks.reveal(question)
+        self._revealed.add(question.context)
+        return revealed.encode()
 
 
-def _read(file: Path) -> tuple[int, tuple[int, ...]]:
-    """Newest version whose masks were put on, and in which attempts."""
-    if not file.exists():
-        return -1, ()
+def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
+    """The digest that masks are bound to, 32 bytes; see `fedsync.cipher.masking.masks`."""
+    # A float's repr is exact.
+    work = [repr(order.learning_rate), str(order.evaluate), str(order.budget_s is None)]
+    bound = [b"fedsync mask context 1", run, chain, attempt.to_bytes(8, "little"), roster.digest]
+    return hashlib.sha256(pack([*bound, *map(str.encode, work)])).digest()
+
+
+def _damaged(file: Path) -> ConfigError:
+    remedy = f"Stop this silo's trainers of the run and remove {file}: the silo then goes on under a fresh pair of keys"
+    return ConfigError(str(file), "damaged: it is not known which masks were used", remedy)
+
+
+def _read(file: Path) -> tuple[bytes, tuple[int, tuple[int, ...]]]:
+    """The pair's private half, and the newest version whose masks were put on, and in which attempts."""
     words = read_private(file, _MAX_BYTES).decode("ascii", "replace").split()
-    if not words or not all(word.isdecimal() for word in words):
-        remedy = "Have the administrator rotate the keys: `fedsync keys rotate`. Until then this silo masks nothing"
-        raise ConfigError(str(file), "damaged: it is not known which masks were used", remedy)
-    base, *attempts = map(int, words)
-    return base, tuple(attempts)
+    try:
+        exchange, (base, *attempts) = bytes.fromhex(words[0]), map(int, words[1:])
+    except (IndexError, ValueError):
+        raise _damaged(file) from None
+    if len(exchange) != KEY_BYTES or base < -1 or any(attempt < 0 for attempt in attempts):
+        raise _damaged(file)
+    return exchange, (base, tuple(attempts))
+
+
+def _remove_stale(kept: Path | None) -> None:
+    if kept is None:
+        return
+    for file in kept.parent.iterdir():
+        if file not in (kept, kept.parent / _LOCK) and time.time() - file.stat().st_mtime > _STALE_S:
+            file.unlink(missing_ok=True)

@@ -1,173 +1,163 @@
-"""The server's part in taking masks off a sum: it carries lists, signatures and seeds between silos, and has no key.
+"""The server's part in taking masks off a sum: it carries lists, signatures, annexes and seeds between silos.
 
-Two questions go to every silo whose update is in the sum: sign the names of all of them; then, once everybody signed
-one list, reveal the seeds that take the masks off. Whoever does not answer cannot be done without: the sum stays
-closed, the commit brings nothing, and the next round begins from the model as it was.
+It has no key. It checks all that silos tell it, because who told nonsense can be done without like one that is lost.
+
+| state | silos are asked | next |
+|---|---|---|
+| signing | each survivor: sign the list | revealing, with t signatures; closed if fewer than t silos are left |
+| revealing | *helpers*, the t who signed first: reveal, and tell your shares of the others' seeds | done, with all |
+|  |  | seeds; if a helper is lost, all who have signed by then help; closed if fewer than t are left |
+
+So nobody waits for the slowest silos: with t answers the sum is open, whoever else was lost, and wherever.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from fedsync.cipher.keys.material import KEY_BYTES, SIGNATURE_BYTES
-from fedsync.cipher.masking.masks import Reveal
+from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.masks import pack_opening
+from fedsync.cipher.masking.questions import (
+    RevealAnswer,
+    RevealQuestion,
+    SignAnswer,
+    SignQuestion,
+    Survivors,
+    read_answer,
+)
+from fedsync.cipher.masking.roster import threshold
+from fedsync.cipher.masking.shamir import join
 from fedsync.core.errors import ProtocolError
 from fedsync.core.transfer import Payload
 
-MAX_ANSWER_BYTES = 2**20
-"""A reveal has 64 characters for each silo that dropped out."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnmaskQuestion:
-    """What a silo is asked.
-
-    Args:
-        base: version that the updates in the sum started from.
-        attempt: of the round from this version, see `fedsync.cipher.masking.attempts`.
-        survivors: names of the silos whose updates are in it; to be signed if there are no signatures.
-        signatures: of all of them, by name; then seeds are to be revealed.
-    """
-
-    base: int
-    attempt: int
-    survivors: tuple[str, ...]
-    signatures: Mapping[str, bytes] | None = None
-
-    def encode(self) -> Payload:
-        """JSON, uint8 [bytes]."""
-        signatures = None
-        if self.signatures is not None:
-            signatures = {name: signature.hex() for name, signature in self.signatures.items()}
-        value = {"base": self.base, "attempt": self.attempt, "survivors": self.survivors, "signatures": signatures}
-        return _packed(value)
-
-    @classmethod
-    def decode(cls, payload: Payload) -> UnmaskQuestion:
-        """The inverse of `encode`.
-
-        Raises:
-            ProtocolError: the server sent something else.
-        """
-        try:
-            value = _unpacked(payload, "server")
-            given = value["signatures"]
-            signatures = None if given is None else {str(k): bytes.fromhex(v) for k, v in given.items()}
-            survivors = tuple(str(name) for name in value["survivors"])
-            return cls(int(value["base"]), int(value["attempt"]), survivors, signatures)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ProtocolError("server", "question", f"not a question about masks: {error!r}") from error
+logger = logging.getLogger(__name__)
 
 
 class Unmasking:
-    """Collects what opens one masked sum.
+    """Collects what opens one masked sum; see the module.
 
     Args:
-        base: version that its updates started from.
-        attempt: of the round from this version.
-        survivors: names of the silos whose updates are in it.
+        annexes: of the updates in the sum, by silo; all of one context.
+        signing: silos' Ed25519 keys by name.
+        colluding: k; see `fedsync.cipher.masking.roster`.
     """
 
-    def __init__(self, base: int, attempt: int, survivors: tuple[str, ...]) -> None:
-        self.base = base
-        self.attempt = attempt
-        self.survivors = survivors
+    def __init__(self, annexes: Mapping[str, bytes], signing: Mapping[str, bytes], colluding: int) -> None:
+        self._data = dict(annexes)
+        self._annexes = {name: Annex.unpack(data, name, name) for name, data in annexes.items()}
+        self._signing = signing
+        first = next(iter(self._annexes.values()))
+        names = sorted(first.pairs.keys() | self._annexes.keys())
+        self._numbers = {name: number for number, name in enumerate(names, 1)}
+        self._dropped = sorted(set(names) - self._data.keys())
+        self._threshold = threshold(len(names), colluding)
+        digests = {name: hashlib.sha256(data).digest() for name, data in annexes.items()}
+        self._list = Survivors(first.context, digests)
         self._signatures: dict[str, bytes] = {}
-        self._reveals: dict[str, Reveal] = {}
-        self._asked: set[tuple[str, bool]] = set()
-
-    def questions(self) -> dict[str, Payload]:
-        """What is to be asked now, by silo; each question comes up once."""
-        signed = len(self._signatures) == len(self.survivors)
-        question = UnmaskQuestion(
-            self.base, self.attempt, self.survivors, self._signatures if signed else None
-        ).encode()
-        due = [name for name in self.survivors if (name, signed) not in self._asked]
-        self._asked.update((name, signed) for name in due)
-        return dict.fromkeys(due, question)
-
-    def answer(self, silo: str, payload: Payload) -> None:
-        """A silo's answer to its last question.
-
-        Raises:
-            ProtocolError: it is not one.
-        """
-        if silo not in self.survivors:
-            raise ProtocolError(silo, "reveal", "nobody asked")
-        if silo not in self._signatures:
-            signature = payload.tobytes()
-            if payload.dtype != np.uint8 or len(signature) != SIGNATURE_BYTES:
-                raise ProtocolError(silo, "signature", f"{len(signature)} bytes instead of {SIGNATURE_BYTES}")
-            self._signatures[silo] = signature
-        else:
-            self._reveals[silo] = decode_reveal(silo, payload)
+        self._first: set[str] = set()
+        self._lost: set[str] = set()
+        self._asked: dict[str, list[set[str]]] = {}
+        self._told: dict[str, Seeds] = {}
+        self._shares: dict[str, dict[int, Seeds]] = {name: {} for name in annexes}
 
     @property
     def done(self) -> bool:
-        """Whether every survivor has revealed."""
-        return len(self._reveals) == len(self.survivors)
+        """Whether the seeds of every survivor can be had."""
+        return all(name in self._told or len(self._shares[name]) >= self._threshold for name in self._data)
 
-    def reveals(self) -> bytes:
-        """All reveals as JSON, for silos; see `decode_reveals`."""
-        value = {name: _plain(self._reveals[name]) for name in sorted(self._reveals)}
-        return json.dumps(value, separators=(",", ":")).encode()
+    @property
+    def closed(self) -> bool:
+        """Whether so few silos are left that the sum can never be opened."""
+        here = self._data.keys() - self._lost
+        numbers = {self._numbers[name] for name in here}
+        most = [len(self._shares[name].keys() | numbers) for name in self._lost - self._told.keys()]
+        return not self.done and min([*most, len(self._signatures.keys() | here)]) < self._threshold
 
+    @property
+    def _helpers(self) -> set[str]:
+        return self._first if not self._first & self._lost else self._signatures.keys() - self._lost
 
-def encode_reveal(reveal: Reveal) -> Payload:
-    """A silo's reveal as it travels, uint8 [bytes]."""
-    return _packed(_plain(reveal))
+    def questions(self) -> dict[str, Payload]:
+        """What is to be asked now, by silo; each question comes up once."""
+        if self.done or self.closed:
+            return {}
+        if not self._first:
+            due = [name for name in self._data if name not in self._asked and name not in self._lost]
+            self._asked.update((name, []) for name in due)
+            return dict.fromkeys(due, SignQuestion(self._list).encode())
+        missing = self._data.keys() - self._helpers - self._told.keys()
+        due = [name for name in self._helpers if not any(missing <= asked for asked in self._asked[name])]
+        for name in due:
+            self._asked[name].append(missing)
+        lost = {name: self._data[name] for name in missing}
+        return dict.fromkeys(due, RevealQuestion(self._list.context, self._quorum, lost).encode())
 
+    @property
+    def _quorum(self) -> dict[str, bytes]:
+        return dict(list(self._signatures.items())[: self._threshold])
 
-def decode_reveal(silo: str, payload: Payload) -> Reveal:
-    """The inverse of `encode_reveal`.
+    def answer(self, silo: str, payload: Payload) -> None:
+        """A silo's answer; one about an earlier sum, which needed it no more, changes nothing.
 
-    Raises:
-        ProtocolError: the silo sent something else.
-    """
-    return _reveal(silo, _unpacked(payload, silo), silo)
+        Raises:
+            ProtocolError: it is none, or not true.
+        """
+        answer = read_answer(silo, payload)
+        if answer.context != self._list.context:
+            return
+        if silo not in self._data:
+            raise ProtocolError(silo, "answer", "nobody asked")
+        match answer:
+            case SignAnswer(_, signature):
+                self._signed(silo, signature)
+            case RevealAnswer():
+                self._revealed(silo, answer)
 
+    def _signed(self, silo: str, signature: bytes) -> None:
+        if not self._list.signed_by(self._signing[silo], signature):
+            raise ProtocolError(silo, "signature", "it is not that of the list of survivors")
+        self._signatures[silo] = signature
+        if len(self._signatures) == self._threshold:
+            self._first = set(self._signatures)
 
-def decode_reveals(data: bytes) -> list[Reveal]:
-    """The reveals that came with a sum.
+    def _revealed(self, silo: str, answer: RevealAnswer) -> None:
+        if answer.shares.keys() not in self._asked.get(silo, []):
+            raise ProtocolError(silo, "reveal", "shares of other silos than were asked for")
+        self._annexes[silo].check(answer.seeds, set(self._dropped), silo)
+        if any(sorted(shares.pairs) != self._dropped for shares in answer.shares.values()):
+            raise ProtocolError(silo, "reveal", "shares of other seeds than were asked for")
+        self._told[silo] = answer.seeds
+        for name, shares in answer.shares.items():
+            self._shares[name][self._numbers[silo]] = shares
 
-    Raises:
-        ProtocolError: the server sent something else.
-    """
-    value = _unpacked(np.frombuffer(data, dtype=np.uint8), "server")
-    return [_reveal(str(name), one, "server") for name, one in value.items()]
+    def give_up(self, silo: str) -> None:
+        """The silo does not answer: the others are asked for what it knows."""
+        self._lost |= {silo} & self._data.keys()
 
+    def opening(self) -> bytes | None:
+        """All seeds, for silos; see `fedsync.cipher.masking.masks.Unmasker`. None if shares fit no commitment."""
+        seeds = {}
+        for name, annex in self._annexes.items():
+            try:
+                seeds[name] = self._told.get(name) or self._joined(name)
+                annex.check(seeds[name], set(self._dropped), name)
+            except (ProtocolError, ValueError) as error:
+                helpers = ", ".join(sorted(self._helpers))
+                logger.warning(
+                    "shares of %s's masks, from %s, are not of what it committed to: %s", name, helpers, error
+                )
+                return None
+        return pack_opening(self._data, seeds)
 
-def _plain(reveal: Reveal) -> dict[str, Any]:
-    return {"own": reveal.own.hex(), "pairs": {name: seed.hex() for name, seed in reveal.pairs.items()}}
+    def _joined(self, name: str) -> Seeds:
+        """A survivor's seeds, from shares.
 
-
-def _reveal(silo: str, value: Any, sender: str) -> Reveal:
-    try:
-        pairs = {str(name): bytes.fromhex(seed) for name, seed in value["pairs"].items()}
-        reveal = Reveal(silo, bytes.fromhex(value["own"]), pairs)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProtocolError(sender, "reveal", f"not the seeds of masks: {type(error).__name__}") from None
-    if any(len(seed) != KEY_BYTES for seed in (reveal.own, *pairs.values())):
-        raise ProtocolError(sender, "reveal", f"a seed has not {KEY_BYTES} bytes")
-    return reveal
-
-
-def _packed(value: dict[str, Any]) -> Payload:
-    return np.frombuffer(json.dumps(value, separators=(",", ":")).encode(), dtype=np.uint8)
-
-
-def _unpacked(payload: Payload, sender: str) -> dict[str, Any]:
-    if payload.dtype != np.uint8 or len(payload) > MAX_ANSWER_BYTES:
-        raise ProtocolError(sender, "message", f"{len(payload)} bytes about masks, at most {MAX_ANSWER_BYTES}")
-    try:
-        value = json.loads(payload.tobytes())
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(sender, "message", "not JSON") from error
-    if not isinstance(value, dict):
-        raise ProtocolError(sender, "message", "not a JSON object")
-    return value
+        Raises:
+            ValueError: they belong to no seed.
+        """
+        chosen = dict(sorted(self._shares[name].items())[: self._threshold])
+        own = join({number: shares.own for number, shares in chosen.items()})
+        pairs = {other: join({n: shares.pairs[other] for n, shares in chosen.items()}) for other in self._dropped}
+        return Seeds(own, pairs)

@@ -21,7 +21,8 @@ import numpy as np
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start
 from fedsync.cipher.keys.keywrap import ServerKeys
-from fedsync.cipher.masking.masks import MIN_SURVIVORS
+from fedsync.cipher.masking.announcements import Announcements
+from fedsync.cipher.masking.roster import announced, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, total
@@ -52,6 +53,7 @@ _NAMES: Names = {
     "scale": "_scale",
     "since_scale": "_since_scale",
     "savepoint": "_savepoint",
+    "announcements": "_announcements.here",
 }
 """What a checkpoint holds: what comes from silos, and not what was given at the start."""
 
@@ -90,7 +92,8 @@ class EncryptedAggregator:
         self._scale = 0
         self._since_scale = 0
         self._savepoint: int | None = None
-        self._made: dict[tuple[int, int], Payload] = {}
+        self._made: dict[tuple[int, int, bytes], Payload] = {}
+        self._announcements = Announcements()
         self._unmasking: tuple[Unmasking, _Brought] | None = None
 
     # Silos come, and are sent what they lack.
@@ -108,14 +111,29 @@ class EncryptedAggregator:
             ProtocolError: the greeting is not one, or is missing while it counts; the silo has no key; or it cannot
                 hold that version.
         """
-        if self._calibration is not None:
+        if self._calibration is not None and not self._plan.masked:
             self.holds(silo, version)
             return
         if greeting is None:
             raise ProtocolError(silo, "greeting", "it does not say how large its updates are")
         envelope = self._inbox.greeting(silo, greeting)
         self.holds(silo, version)
-        self._calibrations[silo] = envelope
+        if self._plan.masked:
+            self.announce(silo, envelope.head.annex.hex())
+        if self._calibration is None:
+            self._calibrations[silo] = envelope
+
+    def announce(self, silo: str, announcement: str) -> None:
+        try:
+            data = bytes.fromhex(announcement)
+        except ValueError:
+            raise ProtocolError(silo, "announcement", "it is not hexadecimal") from None
+        announced(data, self._inbox.key_of(silo), silo)
+        self._announcements.put(silo, data)
+
+    def leave(self, silo: str) -> None:
+        self._announcements.leave(silo)
+        self.give_up(silo)
 
     def holds(self, silo: str, version: int) -> None:
         """The silo holds this version.
@@ -138,9 +156,10 @@ class EncryptedAggregator:
         if self._calibration is None:
             self._calibrate()
         held = self._held.setdefault(silo, -1)
-        key = held, self._inbox.attempt(silo, self._chain.newest)
+        roster = self._announcements.roster(silo) if self._plan.masked else b""
+        key = held, self._inbox.attempt(silo, self._chain.newest), roster
         if key not in self._made:
-            self._made[key] = replace(self._catch_up(held), attempt=key[1]).encode()
+            self._made[key] = replace(self._catch_up(held), attempt=key[1], roster=roster).encode()
         return self._made[key]
 
     def _calibrate(self) -> None:
@@ -204,14 +223,16 @@ class EncryptedAggregator:
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(by_grid.items()))
         members = tuple(update.envelope.head.members[0] for update in updates.values())
         brought = _Brought(LinkEntry(version, sums, clear.astype("<f4", copy=False).tobytes()), members)
-        least = max(self._plan.members, MIN_SURVIVORS if self._plan.masked else 1)
+        least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
             logger.warning(
                 "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(members)
             )
             self._pause()
         elif self._plan.masked:
-            self._begin_unmasking(brought, next(iter(updates.values())).attempt)
+            annexes = {one.envelope.head.sender: one.envelope.head.annex for one in updates.values()}
+            self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), brought
+            self._close()
         else:
             self._add(brought)
 
@@ -223,20 +244,18 @@ class EncryptedAggregator:
             self._since_scale, self._scale = 0, self._scale + 1
         self._snapshots.attest(brought.members)
         self._forget()
-        self._made.clear()
+        self._renew()
 
     def _pause(self) -> None:
         self._chain.pause()
+        self._renew()
+
+    def _renew(self) -> None:
+        """There is a new version."""
         self._made.clear()
+        self._announcements.renew()
 
     # Masks have to come off before a sum can be opened.
-
-    def _begin_unmasking(self, brought: _Brought, attempt: int) -> None:
-        bases = {member.round for member in brought.members}
-        silos = tuple(sorted(member.silo for member in brought.members))
-        if len(bases) != 1 or len(set(silos)) != len(silos):
-            raise PolicyError(f"masks come off sums of one round only, and the commit has updates of {sorted(bases)}")
-        self._unmasking = Unmasking(bases.pop(), attempt, silos), brought
 
     @property
     def blocked(self) -> bool:
@@ -247,20 +266,29 @@ class EncryptedAggregator:
 
     def answer(self, silo: str, answer: Payload) -> None:
         if self._unmasking is None:
-            raise ProtocolError(silo, "answer", "nobody asked")
-        unmasking, brought = self._unmasking
-        unmasking.answer(silo, answer)
-        if unmasking.done:
-            self._unmasking = None
-            self._add(replace(brought, entry=replace(brought.entry, reveals=unmasking.reveals())))
+            return  # enough others answered before
+        self._unmasking[0].answer(silo, answer)
+        self._close()
 
     def give_up(self, silo: str) -> None:
-        """A silo that is in the sum does not answer: the sum stays closed, and the version is as the one before."""
-        if self._unmasking is None or silo not in self._unmasking[0].survivors:
+        if self._unmasking is not None:
+            self._unmasking[0].give_up(silo)
+            self._close()
+
+    def _close(self) -> None:
+        """End the unmasking if all is there, or can never be."""
+        if self._unmasking is None:
             return
-        logger.warning("%s was lost before it revealed its masks: the commit brings nothing, and silos go on", silo)
+        unmasking, brought = self._unmasking
+        opening = unmasking.opening() if unmasking.done else None
+        if opening is None and not unmasking.done and not unmasking.closed:
+            return
         self._unmasking = None
-        self._pause()
+        if opening is None:
+            logger.warning("masks do not come off: the commit brings nothing, and silos go on")
+            self._pause()
+        else:
+            self._add(replace(brought, entry=replace(brought.entry, reveals=opening)))
 
     def savepoint(self) -> None:
         self._savepoint = self._chain.newest
@@ -269,7 +297,7 @@ class EncryptedAggregator:
         """The next version takes back all that was added since the savepoint."""
         self._chain.undo(self._savepoint or 0)
         self._savepoint = self._chain.newest
-        self._made.clear()
+        self._renew()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)

@@ -13,6 +13,7 @@ import numpy as np
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
+from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
@@ -29,15 +30,19 @@ _NAMES: Names = {"ordered": "_ordered", "pending": "_pending"}
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A sealed update that waits for its commit; its silo was to seal on the ``scale``-th grid."""
+    """A sealed update that waits for its commit.
+
+    Args:
+        envelope: the update.
+        clear: what is not sealed of it.
+        scale: its silo was to seal on the grid of this number.
+        masks: which updates it may be added up with: context and roster of its masks, or nothing where there are none.
+    """
 
     envelope: wire.Envelope
     clear: Vector
     scale: int
-
-    @property
-    def attempt(self) -> int:
-        return self.envelope.head.attempt
+    masks: tuple[bytes, frozenset[str]] | None = None
 
     @property
     def base(self) -> int:
@@ -102,7 +107,15 @@ class Inbox:
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
             raise ProtocolError(silo, "finite", "values in the clear are not finite")
-        self._pending[update_id] = Update(envelope, clear, ordered.scale)
+        masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
+        self._pending[update_id] = Update(envelope, clear, ordered.scale, masks)
+
+    def _masks(self, silo: str, annex: bytes) -> tuple[bytes, frozenset[str]]:
+        read = Annex.unpack(annex, silo, silo)
+        roster = frozenset(read.pairs.keys() | {silo})
+        if not roster <= self._keys.senders.keys():
+            raise ProtocolError(silo, "annex", "it has masks with silos that the administrator issued no key to")
+        return read.context, roster
 
     def greeting(self, silo: str, greeting: Payload) -> wire.Envelope:
         """What a silo says of the size of its updates.
@@ -137,7 +150,7 @@ class Inbox:
         """Updates for a commit; they are not kept any longer.
 
         Which grid silos agreed on the server does not know, so what most of them use counts. Under masks only those
-        updates count that belong to one attempt: that with most updates, of equals the first.
+        updates count that have one context and roster: those with most updates, of equals the first.
 
         Args:
             update_ids: of the commit.
@@ -148,9 +161,10 @@ class Inbox:
             self._ordered.pop(update_id, None)
         _drop(taken, lambda update: update.base <= newest - WINDOW, "started from a version that silos have forgotten")
         if self._plan.masked and taken:
-            attempts = [update.attempt for update in taken.values()]
-            chosen = max(attempts, key=attempts.count)
-            _drop(taken, lambda update: update.attempt != chosen, "belongs to another attempt than the other updates")
+            masks = [update.masks for update in taken.values()]
+            chosen = max(masks, key=masks.count)
+            others = "has masks of another attempt, work or past than the other updates"
+            _drop(taken, lambda update: update.masks != chosen, others)
         for scale in {update.scale for update in taken.values()}:
             self._agree(taken, scale)
         return taken

@@ -24,7 +24,6 @@ from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKin
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Unmasker
-from fedsync.cipher.masking.unmask import decode_reveals
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import LinkRecords, added_content
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState
@@ -147,11 +146,9 @@ class CatchUpReader:
     def _unmasker(self, entry: LinkEntry, sums: Sequence[wire.Envelope]) -> Unmasker | None:
         if not self._plan.masked:
             return None
-        unmasker = Unmasker(list(self._ring.group.members), decode_reveals(bytes(entry.reveals)))
-        for one in sums:
-            if {member.silo for member in one.head.members} != unmasker.survivors:
-                raise ProtocolError(SERVER, "members", "the sum is of other silos than revealed their masks")
-        return unmasker
+        if len(sums) != 1:
+            raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
+        return Unmasker(bytes(entry.reveals), sums[0].head.members)
 
     def _decode(self, data: Piece, version: int, chunks: int) -> wire.Envelope:
         plan, group = self._plan, self._ring.group

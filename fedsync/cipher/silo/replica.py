@@ -25,6 +25,7 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
+from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
@@ -100,7 +101,8 @@ class EncryptedReplica:
         self._state = self._kept() or ReplicaState(
             -1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {}, History(self._run)
         )
-        self._masking = Masking(ring, run)
+        self._masking = Masking(ring, self._run) if plan.masked else None
+        self._roster: MaskRoster | None = None
         self._attempt = 0
         self._pooled = Evaluation(0.0, 0.0, 0)
 
@@ -116,7 +118,7 @@ class EncryptedReplica:
 
     @property
     def unrevealed(self) -> bool:
-        return self._masking.unrevealed  # masks are kept in memory only
+        return self._masking is not None and self._masking.unrevealed
 
     @property
     def holds(self) -> int:
@@ -135,7 +137,8 @@ class EncryptedReplica:
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap))
-        head, signing = self._head(member, first, 1), self._ring.own.signing
+        annex = b"" if self._masking is None else self._masking.announcement
+        head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
         return _bytes(seal_message(head, [slots], Serial(self._sealer), self._authenticator, signing))
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
@@ -157,10 +160,10 @@ class EncryptedReplica:
             raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
         member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), chain)
         grid = plan.grid(self._state.scales.exponents[-1])
-        pipeline = self._pipeline
-        if plan.masked:
-            masks = self._masking.begin(order.base_version, self._attempt)
-            pipeline = Serial(Masked(self._sealer, masks))
+        pipeline, annex = self._pipeline, b""
+        if self._masking is not None and self._roster is not None:
+            masks = self._masking.begin(order, chain, self._attempt, self._roster)
+            pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0
 
         def portions() -> Iterator[Slots]:
@@ -170,7 +173,7 @@ class EncryptedReplica:
                 clipped += beyond
                 yield slots
 
-        head = self._head(member, grid, plan.chunks, self._attempt)
+        head = self._head(member, grid, plan.chunks, self._attempt, annex)
         message = seal_message(head, portions(), pipeline, self._authenticator, self._ring.own.signing)
         if clipped > _CLIPPED * len(sealed):
             logger.warning(
@@ -194,6 +197,8 @@ class EncryptedReplica:
         return replace(report, metrics={}, evaluation=None if report.evaluation is None else self._pooled)
 
     def answer(self, question: Payload) -> Payload:
+        if self._masking is None:
+            raise ProtocolError(SERVER, "question", "asked about masks in a run without masks")
         return self._masking.answer(question)
 
     def snapshot(self) -> Payload:
@@ -213,11 +218,15 @@ class EncryptedReplica:
     def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
         return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
 
-    def _head(self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0) -> wire.Head:
+    def _head(
+        self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0, annex: bytes = b""
+    ) -> wire.Head:
         plan, group = self._plan, self._ring.group
+        if annex:
+            member = replace(member, annex=hashlib.sha256(annex).digest())
         return wire.Head(
             wire.Kind.UPDATE, plan.form, plan.packing, self._ring.own.name, member.round, attempt, group.epoch,
-            group.fingerprint, grid.digest, chunks, (member,),
+            group.fingerprint, grid.digest, chunks, (member,), annex,
         )  # fmt: skip
 
     # What is received.
@@ -233,13 +242,31 @@ class EncryptedReplica:
         received = catch_up.decode(payload)
         if received.version != version or version < 0:
             raise ProtocolError(SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
+        roster = self._read_roster(received)
         if self._state.version != version:  # else a repeated order: what it brings is here already
             state, pooled = self._follow(received)
             if self._file is not None:
                 state.save(self._file)
             self._state, self._pooled = state, pooled or self._pooled
-        self._attempt = received.attempt
+            if self._masking is not None:
+                self._masking.settle(version)
+        self._attempt, self._roster = received.attempt, roster
         return self._state.model
+
+    def _read_roster(self, received: CatchUp) -> MaskRoster | None:
+        """Who takes part in masks.
+
+        Raises:
+            OtherVersion: the server has another key of this silo, or none.
+            ProtocolError: it is not what silos announced.
+        """
+        if self._masking is None:
+            return None
+        members, own = self._ring.group.members, self._masking.pair
+        roster = MaskRoster.read(bytes(received.roster), members, self._run, self._plan.colluding)
+        if roster.keys.get(own.name) != own.public:
+            raise OtherVersion(self._state.version, received.base, self._masking.announcement)
+        return roster
 
     def _follow(self, received: CatchUp) -> tuple[ReplicaState, Evaluation | None]:
         """The state that the catch-up leads to, and what silos found out in its last commit."""

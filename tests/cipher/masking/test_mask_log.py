@@ -1,7 +1,10 @@
 """Masks blind one update, whatever the server asks, however often, and whatever was restarted."""
 
+import hashlib
 import itertools
+import os
 import pickle
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,57 +37,95 @@ def _ring(federation: Federation, name: str = "a") -> Ring:
     return open_ring(federation.keys.silos[name])
 
 
-# The log.
+# The book.
+
+RUN, OTHER = (hashlib.sha256(text).digest() for text in (b"run", b"another run"))
+
+
+def _book(ring: Ring, run: bytes = RUN) -> Path:
+    assert ring.folder is not None
+    return ring.folder / "masks" / run.hex()
 
 
 def test_masks_are_entered_once_and_never_for_an_older_version(federation: Federation) -> None:
     ring = _ring(federation)
-    log = MaskLog(ring, "run")
+    log = MaskLog(ring, RUN)
     log.enter(3, 0)
     log.enter(3, 7)
     for base, attempt in ((3, 0), (3, 7), (2, 1)):
-        for asked in (log, MaskLog(ring, "run"), MaskLog(_ring(federation), "run")):
+        for asked in (log, MaskLog(ring, RUN), MaskLog(_ring(federation), RUN)):
             with pytest.raises(ProtocolError, match="have blinded an update already"):
                 asked.enter(base, attempt)
-    MaskLog(ring, "another run").enter(3, 0)
-    MaskLog(_ring(federation, "b"), "run").enter(3, 0)
-    MaskLog(ring, "run").enter(3, 8)
-    MaskLog(ring, "run").enter(4, 0)
+    MaskLog(ring, OTHER).enter(3, 0)
+    MaskLog(_ring(federation, "b"), RUN).enter(3, 0)
+    MaskLog(ring, RUN).enter(3, 8)
+    MaskLog(ring, RUN).enter(4, 0)
 
 
 def test_keys_in_memory_have_their_book_in_memory(federation: Federation) -> None:
     ring = replace(_ring(federation), folder=None)
-    log = MaskLog(ring, "run")
+    log = MaskLog(ring, RUN)
     log.enter(0, 0)
     with pytest.raises(ProtocolError):
         log.enter(0, 0)
 
 
-def test_another_epoch_s_masks_are_others(federation: Federation) -> None:
+def test_a_run_has_a_pair_of_keys_of_its_own_that_outlives_the_process(federation: Federation) -> None:
     ring = _ring(federation)
-    MaskLog(ring, "run").enter(5, 0)
-    MaskLog(replace(ring, group=replace(ring.group, epoch=2)), "run").enter(0, 0)
+    pair = MaskLog(ring, RUN).pair
+    assert MaskLog(ring, RUN).pair == pair
+    others = {MaskLog(ring, OTHER).pair.exchange, MaskLog(_ring(federation, "b"), RUN).pair.exchange, ring.own.exchange}
+    assert len(others | {pair.exchange}) == 4
+    assert pair.signing == ring.own.signing
+    assert _book(ring).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_missing_book_does_not_count_as_unused(federation: Federation) -> None:
+    """Where the process lives, it is missed; another process has another pair, so that no mask comes again."""
+    ring = _ring(federation)
+    log = MaskLog(ring, RUN)
+    log.enter(0, 0)
+    _book(ring).unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        log.enter(1, 0)
+    another = MaskLog(ring, RUN)
+    another.enter(0, 0)
+    assert another.pair.exchange != log.pair.exchange
+    with pytest.raises(ConfigError, match="not known which masks were used"):
+        log.enter(1, 0)
 
 
 def test_a_book_that_cannot_be_read_or_written_masks_nothing(federation: Federation) -> None:
     ring = _ring(federation)
-    log = MaskLog(ring, "run")
+    log = MaskLog(ring, RUN)
     log.enter(0, 0)
-    assert ring.folder is not None
-    (file,) = (path for path in (ring.folder / "masks").iterdir() if path.name != "lock")
-    for text in ("", "0 -1", "\xff", "nonsense"):
-        file.write_text(text, encoding="latin-1")
-        with pytest.raises(ConfigError, match=r"damaged.*rotate"):
-            log.enter(1, 0)
-    file.unlink()
-    (ring.folder / "masks" / "lock").unlink()
-    (ring.folder / "masks" / "lock").mkdir()
+    key = log.pair.exchange.hex()
+    for text in ("", key, f"{key} 0 -1", f"{key} -2", f"{key[:-2]} 0", "\xff", "nonsense"):
+        _book(ring).write_text(text, encoding="latin-1")
+        for look in (lambda: log.enter(1, 0), lambda: MaskLog(ring, RUN)):
+            with pytest.raises(ConfigError, match=r"damaged.*remove"):
+                look()
+    _book(ring).unlink()
+    lock = _book(ring).with_name("lock")
+    lock.unlink()
+    lock.mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
         log.enter(1, 0)
 
 
+def test_books_of_runs_that_are_long_over_go_when_another_begins(federation: Federation) -> None:
+    ring = _ring(federation)
+    for run, days in ((RUN, 6), (OTHER, 8)):
+        MaskLog(ring, run)
+        then = time.time() - days * 86_400
+        os.utime(_book(ring, run), (then, then))
+    MaskLog(ring, bytes(32))
+    assert _book(ring).exists() and _book(ring, bytes(32)).exists()
+    assert not _book(ring, OTHER).exists()
+
+
 def test_a_server_cannot_fill_the_disk_with_attempts(federation: Federation) -> None:
-    log = MaskLog(replace(_ring(federation), folder=None), "run")
+    log = MaskLog(replace(_ring(federation), folder=None), RUN)
     for attempt in range(MAX_ATTEMPTS):
         log.enter(0, 2**32 - 1 - attempt)
     with pytest.raises(ProtocolError):
@@ -101,7 +142,7 @@ _ASKED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans())
 def test_whatever_is_asked_and_restarted_nothing_is_entered_twice(
     federation: Federation, asked: list[tuple[int, int, bool]]
 ) -> None:
-    ring, run = _ring(federation), str(next(_RUNS))
+    ring, run = _ring(federation), hashlib.sha256(str(next(_RUNS)).encode()).digest()
     log = MaskLog(ring, run)
     granted: list[tuple[int, int]] = []
     for base, attempt, restarted in asked:
@@ -132,7 +173,12 @@ def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation
     assert all(silo.unrevealed for silo in federation.silos.values())
     federation.commit(1, ids)
     opened(federation)
-    assert not any(silo.unrevealed for silo in federation.silos.values())
+    left = [name for name, silo in federation.silos.items() if silo.unrevealed]
+    assert left == ["d"], "three of four are enough"
+    masks = federation.silos["d"]._masking
+    assert masks is not None and len(masks._rounds) == 1
+    federation.begin("d", 1)
+    assert not federation.silos["d"].unrevealed and not masks._rounds, "its seeds are of no more use, and forgotten"
 
 
 def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Federation) -> None:
@@ -199,7 +245,7 @@ def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
     federation.begin("b", 0)
     ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
     federation.commit(1, ids)
-    assert "b/3 belongs to another attempt" in caplog.text
+    assert "b/3 has masks of another" in caplog.text
     opened(federation)
     after = federation.begin("b", 1)
     close(after, INITIAL + np.mean([change(ord(name)) for name in "acd"], axis=0))

@@ -1,29 +1,32 @@
-"""With masks, server and one silo together see a sum of the others and no single update."""
+"""With masks, the server and one silo together see a sum of the others and no single update."""
+
+import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.masking import masks
-from fedsync.cipher.masking.masks import Masked, MaskRound, Reveal, Unmasker
+from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.frames import unpack, unpack_named
+from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.mask_stream import masked
+from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.suite import BFV_PLAIN, MASKED, Member, Words
 from fedsync.core.errors import PolicyError, ProtocolError
+from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, Carried, roster, rounds, survivors_of
 from tests.cipher.sealers import group, member, sealer, slots_of, summed
 
-NAMES = tuple(f"silo{i}" for i in range(5))
-KEYS = {name: SiloKeys(name, bytes([i + 1] * 32), bytes([i + 50] * 32)) for i, name in enumerate(NAMES)}
-COHORT = {name: keys.public for name, keys in KEYS.items()}
+
+def opened(of: dict[str, MaskRound], survivors: tuple[str, ...]) -> bytes:
+    opening = Carried(of, survivors, colluding=next(iter(of.values()))._roster.colluding).run()
+    assert opening is not None
+    return opening
 
 
-def rounds(context: bytes = b"epoch 1, round 2, attempt 0") -> dict[str, MaskRound]:
-    return {name: MaskRound(KEYS[name], COHORT, context) for name in NAMES}
-
-
-def reveals(of: dict[str, MaskRound], survivors: tuple[str, ...]) -> list[Reveal]:
-    signatures = {name: of[name].sign(survivors) for name in survivors}
-    return [of[name].reveal(signatures) for name in survivors]
+def member_of(of: dict[str, MaskRound], name: str) -> Member:
+    return replace(member(NAMES.index(name)), annex=hashlib.sha256(of[name].annex).digest())
 
 
 def updates() -> dict[str, Slots]:
@@ -51,17 +54,17 @@ def looks_uniform(slots: Slots) -> bool:
 
 @pytest.mark.parametrize("survivors", [NAMES, NAMES[1:], ("silo0", "silo3", "silo4"), ("silo0", "silo1", "silo2")])
 def test_the_sum_of_survivors_is_exact(survivors: tuple[str, ...]) -> None:
-    of, slots = rounds(), updates()
-    members = {name: member(i) for i, name in enumerate(NAMES)}
+    of, slots = rounds(colluding=0), updates()  # t = 3 of 5
+    members = {name: member_of(of, name) for name in NAMES}
     words: dict[str, Words] = {}
     for name in NAMES:
-        masked = Masked(inner(), round=of[name])
+        sealing = Masked(inner(), round=of[name])
         # In portions, as messages are sealed.
-        parts = [masked.seal(slots[name][:1], members[name]), masked.seal(slots[name][1:], members[name], 1)]
+        parts = [sealing.seal(slots[name][:1], members[name]), sealing.seal(slots[name][1:], members[name], 1)]
         words[name] = np.concatenate(parts)
     total = summed("masked", [words[name] for name in survivors])
-    opener = Masked(inner(), unmasker=Unmasker(NAMES, reveals(of, survivors)))
     named = [members[name] for name in survivors]
+    opener = Masked(inner(), unmasker=Unmasker(opened(of, survivors), named))
     expected = np.asarray(sum(slots[name] for name in survivors))
     np.testing.assert_array_equal(opener.open(total, named), expected)
     np.testing.assert_array_equal(opener.open(total[1:], named, 1), expected[1:])
@@ -70,46 +73,74 @@ def test_the_sum_of_survivors_is_exact(survivors: tuple[str, ...]) -> None:
 class Collusion:
     """Server and silo0 together: every message, the group's secret, silo0's own keys, and all that is revealed."""
 
-    def __init__(self, group_secret: bytes, own: SiloKeys, context: bytes) -> None:
+    def __init__(self, group_secret: bytes) -> None:
         self._sealer = Bfv(group_secret)
-        self._own = own
-        self._context = context
 
     def decrypted(self, words: Words) -> Slots:
         return self._sealer.open(words, [member(0)])
 
-    def without_known_masks(self, words: Words, victim: str, revealed: list[Reveal]) -> list[Slots]:
-        """The victim's slots with every subset of known seeds taken off, each with either sign."""
-        seeds = [self._own.agree(COHORT[victim], b"mask pair 1\0" + self._context)]
-        for reveal in revealed:
-            seeds += [reveal.own] if reveal.silo == victim else []
-            seeds += [seed for name, seed in reveal.pairs.items() if name == victim]
+    def known(self, of: dict[str, MaskRound], victim: str, opening: bytes) -> list[bytes]:
+        """Seeds that may be of the victim's masks: silo0's pair with it, and whatever was revealed."""
+        seeds = {
+            of["silo0"]._seeds.pairs[victim],
+            PAIRS["silo0"].agree(PAIRS[victim].public, b"mask pair 2\0" + CONTEXT),
+        }
+        for name, data in unpack_named(opening, "server").items():
+            told = Seeds.unpack(unpack(data, "server", 2)[1], "server")
+            seeds |= {told.own, *told.pairs.values()} if name == victim else {told.pairs.get(victim, b"") or told.own}
+        return sorted(seeds)
+
+    def without_known_masks(self, words: Words, seeds: list[bytes]) -> list[Slots]:
+        """The victim's slots with every subset of seeds taken off, each with either sign."""
         tries = [self.decrypted(words)]
         for seed in seeds:
-            tries += [masks._masked(one, [(seed, sign)], 0) for one in tries for sign in (False, True)]
+            tries += [masked(one, [(seed, sign)], 0) for one in tries for sign in (False, True)]
         return tries
 
 
 def test_the_attack_of_server_and_silo_succeeds_against_bfv() -> None:
     victim = updates()["silo1"]
     words = sealer("bfv").seal(victim, member(1))
-    attack = Collusion(group("bfv").context, KEYS["silo0"], b"")
-    np.testing.assert_array_equal(attack.decrypted(words), victim)
+    np.testing.assert_array_equal(Collusion(group("bfv").context).decrypted(words), victim)
+
+
+def nothing_is_seen(tries: list[Slots], victim: Slots) -> None:
+    for one in tries:
+        assert looks_uniform(one)
+        assert np.count_nonzero(one == victim) == 0
+        assert abs(np.corrcoef(one.reshape(-1), victim.reshape(-1))[0, 1]) < 6 / np.sqrt(victim.size)
 
 
 @pytest.mark.parametrize("survivors", [NAMES, ("silo0", "silo2", "silo3", "silo4")])
 def test_the_attack_of_server_and_silo_fails_against_masks(survivors: tuple[str, ...]) -> None:
     """Whether the victim's update arrives, or the server says that it did not while it has it."""
-    context = b"attacked"
-    of, victim = rounds(context), updates()["silo1"]
+    of, victim = rounds(), updates()["silo1"]
     words = Masked(inner(), round=of["silo1"]).seal(victim, member(1))
-    attack = Collusion(group("masked").context, KEYS["silo0"], context)
-    tries = attack.without_known_masks(words, "silo1", reveals(of, survivors))
-    assert len(tries) >= 9
-    for one in tries:
-        assert looks_uniform(one)
-        assert np.count_nonzero(one == victim) == 0
-        assert abs(np.corrcoef(one.reshape(-1), victim.reshape(-1))[0, 1]) < 6 / np.sqrt(victim.size)
+    attack = Collusion(group("masked").context)
+    seeds = attack.known(of, "silo1", opened(of, survivors))
+    assert len(seeds) >= 4
+    nothing_is_seen(attack.without_known_masks(words, seeds[:5]), victim)
+
+
+def test_with_all_seeds_it_would_succeed() -> None:
+    """The attack would notice: with the one seed more that only two honest silos have, it reads the update."""
+    of, victim = rounds(), updates()["silo1"]
+    words = Masked(inner(), round=of["silo1"]).seal(victim, member(1))
+    own, pairs = of["silo1"]._seeds.own, of["silo1"]._seeds.pairs
+    masks = [(own, False), *((seed, name < "silo1") for name, seed in pairs.items())]
+    np.testing.assert_array_equal(masked(Collusion(group("masked").context).decrypted(words), masks, 0), victim)
+
+
+def test_who_finds_the_long_lived_keys_afterwards_finds_no_mask() -> None:
+    """All silos' key files, all messages and what was revealed, once the run's pairs are gone."""
+    of, victim = rounds(), updates()["silo1"]
+    words = Masked(inner(), round=of["silo1"]).seal(victim, member(1))
+    attack = Collusion(group("masked").context)
+    pairs = [LONG["silo1"].agree(LONG[name].public, b"mask pair 2\0" + CONTEXT) for name in NAMES if name != "silo1"]
+    assert not set(pairs) & set(of["silo1"]._seeds.pairs.values())
+    seeds = {Seeds.unpack(unpack(data, "s", 2)[1], "s").own for data in unpack_named(opened(of, NAMES), "s").values()}
+    nothing_is_seen(attack.without_known_masks(words, [of["silo1"]._seeds.own, *pairs]), victim)
+    assert of["silo1"]._seeds.own in seeds
 
 
 def test_uniform_is_told_from_an_update() -> None:
@@ -118,76 +149,75 @@ def test_uniform_is_told_from_an_update() -> None:
     assert looks_uniform(np.random.default_rng(0).integers(-(BFV_PLAIN // 2), BFV_PLAIN // 2 + 1, (2, SLOTS)))
 
 
-def test_seeds_of_both_kinds_are_never_revealed_for_one_silo() -> None:
-    """The server shows some silos one list and some another: nobody reveals anything."""
+def test_what_does_not_open_a_sum() -> None:
+    """Seeds that are missing, of others, or other than were committed to; annexes that are not those of the members."""
+    of, survivors = rounds(), NAMES[:4]
+    good, members = opened(of, survivors), [member_of(of, name) for name in survivors]
+    Unmasker(good, members)
+    entries = {name: unpack(data, "server", 2) for name, data in unpack_named(good, "server").items()}
+    annexes, seeds = ({name: entry[place] for name, entry in entries.items()} for place in (0, 1))
+    told = {name: Seeds.unpack(data, "server") for name, data in seeds.items()}
+
+    def refused(reason: str, annexes: dict[str, bytes], told: dict[str, Seeds], members: list[Member]) -> None:
+        with pytest.raises(ProtocolError, match=reason):
+            Unmasker(pack_opening(annexes, told), members)
+
+    silo0 = told["silo0"]
+    without = {name: annex for name, annex in annexes.items() if name != "silo3"}
+    refused("of other silos", without, told, members)
+    refused("of other silos", annexes, told, members[:3])
+    refused("of other silos", annexes, told, [*members, members[0]])
+    refused("not the one that its silo sealed", {**annexes, "silo0": rounds()["silo0"].annex}, told, members)
+    refused("committed to", annexes, {**told, "silo0": replace(silo0, own=bytes(32))}, members)
+    refused("committed to", annexes, {**told, "silo0": replace(silo0, pairs={"silo4": bytes(32)})}, members)
+    refused("asked for", annexes, {**told, "silo0": replace(silo0, pairs={})}, members)
+    pairs = {**silo0.pairs, "silo1": of["silo0"]._seeds.pairs["silo1"]}
+    refused("asked for", annexes, {**told, "silo0": replace(silo0, pairs=pairs)}, members)
+
+
+def test_updates_of_two_contexts_are_not_opened_together() -> None:
+    """Such as those of silos that were told to do different work."""
     of = rounds()
-    with_victim, without = NAMES, tuple(name for name in NAMES if name != "silo1")
-    signatures = {name: of[name].sign(with_victim) for name in ("silo1", "silo2")}
-    signatures |= {name: of[name].sign(without) for name in ("silo0", "silo3", "silo4")}
-    for name in NAMES:
-        with pytest.raises(ProtocolError, match="survivors"):
-            of[name].reveal(signatures)
+    of |= {"silo1": rounds(context=hashlib.sha256(b"a rate of 1e-30").digest())["silo1"]}
+    told = {name: of[name]._seeds.only([]) for name in NAMES}
+    with pytest.raises(ProtocolError, match="different contexts"):
+        Unmasker(pack_opening({name: of[name].annex for name in NAMES}, told), [member_of(of, name) for name in NAMES])
 
 
-def test_a_silo_signs_one_list_an_attempt() -> None:
+def test_a_silo_that_commits_to_one_seed_and_masks_with_another_is_seen_when_it_reveals() -> None:
+    """Its reveal is refused by the server, and by silos; shares of what it used give that away, too."""
     of = rounds()
-    of["silo0"].sign(NAMES)
-    assert of["silo0"].sign(NAMES[::-1]) == of["silo0"].sign(NAMES)
-    with pytest.raises(ProtocolError, match="second list"):
-        of["silo0"].sign(NAMES[:4])
+    annex = Annex.unpack(of["silo2"].annex, "silo2", "silo2")
+    of["silo2"].annex = replace(annex, own=hashlib.sha256(b"another").digest()).pack()
+    with pytest.raises(ProtocolError, match="committed to"):
+        Carried(of).run()
+    honest = {name: of[name]._seeds.only([]) for name in NAMES}
+    with pytest.raises(ProtocolError, match="committed to"):
+        Unmasker(pack_opening({n: of[n].annex for n in NAMES}, honest), [member_of(of, name) for name in NAMES])
 
 
-@pytest.mark.parametrize(
-    "names", [(), ("silo0", "silo1"), ("silo1", "silo2", "silo3"), (*NAMES, "stranger"), ("silo0",) * 3]
-)
-def test_lists_that_would_tell_too_much_are_not_signed(names: tuple[str, ...]) -> None:
-    with pytest.raises(ProtocolError, match="survivors"):
-        rounds()["silo0"].sign(names)
-
-
-def test_nothing_is_revealed_before_all_survivors_signed() -> None:
-    of = rounds()
-    with pytest.raises(ProtocolError, match="before a list was signed"):
-        of["silo0"].reveal({})
-    signatures = {name: of[name].sign(NAMES) for name in NAMES}
-    for bad in (
-        {**signatures, "silo3": signatures["silo2"]},
-        {name: one for name, one in signatures.items() if name != "silo3"},
-        {**signatures, "silo3": rounds(b"another round")["silo3"].sign(NAMES)},
-    ):
-        with pytest.raises(ProtocolError, match="silo3"):
-            of["silo0"].reveal(bad)
-
-
-def test_reveals_of_others_than_the_survivors_do_not_open() -> None:
-    of = rounds()
-    good = reveals(of, NAMES[:4])
-    broken = Reveal("silo0", good[0].own, {})
-    for bad in (good[:2], [*good, good[0]], [*good[:3], Reveal("stranger", bytes(32), {})], [broken, *good[1:]]):
-        with pytest.raises(ProtocolError, match="reveals"):
-            Unmasker(NAMES, bad)
-    opener = Masked(inner(), unmasker=Unmasker(NAMES, good))
-    with pytest.raises(ProtocolError, match="members"):
-        opener.open(np.zeros((1, MASKED.words), np.uint64), [member(i) for i in range(5)])
-
-
-def test_each_attempt_has_its_own_masks() -> None:
+def test_each_context_has_its_own_masks() -> None:
     zeros = np.zeros((1, SLOTS), np.int64)
-    one, again, other = (rounds(context)["silo0"].mask(zeros) for context in (b"1", b"1", b"2"))
-    assert len({slots.tobytes() for slots in (one, again, other)}) == 3  # the self mask is drawn anew each time
-    assert looks_uniform(one)
+    contexts = [hashlib.sha256(text).digest() for text in (b"1", b"1", b"2")]
+    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context) for context in contexts)
+    assert one._seeds.pairs == again._seeds.pairs
+    assert not set(one._seeds.pairs.values()) & set(other._seeds.pairs.values())
+    found = [own.mask(zeros) for own in (one, again, other)]
+    assert len({slots.tobytes() for slots in found}) == 3  # the own mask is drawn anew each time
+    assert looks_uniform(found[0])
 
 
 def test_masks_are_put_on_once() -> None:
     """Whoever asks for more, and whenever: in the middle of the update, and once its sum was signed."""
     zeros = np.zeros((2, SLOTS), np.int64)
-    own = rounds()["silo0"]
+    of = rounds()
+    own = of["silo0"]
     own.mask(zeros)
     for first in (0, 1, 3):
         with pytest.raises(PolicyError, match="once"):
             own.mask(zeros, first)
     own.mask(zeros, 2)
-    own.sign(NAMES)
+    own.sign(survivors_of(of, NAMES))
     with pytest.raises(PolicyError, match="once"):
         own.mask(zeros, 4)
 
@@ -198,10 +228,3 @@ def test_what_a_masked_sealer_lacks_it_says() -> None:
     with pytest.raises(PolicyError):
         Masked(inner()).open(np.zeros((1, MASKED.words), np.uint64), [Member("silo0/1", 0, bytes(16), bytes(32))])
     assert Masked(inner()).form is MASKED
-
-
-def test_only_members_of_the_cohort_take_part() -> None:
-    with pytest.raises(ValueError, match="cohort"):
-        MaskRound(SiloKeys.generate("silo9"), COHORT, b"")
-    with pytest.raises(ValueError, match="cohort"):
-        MaskRound(SiloKeys.generate("silo0"), COHORT, b"")

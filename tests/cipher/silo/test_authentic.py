@@ -70,6 +70,7 @@ EARLIER = {
     "another attempt": "calibration",
     "a member's chain": "chain",
     "a member is left out": "members",
+    "a member's annex": "reveals",
 }
 """What is noticed before tags are looked at, in some messages."""
 

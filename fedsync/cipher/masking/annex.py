@@ -1,0 +1,168 @@
+"""What travels with a masked update: commitments to the seeds of its masks, and shares of the seeds for other silos.
+
+    context [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment to the pair
+    seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
+
+A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, so under its tag and its signature:
+whatever is revealed or put together later is what the silo had when it sealed, or is refused.
+
+*Shares* are of every seed: the own one first, then the pair seeds by name. The key that seals them follows from the two
+silos' pairs for the run and the context, so the server cannot read them, and silos know whose they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fedsync.cipher.keys.material import PublicKeys, SiloKeys
+from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
+from fedsync.cipher.masking.shamir import SECRET_BYTES, SHARE_BYTES, split
+from fedsync.core.errors import SERVER, ProtocolError
+
+CONTEXT_BYTES = DIGEST_BYTES = 32
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+
+
+def commitment(seed: bytes) -> bytes:
+    return hashlib.sha256(b"fedsync mask seed 1" + seed).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Seeds of one silo's masks, or one holder's shares of them.
+
+    Args:
+        own: of the mask that it drew alone.
+        pairs: of those that it has with others, by their names.
+    """
+
+    own: bytes = field(repr=False)
+    pairs: Mapping[str, bytes] = field(repr=False)
+
+    def only(self, names: Sequence[str]) -> Seeds:
+        """Without pairs with other silos than these."""
+        return Seeds(self.own, {name: self.pairs[name] for name in names})
+
+    def pack(self) -> bytes:
+        return pack([self.own, pack_named(self.pairs)])
+
+    @classmethod
+    def unpack(cls, data: bytes, sender: str, size: int = SECRET_BYTES) -> Seeds:
+        """The inverse of `pack`, for seeds or shares of ``size`` bytes.
+
+        Raises:
+            ProtocolError: the sender sent something else.
+        """
+        own, pairs = unpack(data, sender, 2)
+        if len(own) != size:
+            raise ProtocolError(sender, "masks", f"a seed of {len(own)} bytes, not {size}")
+        return cls(own, unpack_named(pairs, sender, size))
+
+
+@dataclass(frozen=True, slots=True)
+class Annex:
+    """See the module.
+
+    Args:
+        context: what the masks are bound to.
+        own: commitment to the seed of the silo's own mask.
+        pairs: commitments to the seeds of its pair masks, by the other silo's name.
+        sealed: shares for others, by their names.
+    """
+
+    context: bytes
+    own: bytes
+    pairs: Mapping[str, bytes]
+    sealed: Mapping[str, bytes]
+
+    def pack(self) -> bytes:
+        return pack([self.context, self.own, pack_named(self.pairs), pack_named(self.sealed)])
+
+    @classmethod
+    def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
+        """The inverse of `pack`.
+
+        Args:
+            data: the annex.
+            silo: whose update it came with.
+            sender: who sent it now, for errors.
+
+        Raises:
+            ProtocolError: the sender sent something else.
+        """
+        context, own, pairs, sealed = unpack(data, sender, 4)
+        names = unpack_named(pairs, sender, DIGEST_BYTES)
+        size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
+        annex = cls(context, own, names, unpack_named(sealed, sender, size))
+        lengths = (len(context), len(own)) == (CONTEXT_BYTES, DIGEST_BYTES)
+        if not lengths or silo in names or names.keys() != annex.sealed.keys():
+            raise ProtocolError(sender, "annex", f"that of {silo!r} does not fit together")
+        return annex
+
+    def check(self, seeds: Seeds, dropped: set[str], sender: str) -> None:
+        """Check that seeds are those that were committed to, of the own mask and of those with ``dropped`` silos.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        told = {name: commitment(seed) for name, seed in seeds.pairs.items()}
+        if told.keys() != dropped or not dropped <= self.pairs.keys() or commitment(seeds.own) != self.own:
+            raise ProtocolError(sender, "reveals", "other seeds than were asked for, or than were committed to")
+        if any(told[name] != self.pairs[name] for name in told):
+            raise ProtocolError(sender, "reveals", "a pair's seed is not the one that was committed to")
+
+
+def seal(own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, seeds: Seeds) -> Annex:
+    """The annex of one update.
+
+    Args:
+        own: the silo's pair for the run.
+        roster: that of every silo, this one included.
+        threshold: shares that give a seed back.
+        context: what the masks are bound to, 32 bytes.
+        seeds: of all its masks.
+    """
+    holders = {name: number for number, name in enumerate(sorted(roster), 1)}
+    names = sorted(seeds.pairs)
+    shares = [split(seed, threshold, holders.values()) for seed in (seeds.own, *(seeds.pairs[name] for name in names))]
+    sealed = {}
+    for name in names:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        text = b"".join(one[holders[name]] for one in shares)
+        key = _key(own, own.name, name, roster[name], context)
+        sealed[name] = nonce + AESGCM(key).encrypt(nonce, text, None)
+    commitments = {name: commitment(seed) for name, seed in seeds.pairs.items()}
+    return Annex(context, commitment(seeds.own), commitments, sealed)
+
+
+def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> Seeds:
+    """This silo's shares of another's seeds.
+
+    Args:
+        annex: of the other's update.
+        dealer: the other.
+        keys: its pair for the run.
+        own: this silo's.
+
+    Raises:
+        ProtocolError: they were not sealed for it in this context.
+    """
+    sealed = annex.sealed.get(own.name, b"")
+    key = _key(own, dealer, own.name, keys, annex.context)
+    try:
+        text = AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
+    except (InvalidTag, ValueError):
+        raise ProtocolError(SERVER, "shares", f"those of {dealer!r} are not for this silo") from None
+    parts = [text[at : at + SHARE_BYTES] for at in range(0, len(text), SHARE_BYTES)]
+    return Seeds(parts[0], dict(zip(sorted(annex.pairs), parts[1:], strict=True)))
+
+
+def _key(own: SiloKeys, dealer: str, holder: str, other: PublicKeys, context: bytes) -> bytes:
+    """Another key for each direction and context."""
+    return own.agree(other, b"mask shares 1\0" + pack([context, dealer.encode(), holder.encode()]))

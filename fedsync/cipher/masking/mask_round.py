@@ -1,0 +1,122 @@
+"""One silo's part in one sum of masked updates: its seeds, what it commits to, what it signs and what it reveals.
+
+| state | next | by |
+|---|---|---|
+| fresh | masked | `mask`, chunk after chunk, each once |
+| masked | signed | `sign`: one list of survivors, for ever |
+| signed | signed | `reveal`, with t signatures of that list, as often as is asked: own seed, seeds with silos that |
+|  |  | dropped out, and for survivors that are lost the shares of the same two kinds |
+
+For a silo in the list, nobody gives its pair seeds with others in the list, nor shares of them; for one that is not in
+it, nobody gives its own seed, nor shares of that. As there is one list with t signatures at most
+(`fedsync.cipher.masking.roster`), never both kinds of mask come off one update.
+
+Fewer than t shares say nothing of a seed. The k silos on the server's side have k shares of each. The other shares of a
+seed are given by the rule above only.
+
+Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
+from fedsync.cipher.masking import annex
+from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.mask_stream import masked
+from fedsync.cipher.masking.questions import RevealAnswer, RevealQuestion, Survivors
+from fedsync.cipher.masking.roster import MaskRoster
+from fedsync.core.errors import SERVER, PolicyError, ProtocolError
+
+_PAIR = b"mask pair 2\0"
+
+
+class MaskRound:
+    """See the module. Its masks blind one update, once, and none after it signed.
+
+    The own mask is drawn here. Pair masks follow from the keys and the context, so nobody may make a second round with
+    both the same: see `fedsync.cipher.masking.mask_log`.
+
+    Args:
+        own: the silo's keys with its pair for the run.
+        roster: who takes part.
+        context: what the masks are bound to, 32 bytes.
+
+    Raises:
+        ProtocolError: the silo is not in the roster with that pair.
+    """
+
+    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes) -> None:
+        if roster.keys.get(own.name) != own.public:
+            raise ProtocolError(SERVER, "roster", f"{own.name!r} is not in it with the key that it announced")
+        self._own = own
+        self._roster = roster
+        self.context = context
+        others = {name: keys for name, keys in roster.keys.items() if name != own.name}
+        pairs = {name: own.agree(keys, _PAIR + context) for name, keys in others.items()}
+        self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pairs)
+        self.annex = annex.seal(own, roster.keys, roster.threshold, context, self._seeds).pack()
+        self._survivors: Survivors | None = None
+        self._masked = 0
+
+    def mask(self, slots: Slots, first: int = 0) -> Slots:
+        """Masked slots, int64 [chunks, 4096], which look uniform within +-t/2.
+
+        Args:
+            slots: int64 [chunks, 4096].
+            first: number of the first of the chunks; they come in order, each once.
+
+        Raises:
+            PolicyError: a mask would be put on twice.
+        """
+        if first != self._masked or self._survivors is not None:
+            raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
+        self._masked += len(slots)
+        added = {name: self._own.name < name for name in self._seeds.pairs}
+        pairs = [(seed, added[name]) for name, seed in self._seeds.pairs.items()]
+        return masked(slots, [(self._seeds.own, True), *pairs], first)
+
+    def sign(self, survivors: Survivors) -> bytes:
+        """Sign whose updates are in the sum, 64 bytes; one list, whatever is asked.
+
+        Raises:
+            ProtocolError: this silo's update is not among them, they are not of the roster or too few, or another list
+                was signed before.
+        """
+        names = survivors.annexes.keys()
+        if self._survivors not in (None, survivors):
+            raise ProtocolError(SERVER, "survivors", "asked to sign a second list for one attempt")
+        if survivors.context != self.context or not names <= self._roster.keys.keys():
+            raise ProtocolError(SERVER, "survivors", f"{len(names)} names that are not of the roster")
+        if survivors.annexes.get(self._own.name) != hashlib.sha256(self.annex).digest():
+            raise ProtocolError(SERVER, "survivors", "the list is without the update that was sealed here")
+        if len(names) < self._roster.least:
+            raise ProtocolError(SERVER, "survivors", f"{len(names)} silos; their sum would tell too much")
+        self._survivors = survivors
+        return survivors.sign(self._own)
+
+    def reveal(self, question: RevealQuestion) -> RevealAnswer:
+        """What takes the masks off the sum, once enough silos signed the list that was signed here.
+
+        Raises:
+            ProtocolError: too few did, nothing was signed here, or the annex of a lost silo is not the one in the list.
+        """
+        survivors = self._survivors
+        if survivors is None:
+            raise ProtocolError(SERVER, "survivors", "asked to reveal before a list was signed")
+        survivors.check(question.signatures, self._roster.keys, self._roster.threshold)
+        dropped = sorted(self._roster.keys.keys() - survivors.annexes.keys())
+        shares = {name: self._shares(survivors, name, data).only(dropped) for name, data in question.lost.items()}
+        return RevealAnswer(self.context, self._seeds.only(dropped), shares)
+
+    def _shares(self, survivors: Survivors, name: str, data: bytes) -> Seeds:
+        """This silo's shares of the seeds of a survivor."""
+        if survivors.annexes.get(name) != hashlib.sha256(data).digest() or name == self._own.name:
+            raise ProtocolError(SERVER, "shares", f"the annex of {name!r} is not the one in the list")
+        of = Annex.unpack(data, name, SERVER)
+        if of.context != self.context or of.pairs.keys() | {name} != self._roster.keys.keys():
+            raise ProtocolError(SERVER, "shares", f"the annex of {name!r} is of another context")
+        return annex.open_shares(of, name, self._roster.keys[name], self._own)
