@@ -67,6 +67,9 @@ SUITES = ("bfv", "pad", "masked")
 SILOS = ("a", "b", "c")
 JOINER = "d"
 ONE_ANSWER = write_reply(Refused(Refusal.INTEGRITY))
+CONTROL = ("sums, members", "sums, tag")
+"""Two kinds that fail at different places of a message: the test has to see that these differ."""
+
 SIGNIFICANT = 0.01
 """Chance at which kinds of one suite that take equally long are taken to differ, all comparisons together."""
 
@@ -359,11 +362,13 @@ def one_suite(suite: str, messages: int, seed: int) -> dict[str, Any]:
         recorded = Recorded(suite, folder)
         found = forge(recorded, folder, messages, seed)
         pairs = compare(found, kinds_of(recorded))
+        control = chance_of_one_distribution(*(found[name].seconds for name in CONTROL), np.random.default_rng(0))
     return {
         "messages": sum(sum(each.answers.values()) for each in found.values()),
         "one_answer": all(each.one_answer for each in found.values()),
         "alike": all(chance >= SIGNIFICANT / len(pairs) for chance in pairs.values()),
         "pairs": pairs,
+        "control": control,
         "kinds": {
             name: {
                 "answers": [{"text": text, "bytes": size, "count": n} for (text, size), n in each.answers.items()],
@@ -390,7 +395,8 @@ def show(suite: str, result: dict[str, Any]) -> None:
     verdict = "one answer to all" if result["one_answer"] else "ANSWERS DIFFER"
     pairs = len(result["pairs"])
     times = "no pair of kinds differs" if result["alike"] else "KINDS DIFFER"
-    print(f"{verdict}; {times} in time ({pairs} pairs, significant below {SIGNIFICANT / pairs:.5f})\n")
+    print(f"{verdict}; {times} in time ({pairs} pairs, significant below {SIGNIFICANT / pairs:.5f})")
+    print(f"for comparison: {' / '.join(CONTROL)}, which anybody tells apart, p = {result['control']:.1e}\n")
 
 
 def _word(text: str) -> str:
