@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,11 +106,13 @@ class OwnerPolicy(Section):
         if self.limits is not None:
             _at_least("batch_size", order.batch_size, self.limits.batch_size)
             _at_least("samples", order.planned_samples, self.limits.samples)
-            self._count("orders", *(("evaluations",) if order.evaluate else ()))
+            if self._counted is not None:
+                self._counted.take("orders", *(("evaluations",) if order.evaluate else ()))
 
     def begin_evaluation(self) -> None:
         """Count an evaluation; raises as `begin`."""
-        self._count("evaluations")
+        if self._counted is not None:
+            self._counted.take("evaluations")
 
     @property
     def least_samples(self) -> int:
@@ -124,10 +127,12 @@ class OwnerPolicy(Section):
         """
         _at_least("samples", samples, self.least_samples)
 
-    def _count(self, *kinds: str) -> None:
-        if self.limits is not None and self.counts is not None:
-            most = {"orders": self.limits.orders_per_hour, "evaluations": self.limits.evaluations_per_hour}
-            OrderCounts(Path(self.counts), most).take(*kinds)
+    @cached_property
+    def _counted(self) -> OrderCounts | None:
+        if self.limits is None or self.counts is None:
+            return None
+        most = {"orders": self.limits.orders_per_hour, "evaluations": self.limits.evaluations_per_hour}
+        return OrderCounts(Path(self.counts), most)
 
     def check_seal(self, plan: EncryptionPlan | None) -> None:
         """See that a run seals what it must.
