@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -41,6 +42,9 @@ from fedsync.core.rng import Stream, generator
 from fedsync.core.transfer import OtherVersion, Payload
 
 logger = logging.getLogger(__name__)
+
+# What follows the silo's name in the name of its update: 1 and on, written in one way.
+_SERIAL = "/[1-9][0-9]*"
 
 _CLIPPED = 0.01
 """Share of an update that may be clipped before the silo's log says so."""
@@ -146,8 +150,12 @@ class EncryptedReplica:
 
         Raises:
             ConfigError: the silo weighs more than the plan allows, or it cannot be put on disk which masks it used.
-            ProtocolError: an update was sealed under the masks of this attempt before.
+            ProtocolError: the update is to have another silo's name, or starts from a version that is not here, or one
+                was sealed under the masks of this attempt before.
         """
+        if not re.fullmatch(re.escape(self._ring.own.name) + _SERIAL, order.update_id):
+            # Three updates of this silo must not pass for those of three: who counts a sum's silos goes by these names.
+            raise ProtocolError(SERVER, "update id", f"{order.update_id[:80]!r} is no update of this silo")
         plan, weighting = self._plan, self._plan.weighting
         weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
         factor = self._factor(report.steps, report.samples)

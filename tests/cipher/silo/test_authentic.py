@@ -13,7 +13,7 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Link, Piece
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites.suite import Words
 from fedsync.core.errors import ProtocolError
-from tests.cipher.make import Federation, change, plan
+from tests.cipher.make import Federation, change, order, plan, report
 from tests.cipher.sealers import KINDS
 
 OTHER = bytes(range(32))
@@ -140,6 +140,17 @@ def test_nothing_of_a_calibration_that_was_changed_is_opened(
     assert caught.value.check in ("tag", EARLIER.get(what))
     assert not calls
     assert silo.holds == -1
+
+
+@pytest.mark.parametrize(
+    "update_id", ["b/9", "a/0", "a/09", "a/-9", "a/x", "a/", "a", "/9", "9", "b/a/9", "a/9/9", "a/\u0669"]
+)
+def test_a_silo_seals_under_its_own_name_only(federation: Federation, update_id: str) -> None:
+    """Else three updates of one silo would pass for those of three: the sum is one silo's, and seems to be of enough."""
+    silo = federation.silos["a"]
+    with pytest.raises(ProtocolError) as caught:
+        silo.send(change(1), order(update_id, 0), report(0))
+    assert caught.value.check == "update id"
 
 
 def test_what_was_not_changed_is_opened(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
