@@ -12,6 +12,7 @@ import numpy as np
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
+from fedsync.core.checks import MAX_EXAMPLES
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
 from fedsync.core.weighting import Weighting
@@ -34,10 +35,12 @@ class EncryptionPlan:
         weighting: how a commit weighs its updates.
         quorum: updates after which silos agree on the next exponents.
         only: patterns of tensor names, as in file names; what none matches travels in the clear. Empty: all is sealed.
-        seal_metrics: evaluations travel in the header chunk instead of the report.
+        seal_metrics: losses and evaluations travel in the header chunk instead of the report, and a silo's examples and
+            other figures not at all.
         members: least number of updates that a version must add, for silos to open it.
         silos: of the run, half of which must stand for a snapshot.
         colluding: silos that may lie, whose votes are to change nothing.
+        examples: where `seal_metrics`, what every silo says that it holds.
 
     Raises:
         ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
@@ -54,6 +57,7 @@ class EncryptionPlan:
     members: int = 1
     silos: int = 1
     colluding: int = 1
+    examples: int = MAX_EXAMPLES
 
     def __post_init__(self) -> None:
         for pattern in self.only:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedsync.config.section import Section
+from fedsync.core.checks import MAX_EXAMPLES
 from fedsync.core.errors import ConfigError
 from fedsync.policies.aggregate.base import AggregationPolicy
 
@@ -34,9 +35,14 @@ class _SealedConfig(Section):
     only: list[str] = Field(default_factory=list)
     """Patterns of names of tensors to seal; the rest travels in the clear. Empty seals all."""
 
-    metrics: Literal["plain", "sealed"] = "plain"
-    """Whether what silos find out about the model's accuracy is told to the server, or ``sealed`` with the updates, so
-    that it learns the mean over silos at most. Sealed, other figures that silos measure are not sent at all."""
+    metrics: Literal["plain", "sealed"] = "sealed"
+    """``sealed``: losses and accuracies travel with the updates, and the server learns the mean over silos, a commit
+    late. It does not learn how many samples a silo has, and other figures that silos measure are not sent. ``plain``:
+    every silo tells the server its own, if its owner allows that."""
+
+    examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | None = None
+    """With sealed metrics, how many training samples every silo counts as having: a number that you choose, about the
+    usual one. Needed where rounds or stop rules go by passes over the data. No batch is larger."""
 
     members: Annotated[int, Field(ge=1)] = 1
     """Updates that a version must add at least, for silos to open it. 1 where each arrival is a commit; 2 and more keep
@@ -56,9 +62,9 @@ class _SealedConfig(Section):
         from fedsync.cipher.plan import EncryptionPlan
 
         return EncryptionPlan(
-            self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed", self.members,
-            silos, self.colluding,
-        )  # fmt: skip
+            *(self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"),
+            *(self.members, silos, self.colluding, self.examples or MAX_EXAMPLES),
+        )
 
 
 class BfvConfig(_SealedConfig):
@@ -86,6 +92,13 @@ class MaskedConfig(Section):
     def plan(self, layout: Layout, weighting: Weighting, quorum: int, silos: int) -> EncryptionPlan:
         """As ``inner``, with masks."""
         return replace(self.inner.plan(layout, weighting, quorum, silos), kind=self.kind)
+
+
+def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
+    """The options of a cipher that seals figures; None where silos tell the server their own."""
+    if isinstance(cipher, MaskedConfig):
+        cipher = cipher.inner
+    return None if isinstance(cipher, PlainConfig) or cipher.metrics == "plain" else cipher
 
 
 CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]

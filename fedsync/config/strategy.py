@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from fedsync.common.names import SILO_NAME, near_miss
-from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig
+from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, sealed_metrics
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.section import Section
@@ -229,6 +229,31 @@ class StrategyConfig(Section):
             raise ValueError(
                 "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
                 "alone or with later ones: choose bsp, a-bsp or elastic, or write late: drop"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _goes_without_single_figures(self) -> Self:
+        cipher, barrier = sealed_metrics(self.cipher), self.barrier.innermost
+        if cipher is None:
+            return self
+        plain = "or write cipher.metrics: plain, if the silos' owners allow it"
+        if barrier.needs_losses:
+            raise ValueError(
+                f"barrier.kind {barrier.kind!r} as configured goes by the loss of each round, and with sealed metrics "
+                f"the server learns it too late; where it has an interval write interval: {{kind: fixed}}, {plain}"
+            )
+        passes = f"barrier.kind {barrier.kind!r}" if barrier.needs_examples else "stop.relative_change"
+        if cipher.examples is None and (barrier.needs_examples or self.stop.relative_change is not None):
+            raise ValueError(
+                f"{passes} goes by passes of silos over their data, and with sealed metrics the server does not learn "
+                f"how much that is; write cipher.examples: how many samples count as a pass for all silos, {plain}"
+            )
+        weighting = self.aggregation.weigher(self._solver).weighting
+        if cipher.only and weighting is not None and weighting.by == "examples":
+            raise ValueError(
+                "aggregation.weight 'examples' needs the number of each silo's samples for what cipher.only leaves in "
+                f"the clear, and with sealed metrics the server does not learn it; write weight: silo, {plain}"
             )
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsync.core.orders import WorkOrder, fast_dataclass
+from fedsync.core.orders import PooledFigures, WorkOrder, fast_dataclass
 
 
 @fast_dataclass
@@ -98,6 +98,13 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Attested:
+    """Enough silos say that they found this together; nothing is to be done, but from now on it is believed."""
+
+    figures: PooledFigures
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the run. ``failed`` says that it did not end as the user wished."""
 
@@ -105,4 +112,6 @@ class Stop:
     failed: bool = False
 
 
-Action = Dispatch | Commit | HaltEarly | Probe | Savepoint | Rollback | WakeAt | Evaluate | Discard | Note | Stop
+Action = (
+    Dispatch | Commit | HaltEarly | Probe | Savepoint | Rollback | WakeAt | Evaluate | Discard | Note | Attested | Stop
+)

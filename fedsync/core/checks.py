@@ -6,7 +6,7 @@ import re
 from math import inf
 
 from fedsync.core.errors import ProtocolError
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 
 MAX_SPEED = 1e9
 """Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
@@ -85,7 +85,7 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
     if not (1 <= meta.examples <= MAX_EXAMPLES and meta.nbytes >= 0):
         return "meta", f"{meta.examples} examples, {meta.nbytes} bytes"
     # A comparison with NaN is false; `math.isfinite` costs twice as much.
-    if not -MAX_LOSS <= report.loss <= MAX_LOSS:
+    if report.loss is not None and not -MAX_LOSS <= report.loss <= MAX_LOSS:
         return "loss", f"training loss {report.loss}"
     if not 0 < report.compute_s < inf:
         return "compute time", f"{report.compute_s} s of training"
@@ -111,6 +111,33 @@ def sound(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> bool:
     except ProtocolError:
         return False
     return True
+
+
+def check_sealed(silo: str, report: WorkReport) -> None:
+    """Check that a report has no figures of the silo's own, in a run in which they are sealed.
+
+    Raises:
+        ProtocolError: it has; without them, for what is refused is written down.
+    """
+    if report.loss is not None or report.evaluation is not None or report.metrics:
+        raise ProtocolError(silo, "metrics", "it tells figures that the run wants sealed")
+
+
+def usable_figures(figures: PooledFigures, version: int) -> bool:
+    """Whether pooled figures are such as silos may have found in commits up to ``version``."""
+    score = figures.score
+    return (
+        1 <= figures.version <= version
+        and -MAX_LOSS <= figures.loss <= MAX_LOSS
+        and (
+            score is None
+            or (
+                0 <= score.version < figures.version
+                and -MAX_LOSS <= score.accuracy <= MAX_SCORE
+                and -MAX_LOSS <= score.loss <= MAX_LOSS
+            )
+        )
+    )
 
 
 def check_facts(silo: str, facts: SiloFacts) -> None:

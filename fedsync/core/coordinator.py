@@ -179,8 +179,9 @@ class Coordinator:
                 if order is not None:
                     done = min(max(steps, 0), order.max_steps)
                     state.silos[name] = replace(state.silos[name], progress_steps=done)
-            case Evaluated(_, name, version, evaluation):
+            case Evaluated(_, name, version, evaluation, pooled):
                 if name in state.awaiting and version == state.version:
+                    state.attest(name, pooled, actions)
                     state.awaiting.discard(name)
                     state.scores.end(version, name, usable(name, evaluation))
             case Spare(_, epochs):
@@ -226,6 +227,7 @@ class Coordinator:
         self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
+        state.attest(meta.silo, report.pooled, actions)
         if state.closing is not None:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
         else:
@@ -313,8 +315,7 @@ class Coordinator:
                 if state.halted.get(name) != update_id:  # once for an order: drivers do not forget
                     state.halted[name] = update_id
                     actions.append(HaltEarly(name, update_id))
-            for name in verdict.probe:
-                actions.append(Probe(name, self._busy_order(name, "probes").update_id))
+            actions.extend(Probe(name, self._busy_order(name, "probes").update_id) for name in verdict.probe)
             if not verdict.commit:
                 self._wake_by(verdict.wake_at_s, now_s, actions)
                 return "; ".join(reasons)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkReport, fast_dataclass
+from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, UpdateMeta, WorkReport, fast_dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,16 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A silo answered an `Evaluate` action; None where it could not."""
+    """A silo answered an `Evaluate` action; None where it could not, or figures are sealed.
+
+    Then ``pooled`` is what silos found together in the commits that came with the model.
+    """
 
     at_s: float
     silo: str
     version: int
     evaluation: Evaluation | None
+    pooled: tuple[PooledFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

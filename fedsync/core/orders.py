@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 V = TypeVar("V")
 
@@ -122,6 +122,36 @@ class Evaluation:
     samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How good a model ``version`` is: accuracy and mean loss over the test samples of several silos.
+
+    Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
+    better.
+    """
+
+    version: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class PooledFigures:
+    """What several silos found together in sealed updates, as each silo that opens the sums finds it.
+
+    Means, rounded: they tell neither what a single silo found nor how many samples it has.
+
+    Args:
+        version: the newest commit whose updates are in them.
+        loss: mean training loss over these updates.
+        score: of the newest model that was evaluated on the way; None if none was.
+    """
+
+    version: int
+    loss: float
+    score: Score | None = None
+
+
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class WorkReport:
@@ -133,24 +163,26 @@ class WorkReport:
         samples: samples processed.
         compute_s: seconds of training, device synchronised, without overhead.
         overhead_s: other seconds by kind, for example ``{"evaluate": 0.1, "load": 0.02}``.
-        loss: mean training loss a sample.
+        loss: mean training loss a sample; None where figures are sealed.
         windows: short series over the order, at most 64.
         batch_cap: largest batch that fits the silo's memory, if it ran out; None otherwise.
         evaluation: of the base model, if the order asked for it.
         metrics: any other figures, which nothing decides by, for example ``{"peak_memory_bytes": 1e9}``. The name
             ends in the unit; `fedsync.observe.metric_pool` says how they are pooled.
+        pooled: where figures are sealed, what silos found together in the commits that came with the order.
     """
 
     base_version: int
     steps: int
     samples: int
     compute_s: float
-    loss: float
+    loss: float | None
     overhead_s: Mapping[str, float] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
     batch_cap: int | None = None
     evaluation: Evaluation | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    pooled: tuple[PooledFigures, ...] = ()
 
 
 @fast_dataclass
@@ -164,9 +196,9 @@ class UpdateMeta:
         base_version: version it was trained from.
         steps: local steps behind it.
         samples: samples processed.
-        examples: training samples the silo holds.
+        examples: training samples the silo holds; see `SiloFacts`.
         nbytes: payload bytes.
-        loss: mean training loss a sample.
+        loss: mean training loss a sample; None where figures are sealed.
     """
 
     update_id: str
@@ -176,7 +208,7 @@ class UpdateMeta:
     samples: int
     examples: int
     nbytes: int
-    loss: float = 0.0
+    loss: float | None = 0.0
 
     @classmethod
     def of(cls, silo: str, order: WorkOrder, report: WorkReport, examples: int, nbytes: int) -> UpdateMeta:
@@ -193,12 +225,26 @@ class UpdateMeta:
         )
 
 
+class _Trained(Protocol):
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def loss(self) -> float | None: ...
+
+
+def mean_loss(parts: Iterable[_Trained]) -> float | None:
+    """Mean training loss a sample over several reports or updates; None where none tells its own."""
+    told = [(part.loss, part.samples) for part in parts if part.loss is not None]
+    return sum([loss * samples for loss, samples in told]) / sum([samples for _, samples in told]) if told else None
+
+
 @dataclass(frozen=True, slots=True)
 class SiloFacts:
     """What a silo says of itself when it joins.
 
     Args:
-        examples: training samples it holds.
+        examples: training samples it holds; where figures are sealed, a number that all silos of the run say.
         memory_samples: largest batch its memory takes, or None if unknown.
         declared_speed: samples per second from its own file, or None.
         device: for people, for example ``cpu`` or ``cuda:0``.

@@ -63,6 +63,10 @@ COORDINATOR: Names = {
     "passes.change": "passes.change",
     "passes.since": "passes._since",
     "passes.unfinished": "passes._unfinished",
+    "passes.attested": "passes._attested",
+    "claims.said": "claims.said",
+    "claims.believed": "claims.believed",
+    "claims.disputed": "claims.disputed",
     "failures.proven": "failures.proven",
     "failures.last": "failures.last_failure",
 }

@@ -6,21 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from fedsync.core.orders import Evaluation
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A settled version: accuracy and mean loss over all silos' test samples.
-
-    Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
-    better.
-    """
-
-    version: int
-    accuracy: float
-    loss: float
-
+from fedsync.core.orders import Evaluation, Score
 
 _UNIT_BITS = 1074
 """Every finite float is a multiple of two to the power of minus this."""
@@ -143,13 +129,20 @@ class Scores:
                 continue
             if len(pool.silos) < len(self._newest):
                 pool = self._rolling
-            score = Score(version, pool.correct.value / pool.samples, pool.loss.value / pool.samples)
-            self.settled = max(self.settled, version)
-            self.since_best = 0 if score.accuracy > self.best else self.since_best + 1
-            self.best = max(self.best, score.accuracy)
-            scores.append(score)
+            scores.append(Score(version, pool.correct.value / pool.samples, pool.loss.value / pool.samples))
+            self._count(scores[-1])
         self._done = []
         return scores
+
+    def attest(self, score: Score) -> None:
+        """Silos attest a score, where each one's own is sealed; one that a newer one has overtaken does not count."""
+        if score.version > self.settled:
+            self._count(score)
+
+    def _count(self, score: Score) -> None:
+        self.settled = max(self.settled, score.version)
+        self.since_best = 0 if score.accuracy > self.best else self.since_best + 1
+        self.best = max(self.best, score.accuracy)
 
     def covers(self, version: int, silos: Iterable[str]) -> bool:
         """Whether ``version`` is settled and the newest that each of ``silos`` evaluated."""

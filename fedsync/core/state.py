@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
 
-from fedsync.core.actions import Commit
+from fedsync.core.actions import Action, Commit
+from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
-from fedsync.core.orders import LocalWork, UpdateMeta, WorkOrder
+from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.core.roster import Roster
@@ -105,6 +106,7 @@ class CoordinatorState:
         issued: orders given to each silo.
         scores: of model versions.
         passes: of the silos over their data.
+        claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
         closing: why the run is about to end.
         awaiting: silos that are still to evaluate the last version.
@@ -125,6 +127,7 @@ class CoordinatorState:
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
     passes: Passes = field(default_factory=Passes)
+    claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     closing: str | None = None
     awaiting: set[str] = field(default_factory=set)
@@ -138,6 +141,13 @@ class CoordinatorState:
         silo = self.silos.get(name)
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
+
+    def attest(self, name: str, claims: Iterable[PooledFigures], actions: list[Action]) -> None:
+        """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
+        for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
+            self.passes.attest(figures.loss)
+            if figures.score is not None:
+                self.scores.attest(figures.score)
 
     def next_order(self, name: str, work: LocalWork, verdict: Verdict, seed: int) -> WorkOrder:
         """A new order for an idle silo, from the newest version; ``seed`` is that of the run."""

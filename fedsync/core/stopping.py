@@ -62,6 +62,9 @@ class Passes:
     the check before. The loss of a check is ``sum_i n_i l_i / sum_i n_i``, where l_i is the mean training loss of
     silo i since the check before and n_i its number of samples: a silo that does more steps counts no more.
 
+    Where losses are sealed, that of a check is the mean of what silos attested since the check before, which it waits
+    for. Attested losses come a commit late.
+
     Args:
         loss: of the last check, None before the first.
         change: between the last two checks, relative to the one before; None before the second.
@@ -74,6 +77,7 @@ class Passes:
     change: float | None = None
     _since: dict[str, _Pass] = field(default_factory=dict)
     _unfinished: int = 0
+    _attested: tuple[float, int] = (0.0, 0)
 
     def join(self, silo: str, examples: int) -> None:
         """A silo with this many training samples is there; one that joins again begins its pass anew."""
@@ -87,8 +91,8 @@ class Passes:
         if mine is not None and mine.samples < mine.examples:
             self._unfinished -= 1
 
-    def add(self, silo: str, examples: int, samples: int, loss: float) -> None:
-        """A silo processed ``samples`` at this mean training loss; checks if that ends a pass of all.
+    def add(self, silo: str, examples: int, samples: int, loss: float | None) -> None:
+        """A silo processed ``samples`` at this mean training loss, None if sealed; checks if that ends a pass of all.
 
         One that had left is waited for again.
         """
@@ -98,13 +102,28 @@ class Passes:
         if mine.samples < mine.examples <= mine.samples + samples:
             self._unfinished -= 1
         mine.samples += samples
+        if loss is None:
+            self._check_attested()
+            return
         mine.loss += samples * loss
         if self._unfinished == 0:
-            self._check()
+            passes = self._since.values()
+            weight = sum(each.examples for each in passes)
+            self._check(sum(each.examples * each.loss / each.samples for each in passes) / weight)
 
-    def _check(self) -> None:
-        passes = self._since.values()
-        loss = sum(each.examples * each.loss / each.samples for each in passes) / sum(each.examples for each in passes)
+    def attest(self, loss: float) -> None:
+        """Silos attest a mean training loss; checks if that is what a check waits for."""
+        total, count = self._attested
+        self._attested = total + loss, count + 1
+        self._check_attested()
+
+    def _check_attested(self) -> None:
+        total, count = self._attested
+        if self._unfinished == 0 and self._since and count:
+            self._attested = 0.0, 0
+            self._check(total / count)
+
+    def _check(self, loss: float) -> None:
         if self.loss is not None:
             self.change = abs(loss - self.loss) / max(abs(self.loss), 1e-12)
         self.loss = loss

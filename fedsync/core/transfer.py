@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsync.core.actions import Commit
 from fedsync.core.errors import FedSyncError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.orders import PooledFigures, WorkOrder, WorkReport
 
 Payload = NDArray[Any]
 """One flat array: float32 values in the clear, or uint8 sealed bytes."""
@@ -60,6 +60,10 @@ class Aggregator(Protocol):
     @property
     def upload_bytes(self) -> int:
         """Size of an update as it travels."""
+
+    @property
+    def seals_figures(self) -> bool:
+        """Whether losses, evaluations and other figures of a single silo are none of the server's business."""
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """A silo has come; it holds ``version``, and sent what its `Replica.greeting` is.
@@ -141,6 +145,10 @@ class InTheClear:
     def holds(self, silo: str, version: int) -> None: ...
 
     @property
+    def seals_figures(self) -> bool:
+        return False
+
+    @property
     def blocked(self) -> bool:
         return False
 
@@ -203,8 +211,9 @@ class Replica(Protocol):
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         """An update, float32 [values], as it travels."""
 
-    def reported(self, evaluation: Evaluation) -> Evaluation:
-        """What the server is told of an evaluation that this silo made."""
+    @property
+    def pooled(self) -> tuple[PooledFigures, ...] | None:
+        """What silos found together in the commits received last, oldest first; None where each tells its own."""
 
     def disclosed(self, report: WorkReport) -> WorkReport:
         """What the server is told of an order that this silo did."""
@@ -243,8 +252,8 @@ class PlainReplica:
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         return update
 
-    def reported(self, evaluation: Evaluation) -> Evaluation:
-        return evaluation
+    @property
+    def pooled(self) -> None: ...
 
     def disclosed(self, report: WorkReport) -> WorkReport:
         return report

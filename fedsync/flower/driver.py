@@ -42,6 +42,7 @@ from fedsync.core.actions import (
     Stop,
     WakeAt,
 )
+from fedsync.core.checks import check_sealed
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.events import (
@@ -67,6 +68,7 @@ from fedsync.observe.recorder import Recorder
 from fedsync.trainer.protocol import (
     Answer,
     AskSnapshot,
+    Attestation,
     Describe,
     EvaluateModel,
     Hello,
@@ -234,7 +236,10 @@ class FlowerDriver:
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
                     return self._update(name, order, reply, _needed(payload, name), now_s)
-                case EvaluateModel(version), Evaluation():
+                case EvaluateModel(version), Attestation(pooled):
+                    self._aggregator.holds(name, version)
+                    return Evaluated(now_s, name, version, None, pooled)
+                case EvaluateModel(version), Evaluation() if not self._aggregator.seals_figures:
                     self._aggregator.holds(name, version)
                     return Evaluated(now_s, name, version, reply)
                 case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
@@ -285,6 +290,8 @@ class FlowerDriver:
 
     def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload, now_s: float) -> Event:
         self._answered = name
+        if self._aggregator.seals_figures:
+            check_sealed(name, report)
         if not self._sealed:
             update = as_vector(update, self._layout, name)
         self._aggregator.put(name, order.update_id, update)

@@ -305,8 +305,9 @@ def _refuse() -> NoReturn:
 
 def _fill_metrics(result: Result, ledger: Ledger) -> None:
     for row in ledger.rounds:
+        loss = {} if row.loss is None else {"train_loss": row.loss}
         result.train_metrics_clientapp[row.round] = MetricRecord(
-            {**row.metrics, "train_loss": row.loss, "seconds": row.seconds, "silos": len(row.silos)}
+            {**row.metrics, **loss, "seconds": row.seconds, "silos": len(row.silos)}
         )
         if row.accuracy is not None and row.test_loss is not None:
             result.evaluate_metrics_clientapp[row.round] = MetricRecord(

@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Note, Stop
+from fedsync.core.actions import Attested, Commit, Discard, Dispatch, Evaluate, Note, Stop
 from fedsync.core.checks import sound, usable
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
+from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, fast_dataclass, mean_loss
 from fedsync.core.scores import Scores
 from fedsync.observe.metric_pool import MetricPool, pooled
+
+_LATEST = 64
+"""Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
 
 
 @fast_dataclass
@@ -40,9 +43,10 @@ class Round:
         round: model version it made.
         at_s: when, since training began.
         seconds: since the commit before.
-        loss: mean training loss a sample over the updates in it.
+        loss: mean training loss a sample over the updates in it. Where losses are sealed, what silos attest of all
+            commits since the last that has one; None for those between.
         silos: share of every silo that has an update in it.
-        accuracy: of the version, once silos have evaluated it.
+        accuracy: of the version, once silos have evaluated it, or attest what they found together.
         test_loss: mean loss on the test splits, likewise.
         metrics: figures that silos reported, pooled over the updates in it.
     """
@@ -50,7 +54,7 @@ class Round:
     round: int
     at_s: float
     seconds: float
-    loss: float
+    loss: float | None
     silos: dict[str, SiloShare]
     accuracy: float | None = None
     test_loss: float | None = None
@@ -131,6 +135,7 @@ class Ledger:
     _last_scored: int = 0
     _accuracy: float | None = None
     _loss: float | None = None
+    _sealed: bool = False
 
     def add(self, entry: JournalEntry) -> None:
         if not self._closing:
@@ -149,6 +154,8 @@ class Ledger:
                     self._close(version, names)
                 case Discard(update_id, _):
                     self._arrived.pop(update_id, None)
+                case Attested(figures):
+                    self._attest(figures)
                 case Note(text):
                     self.notes.append(text)
                 case Stop():
@@ -170,6 +177,8 @@ class Ledger:
     def _is_closed(self, index: int) -> bool:
         """Scored or overtaken; or orders start from a later version by now, and none of this one is in work."""
         version = self.rounds[index].round
+        if self._sealed and len(self.rounds) - index <= _LATEST:
+            return version <= self._last_scored
         return version <= self._last_scored or (index + 1 < len(self.rounds) and not self._scores.under_way(version))
 
     @property
@@ -180,6 +189,11 @@ class Ledger:
     @property
     def accuracy(self) -> float | None:
         return self._accuracy
+
+    @property
+    def training_loss(self) -> float | None:
+        """Newest mean training loss of a round that is known."""
+        return next((row.loss for row in reversed(self.rounds[-_LATEST:]) if row.loss is not None), None)
 
     @property
     def seconds_to_target(self) -> float | None:
@@ -203,6 +217,7 @@ class Ledger:
             "seconds": self.seconds,
             "accuracy": self.accuracy,
             "loss": self._loss,
+            "scored_round": self._last_scored or None,
             "target_accuracy": self.target_accuracy,
             "seconds_to_target": self.seconds_to_target,
             "stopped_by": self.stopped.reason if self.stopped else None,
@@ -325,7 +340,8 @@ class Ledger:
     def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
         arrivals = [self._arrived.pop(update_id) for update_id in update_ids]
         reports = [arrival.report for arrival in arrivals]
-        loss = sum([report.loss * report.samples for report in reports]) / sum([report.samples for report in reports])
+        loss = mean_loss(reports)
+        self._sealed = loss is None
         since_s = at_s - (self._begin_s or 0.0)
         seconds = since_s - (self.rounds[-1].at_s if self.rounds else 0.0)
         # Of simultaneous arrivals the first, as `Round.slowest` has it.
@@ -336,12 +352,23 @@ class Ledger:
 
     def _settle(self) -> None:
         for score in self._scores.settle():
-            row = self._by_version.get(score.version)
-            if row is not None:
-                row.accuracy, row.test_loss = score.accuracy, score.loss
-            # The version that a rollback makes has no row, yet it may be what the run ends with.
-            if score.version >= 1:
-                self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
+            self._score(score)
+
+    def _score(self, score: Score) -> None:
+        row = self._by_version.get(score.version)
+        if row is not None:
+            row.accuracy, row.test_loss = score.accuracy, score.loss
+        # The version that a rollback makes has no row, yet it may be what the run ends with.
+        if score.version >= max(1, self._last_scored):
+            self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
+
+    def _attest(self, figures: PooledFigures) -> None:
+        """What silos found together is believed."""
+        row = self._by_version.get(figures.version)
+        if row is not None:
+            row.loss = figures.loss
+        if figures.score is not None:
+            self._score(figures.score)
 
 
 def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:

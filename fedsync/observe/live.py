@@ -102,7 +102,7 @@ class LiveRun:
         parts = [
             f"{self._config.get('name', '')} ({self._runtime})",
             f"round {len(rounds)}" + (f"/{total}" if total else ""),
-            f"loss {rounds[-1].loss:.4f}" if rounds else "loss -",
+            "loss -" if ledger.training_loss is None else f"loss {ledger.training_loss:.4f}",
             "accuracy -" if accuracy is None else f"accuracy {accuracy:.4f}",
             f"{ledger.seconds:.1f} {unit}",
         ]

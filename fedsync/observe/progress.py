@@ -79,6 +79,8 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         share = row.silos[row.slowest]
         # A version is evaluated on the way into the next round, so the newest accuracy is one round old.
         accuracy = "-" if ledger.accuracy is None else f"{ledger.accuracy:.3f}"
+        known = ledger.training_loss if row.loss is None else row.loss  # sealed losses come a commit late
+        loss = "-" if known is None else f"{known:.4f}"
         slowest = f"slowest {row.slowest} ({share.compute_s + share.overhead_s:.1f} s)"
         if self._bar is not None and self._task is not None:
             scores = f"accuracy {accuracy}  " if self._trained else ""
@@ -86,7 +88,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._bar.update(self._task, completed=row.round, state=state)
             return
         total = f"/{self._rounds}" if self._rounds else ""
-        scores = f"loss {row.loss:>7.4f}  accuracy {accuracy:>5}  " if self._trained else ""
+        scores = f"loss {loss:>7}  accuracy {accuracy:>5}  " if self._trained else ""
         self._console.print(
             f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  "
             f"{scores}{slowest}  {self._eta(row.round)}",

@@ -40,6 +40,7 @@ from fedsync.core.actions import (
     Stop,
     WakeAt,
 )
+from fedsync.core.checks import check_sealed
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.curve import steps_within
 from fedsync.core.errors import FedSyncError, RunError
@@ -59,7 +60,7 @@ from fedsync.core.transfer import Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages
-from fedsync.trainer.protocol import Completed
+from fedsync.trainer.protocol import Attestation, Completed
 
 
 class Worker(Protocol):
@@ -79,8 +80,11 @@ class Worker(Protocol):
         has no series of speeds.
         """
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation | None:
-        """Evaluate the model ``version`` on the silo's test split; None where there is none."""
+    def evaluate(self, received: Payload, version: int) -> Evaluation | Attestation | None:
+        """Evaluate the model ``version`` on the silo's test split; None where there is none.
+
+        Where figures are sealed, what silos found together in the commits that came with it.
+        """
 
 
 class _Priority(IntEnum):
@@ -218,7 +222,7 @@ class VirtualDriver:
                 del self._working[silo]
                 return self._finish(happening, now_s)
             case _Question(silo, version, received):
-                return Evaluated(now_s, silo, version, self._evaluate(silo, version, received))
+                return self._evaluate(now_s, silo, version, received)
             case _Loss(silo, outage):
                 self._working.pop(silo, None)
                 self._here.discard(silo)
@@ -250,6 +254,8 @@ class VirtualDriver:
         try:
             outcome = worker.train(asked, work.received)
             if outcome is not None:
+                if self._aggregator.seals_figures:
+                    check_sealed(silo, outcome.report)
                 self._aggregator.holds(silo, worker.replica.holds)
                 self._aggregator.put(silo, order.update_id, outcome.update)
         except FedSyncError as error:
@@ -277,14 +283,16 @@ class VirtualDriver:
         meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
         return UpdateArrived(now_s, meta, report)
 
-    def _evaluate(self, silo: str, version: int, received: Payload) -> Evaluation | None:
+    def _evaluate(self, now_s: float, silo: str, version: int, received: Payload) -> Evaluated:
         worker = self._workers[silo]
         try:
-            return worker.evaluate(received, version)
+            found = worker.evaluate(received, version)
         except FedSyncError:
-            return None
-        finally:
-            self._aggregator.holds(silo, worker.replica.holds)
+            found = None
+        self._aggregator.holds(silo, worker.replica.holds)
+        if isinstance(found, Attestation):
+            return Evaluated(now_s, silo, version, None, found.pooled)
+        return Evaluated(now_s, silo, version, None if self._aggregator.seals_figures else found)
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:

@@ -11,7 +11,7 @@ it (`fedsync.flower.outbox`) and one that answers it (`fedsync.trainer.service`)
 | `AskModel` | | `InitialModel` | the model, float32 |
 | `Train` | what the silo needs to have the model | `InProgress`, `WorkReport`, `VersionMismatch` | the update |
 | `Collect` | | as `Train` | as `Train` |
-| `EvaluateModel` | as `Train` | `Evaluation`, `VersionMismatch` | |
+| `EvaluateModel` | as `Train` | `Evaluation`, `Attestation` where figures are sealed, `VersionMismatch` | |
 | `Question` | the aggregator's question | `Answer` | the replica's answer |
 | `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
 | any | | `Refused` | |
@@ -37,7 +37,7 @@ from fedsync.core import codec
 from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout
-from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload, VersionMismatch
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
@@ -138,6 +138,13 @@ class InProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Attestation:
+    """What silos found together in the commits that came with the model; nothing of the model or of this silo."""
+
+    pooled: tuple[PooledFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to the aggregator's question."""
 
@@ -173,7 +180,18 @@ class Refused:
     text: str = ""
 
 
-Reply = Hello | InitialModel | InProgress | WorkReport | VersionMismatch | Evaluation | Answer | Snapshot | Refused
+Reply = (
+    Hello
+    | InitialModel
+    | InProgress
+    | WorkReport
+    | VersionMismatch
+    | Evaluation
+    | Attestation
+    | Answer
+    | Snapshot
+    | Refused
+)
 
 Ask = Callable[[str, Payload | None], tuple[str, Payload | None]]
 """The way to a silo's trainer: text and bytes there, text and bytes back."""

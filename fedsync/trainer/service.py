@@ -35,6 +35,7 @@ from fedsync.trainer.protocol import (
     Answer,
     AskModel,
     AskSnapshot,
+    Attestation,
     Collect,
     Completed,
     Describe,
@@ -119,7 +120,7 @@ class TrainerService:
         self._session = session
         self.name, self.facts = session.name, session.facts
         self._job = None if session.last is None else _Job.over(session.last)
-        self._evaluated: tuple[tuple[int, bytes], Evaluation] | None = None
+        self._evaluated: tuple[tuple[int, bytes], Evaluation | Attestation] | None = None
         # The session serves one order or evaluation at a time; asking how far it is does not need it.
         self._training = threading.Lock()
         self._beginning = threading.Lock()
@@ -199,7 +200,7 @@ class TrainerService:
             job.halt.set()
         return job.reply(wait_s)
 
-    def _evaluate(self, received: Payload, version: int) -> Evaluation | VersionMismatch:
+    def _evaluate(self, received: Payload, version: int) -> Evaluation | Attestation | VersionMismatch:
         """Evaluate the model ``version``, once no order is in work; what comes twice is evaluated once."""
         what = version, hashlib.blake2b(received.tobytes()).digest()
         with self._training:

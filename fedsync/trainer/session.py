@@ -34,7 +34,7 @@ from fedsync.trainer.key_lookup import own_ring
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import ANSWER, COPY, Completed, Identity
+from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, Identity
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
@@ -84,15 +84,15 @@ class SiloSession:
         self.check_open()
         slot = SiloSlot(self.name, identity.index, spec.silos, spec.seed)
         self._trainer = Trainer(task, slot, _options(spec, identity, machine))
+        plan = spec.encryption_plan(self._trainer.layout)
+        if owner is not None:
+            owner.check_seal(plan)
         self.facts = SiloFacts(
-            examples=self._trainer.examples,
+            examples=plan.examples if plan is not None and plan.seal_metrics else self._trainer.examples,
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
         )
-        plan = spec.encryption_plan(self._trainer.layout)
-        if owner is not None:
-            owner.check_seal(plan)
         self.replica: Replica = PlainReplica()
         if plan is not None and keys is not None:
             first_model = (owner or OwnerPolicy()).first_model
@@ -159,10 +159,13 @@ class SiloSession:
         least = self._owner.least_samples
         return watch and (lambda steps, samples: watch(steps, samples) or samples < least)
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation:
-        """What the server is told of the model ``version`` on the silo's test split; raises as `train`."""
-        model = self._receive(received, version)
-        return self.replica.reported(self._trainer.evaluate(model))
+    def evaluate(self, received: Payload, version: int) -> Evaluation | Attestation:
+        """What the server is told of the model ``version``; raises as `train`.
+
+        Where figures are sealed, the model is not even looked at: the server hears what the sums say that came with it.
+        """
+        model, pooled = self._receive(received, version), self.replica.pooled
+        return self._trainer.evaluate(model) if pooled is None else Attestation(pooled)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.

@@ -9,7 +9,7 @@ import pytest
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.transfer import OtherVersion
 from fedsync.core.weighting import Weighting, progress
 from tests.cipher.lying_server import entry_of, rewritten
@@ -104,21 +104,38 @@ def test_an_update_from_an_older_grid_makes_a_sum_of_its_own(tmp_path: Path) -> 
     np.testing.assert_array_equal(federation.begin("a", 2), federation.silos["b"].model)
 
 
-def test_sealed_metrics_tell_the_server_the_sum_over_silos_and_no_more(tmp_path: Path) -> None:
-    hiding = EncryptionPlan("bfv", 16, LAYOUT, Weighting(), 2, seal_metrics=True)
-    federation = Federation(hiding, tmp_path, {"a": 10, "b": 10})
-    found = {"a": Evaluation(3.5, 8, 10), "b": Evaluation(1.25, 30, 40)}
+HIDING = EncryptionPlan("bfv", 16, LAYOUT, Weighting(), 2, seal_metrics=True)
+FOUND = {"a": Evaluation(3.5, 8, 10), "b": Evaluation(1.25, 30, 40)}
+
+
+def test_sealed_metrics_tell_the_server_the_mean_over_silos_and_no_more(tmp_path: Path) -> None:
+    federation = Federation(HIDING, tmp_path, {"a": 10, "b": 10})
     for name in "ab":
         federation.begin(name, 0)
-    ids = [federation.answer(name, change(1), evaluation=found[name]) for name in "ab"]
+    ids = [federation.answer(name, change(1), evaluation=FOUND[name]) for name in "ab"]
     federation.commit(1, ids)
     federation.begin("a", 1)
-    mine, pooled = Evaluation(1.0, 1, 1), Evaluation(4.75, 38, 50)
-    assert federation.silos["a"].reported(mine) == pooled
-    own = replace(report(1, 4, 40), evaluation=mine, metrics={"energy_j": 5.0})
-    assert federation.silos["a"].disclosed(own) == replace(own, evaluation=pooled, metrics={})
-    untested = replace(own, evaluation=None, metrics={})
-    assert federation.silos["a"].disclosed(untested) == untested
+    pooled = (PooledFigures(1, 1.0, Score(0, 0.76, 0.095)),)  # 38 of 50 right, a loss of 4.75; trained at a loss of 1
+    assert federation.silos["a"].pooled == pooled
+    own = replace(
+        report(1, 4, 40), evaluation=FOUND["a"], metrics={"energy_j": 5.0}, overhead_s={"load": 1.0, "e": 2.0}
+    )
+    sealed = replace(own, loss=None, evaluation=None, metrics={}, overhead_s={"other": 3.0}, pooled=pooled)
+    assert federation.silos["a"].disclosed(own) == sealed
+
+
+def test_a_model_that_a_silo_gets_again_is_not_evaluated_for_the_server_again(tmp_path: Path) -> None:
+    """Else b's evaluation of one model were the difference between two sums with others."""
+    federation = Federation(HIDING, tmp_path, {"a": 10, "b": 10})
+    for name in "ab":
+        federation.begin(name, 0)
+    lost = federation.answer("b", change(1), evaluation=FOUND["b"])
+    federation.aggregator.discard(lost)
+    federation.begin("b", 0)
+    ids = [federation.answer(name, change(1), evaluation=FOUND[name]) for name in "ab"]
+    federation.commit(1, ids)
+    federation.begin("a", 1)
+    assert federation.silos["a"].pooled == (PooledFigures(1, 1.0),), "b was asked twice, so a's is not told either"
 
 
 def test_metrics_in_the_clear_are_what_the_silo_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from fedsync.core.claims import Claims
 from fedsync.core.fitting import CurveBook
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.roster import Roster
@@ -18,6 +19,7 @@ PARTS: dict[str, type] = {
     "adaptation.": Adaptation,
     "scores.": Scores,
     "passes.": Passes,
+    "claims.": Claims,
     "failures.": FailurePolicy,
 }
 GIVEN = {

@@ -80,7 +80,7 @@ def test_every_way_to_synchronise_works_encrypted(
 ) -> None:
     more = ["aggregation.staleness={kind: constant}"] if strategy == "fedbuff" else []
     more += ["barrier.interval.interval_s=0.5"] if strategy == "fsp" else []
-    run, models = _start(tmp_path, monkeypatch, strategy, "cipher={kind: bfv, bits: 16}", *more)
+    run, models = _start(tmp_path, monkeypatch, strategy, "cipher={kind: bfv, bits: 16, examples: 300}", *more)
     assert run.run_summary is not None and run.run_summary["rounds"] == 3
     for model in models:
         np.testing.assert_allclose(model, models[0], atol=1e-6)

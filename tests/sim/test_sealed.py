@@ -51,7 +51,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in IMPOSSIBLE])
 def test_silos_end_with_one_model_under_every_strategy(name: str, tmp_path: Path, models: list[np.ndarray]) -> None:
     """The pad seals fastest; what is sealed makes no difference to stores, grids and versions."""
-    summary = run_virtual(config(name, "cipher={kind: pad, bits: 16}"), SILOS, tmp_path)
+    summary = run_virtual(config(name, "cipher={kind: pad, bits: 16, examples: 300}"), SILOS, tmp_path)
     assert summary["sealed_share"] == 1.0
     assert summary["rounds"] >= 3
     assert summary["accuracy"] is not None
@@ -70,8 +70,8 @@ def test_what_needs_to_see_updates_is_refused(name: str) -> None:
     ("name", "cipher"),
     [
         ("fedavg", "{kind: bfv}"),
-        ("lb-bsp", "{kind: bfv, bits: 8, metrics: sealed}"),
-        ("fsp", "{kind: bfv, bits: 12}"),
+        ("lb-bsp", "{kind: bfv, bits: 8, metrics: plain}"),
+        ("fsp", "{kind: bfv, bits: 12, examples: 300}"),
         ("lb-bsp", "{kind: masked, inner: {kind: bfv}}"),
         ("a-bsp", "{kind: masked}"),
         ("lb-bsp", "{kind: bfv, only: ['*.weight']}"),
@@ -123,4 +123,4 @@ def test_masks_need_commits_of_one_round() -> None:
     for name in ("asp", "pssp", "fsp"):
         with pytest.raises(ConfigError, match="opens sums of one round only"):
             config(name, "cipher={kind: masked}")
-    config("fsp", "cipher={kind: masked}", "barrier.late=drop")
+    config("fsp", "cipher={kind: masked, inner: {kind: bfv, examples: 300}}", "barrier.late=drop")

@@ -1,8 +1,9 @@
 """The header: what silos must add up besides their updates, and the server must not see.
 
 Each silo puts in a 1, its weight n_i, its weight times its progress |a_i|, one vote a group of tensors for the
-exponent that its update needs and, on request, the sums of its evaluation. All silos decrypt the same sums, so all
-come to the same mean and the same next exponents, whoever dropped out, and the server learns neither.
+exponent that its update needs and, where figures are sealed, its training loss and the sums of its evaluation. All
+silos decrypt the same sums, so all come to the same mean and the same next exponents, whoever dropped out, and the
+server learns neither.
 
 A header is the beginning of chunk 0. Its slots are small (24 bits and a sign a summand), so that every suite adds
 them exactly:
@@ -14,6 +15,7 @@ them exactly:
     10 .. 13   summed loss, in units of 2^-20
     14 .. 17   correct predictions, in units of 2^-20
     18 .. 21   samples evaluated
+    22 .. 25   mean training loss a sample, in units of 2^-20
     32 ..      votes: one counter of 8 bits a group and exponent, four to a slot
 
 A number that takes four slots is cut to limbs of 24 bits, lowest first; the highest carries the sign.
@@ -53,7 +55,7 @@ def header_slots(tensors: int) -> int:
     return _VOTES + -(-vote_groups(tensors) * BINS // _PER_SLOT)
 
 
-_COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES = 0, 1, 2, 6, 10, 14, 18
+_COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
 _LIMB, _LIMBS, _POINT = 24, 4, 20
 # The highest limb of a summand stays within its 24 bits.
 _LARGEST = 1 << (_LIMB * _LIMBS - 1)
@@ -68,12 +70,14 @@ class Contribution:
         exponents: what each tensor's values need, in the layout's order; see `needed_exponents`.
         progress: |a_i| of FedNova, more than 0; 1 where updates are not normalised.
         evaluation: of the base model, if the silo is to report it encrypted.
+        loss: mean training loss a sample, likewise; 0 if not.
     """
 
     weight: int
     exponents: tuple[int, ...]
     progress: float = 1.0
     evaluation: Evaluation | None = None
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Tally:
         tensors: tensors of the layout; group g has those with ``t * groups // tensors == g``.
         evaluators: silos that reported an evaluation.
         evaluation: their sums, or None if there are none.
+        loss: sum of all mean training losses.
     """
 
     count: int
@@ -97,6 +102,7 @@ class Tally:
     tensors: int
     evaluators: int
     evaluation: Evaluation | None
+    loss: float = 0.0
 
     @property
     def effective_progress(self) -> float:
@@ -127,6 +133,7 @@ def together(tallies: Sequence[Tally]) -> Tally:
         evaluation=Evaluation(sum(e.loss for e in found), sum(e.correct for e in found), sum(e.samples for e in found))
         if found
         else None,
+        loss=sum(tally.loss for tally in tallies),
     )
 
 
@@ -144,10 +151,11 @@ def build(own: Contribution, cap: int) -> Slots:
     slots[_COUNT] = 1
     _put(slots, _WEIGHT, own.weight)
     _put(slots, _PROGRESS, _fixed(own.weight * own.progress))
+    _put(slots, _TRAINING, _figure(own.loss))
     if own.evaluation is not None:
         slots[_EVALUATED] = 1
-        _put(slots, _LOSS, _fixed(own.evaluation.loss))
-        _put(slots, _CORRECT, _fixed(own.evaluation.correct))
+        _put(slots, _LOSS, _figure(own.evaluation.loss))
+        _put(slots, _CORRECT, _figure(own.evaluation.correct))
         _put(slots, _SAMPLES, own.evaluation.samples)
     for group, exponent in enumerate(_grouped(own.exponents)):
         counter = group * BINS + exponent - MIN_EXPONENT
@@ -175,7 +183,7 @@ def read(slots: Slots, members: int, cap: int, tensors: int, sender: str) -> Tal
         raise ProtocolError(sender, "count", f"{count} silos are in the sum, {members} are named")
     if not count <= weight <= count * cap:
         raise ProtocolError(sender, "weights", f"{count} silos weigh {weight}, each at most {cap}")
-    progress = math.ldexp(_get(flat, _PROGRESS), -_POINT)
+    progress = _number(flat, _PROGRESS)
     if not progress > 0:
         raise ProtocolError(sender, "progress", f"{count} silos made a progress of {progress:g}")
     groups = vote_groups(tensors)
@@ -187,9 +195,8 @@ def read(slots: Slots, members: int, cap: int, tensors: int, sender: str) -> Tal
         raise ProtocolError(sender, "evaluation", f"{evaluators} of {count} silos evaluated {samples} samples")
     evaluation = None
     if evaluators:
-        loss, correct = (math.ldexp(_get(flat, slot), -_POINT) for slot in (_LOSS, _CORRECT))
-        evaluation = Evaluation(loss, correct, samples)
-    return Tally(count, weight, progress, votes, tensors, evaluators, evaluation)
+        evaluation = Evaluation(_number(flat, _LOSS), _number(flat, _CORRECT), samples)
+    return Tally(count, weight, progress, votes, tensors, evaluators, evaluation, _number(flat, _TRAINING))
 
 
 def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headroom: int = 1) -> tuple[int, ...]:
@@ -262,6 +269,11 @@ def _fixed(number: float) -> int:
     return round(math.ldexp(number, _POINT))
 
 
+def _figure(number: float) -> int:
+    """As `_fixed`, or the nearest that can be sent: no decision about the model hangs on a figure."""
+    return min(max(_fixed(number), 1 - _LARGEST), _LARGEST - 1)
+
+
 def _put(slots: NDArray[np.int64], at: int, number: int) -> None:
     if not -_LARGEST <= number < _LARGEST:
         raise ValueError(f"{number} is too large to be sent")
@@ -269,6 +281,10 @@ def _put(slots: NDArray[np.int64], at: int, number: int) -> None:
     for limb in range(_LIMBS - 1):
         slots[at + limb] = (number >> (_LIMB * limb)) & mask
     slots[at + _LIMBS - 1] = number >> (_LIMB * (_LIMBS - 1))
+
+
+def _number(slots: NDArray[np.int64], at: int) -> float:
+    return math.ldexp(_get(slots, at), -_POINT)
 
 
 def _get(slots: NDArray[np.int64], at: int) -> int:

@@ -104,6 +104,10 @@ class EncryptedAggregator:
         annex = wire.MAX_ANNEX if self._plan.masked else 0
         return self._plan.chunks * self._plan.form.chunk_bytes + 4 * self._plan.clear_values + annex + 4096
 
+    @property
+    def seals_figures(self) -> bool:
+        return self._plan.seal_metrics
+
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """A silo is here. What it says of the size of its updates counts if no order has gone out yet.
 

@@ -28,6 +28,7 @@ from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Sealer
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.orders import PooledFigures
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +70,16 @@ class Opener:
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
         return replace(state, history=state.history.begin(added_content([calibration], b""), state.digest))
 
-    def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, Tally | None]:
-        """The state one version later, and what was in the headers of what was added.
+    def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, PooledFigures | None]:
+        """The state one version later, and figures of enough silos, if there are with what was added.
 
         Raises:
             ProtocolError: a silo sealed something that no silo may.
         """
-        added_up = None
+        figures = None
         match link.kind:
             case LinkKind.ADD:
-                state, added_up = self._add(state, link.entries[0])
+                state, figures = self._add(state, link.entries[0])
             case LinkKind.UNDO:
                 for entry in link.entries:
                     change, _ = self._change(state, entry, self._openable(state, entry), -1)
@@ -86,9 +87,9 @@ class Opener:
             case LinkKind.EMPTY:
                 pass
         state = replace(state, version=state.version + 1)
-        return replace(state, history=state.history.after(link.kind, link.contents, state.digest)), added_up
+        return replace(state, history=state.history.after(link.kind, link.contents, state.digest)), figures
 
-    def _add(self, state: ReplicaState, entry: ReadEntry) -> tuple[ReplicaState, Tally | None]:
+    def _add(self, state: ReplicaState, entry: ReadEntry) -> tuple[ReplicaState, PooledFigures | None]:
         added = dict(state.added)
         for member in entry.members:
             admit(member, added, self._ring)
@@ -99,7 +100,11 @@ class Opener:
             logger.warning("version %d: %s sealed on a grid that nobody agreed on", entry.version, others)
         change, added_up = self._change(state, entry, openable, 1)
         scales = state.scales.after(len(entry.members), added_up, voters, self._plan)
-        return replace(state, model=state.model + change, scales=scales, added=added), added_up
+        pool, figures = state.pool, None
+        if added_up is not None:
+            members = [member for one in openable for member in one.head.members]
+            pool, figures = pool.after(entry.version, added_up, members, self._plan.quorum)
+        return replace(state, model=state.model + change, scales=scales, added=added, pool=pool), figures
 
     def _change(
         self, state: ReplicaState, entry: ReadEntry, openable: Sequence[wire.Envelope], sign: int

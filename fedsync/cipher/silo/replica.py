@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsync.cipher.encoding import catch_up, tally, wire
-from fedsync.cipher.encoding.catch_up import CatchUp, LinkKind, Start
+from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
@@ -37,7 +37,7 @@ from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
 from fedsync.core.transfer import OtherVersion, Payload
 
@@ -51,6 +51,9 @@ _CLIPPED = 0.01
 
 ANY_MODEL = "any"
 """Stands for the digest of a first model where silos are emulated, and the server may choose it."""
+
+MAX_POOLED = 8
+"""Pools of which the server is told at once, the newest."""
 
 
 class EncryptedReplica:
@@ -108,7 +111,8 @@ class EncryptedReplica:
         self._masking = Masking(ring, self._run) if plan.masked else None
         self._roster: MaskRoster | None = None
         self._attempt = 0
-        self._pooled = Evaluation(0.0, 0.0, 0)
+        self._pooled: tuple[PooledFigures, ...] = ()
+        self._evaluated = b""
 
     def _kept(self) -> ReplicaState | None:
         """What is on disk, if it is of this run."""
@@ -161,8 +165,7 @@ class EncryptedReplica:
         factor = self._factor(report.steps, report.samples)
         sealed, clear = plan.divide(update)
         votes = self._needed(sealed, factor)
-        evaluation = report.evaluation if plan.seal_metrics else None
-        own = tally.build(Contribution(weight, votes, progress, evaluation), plan.cap)
+        own = tally.build(Contribution(weight, votes, progress, *self._figures(order, report)), plan.cap)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
             raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
@@ -191,18 +194,32 @@ class EncryptedReplica:
             message += clear.astype("<f4", copy=False).tobytes()
         return np.frombuffer(message, dtype=np.uint8)
 
-    def reported(self, evaluation: Evaluation) -> Evaluation:
-        """This silo's own, or, where metrics are sealed, what all silos of the last commit found together.
+    def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float]:
+        """Evaluation and training loss for the header, where figures are sealed.
 
-        That is of the version before the one that was evaluated: sums take a commit to come back.
+        A model is evaluated for the server once: the same evaluation in two sums, one with the updates of other silos
+        than the other, would be the difference of the two.
         """
-        return self._pooled if self._plan.seal_metrics else evaluation
+        if not self._plan.seal_metrics:
+            return None, 0.0
+        evaluated, self._evaluated = self._evaluated, hashlib.blake2b(self._state.model.data).digest()
+        known = evaluated == self._evaluated or not order.evaluate
+        return None if known else report.evaluation or Evaluation(0.0, 0.0, 0), report.loss or 0.0
+
+    @property
+    def pooled(self) -> tuple[PooledFigures, ...] | None:
+        """Where figures are sealed, what silos found together in the commits received last; see `FigurePool`.
+
+        That is of versions before the one that is here: sums take a commit to come back.
+        """
+        return self._pooled if self._plan.seal_metrics else None
 
     def disclosed(self, report: WorkReport) -> WorkReport:
-        """Where metrics are sealed, open figures stay here: the header adds up evaluations and nothing else."""
+        """What the server is told of an order; `fedsync.cipher.silo.figure_pool` lists all that leaves a silo."""
         if not self._plan.seal_metrics:
             return report
-        return replace(report, metrics={}, evaluation=None if report.evaluation is None else self._pooled)
+        overhead_s = {"other": sum(report.overhead_s.values())}
+        return replace(report, loss=None, evaluation=None, metrics={}, overhead_s=overhead_s, pooled=self._pooled)
 
     def answer(self, question: Payload) -> Payload:
         if self._masking is None:
@@ -255,7 +272,7 @@ class EncryptedReplica:
             state, pooled = self._follow(received)
             if self._file is not None:
                 state.save(self._file)
-            self._state, self._pooled = state, pooled or self._pooled
+            self._state, self._pooled = state, pooled[-MAX_POOLED:]
             if self._masking is not None:
                 self._masking.settle(version)
         self._attempt, self._roster = received.attempt, roster
@@ -276,8 +293,8 @@ class EncryptedReplica:
             raise OtherVersion(self._state.version, received.base, self._masking.announcement)
         return roster
 
-    def _follow(self, received: CatchUp) -> tuple[ReplicaState, Evaluation | None]:
-        """The state that the catch-up leads to, and what silos found out in its last commit."""
+    def _follow(self, received: CatchUp) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
+        """The state that the catch-up leads to, and what silos found together on the way."""
         base, author = self._base(received)
         read = self._reader.read(received, base, author)
         # All of it is what silos sealed: now it may be opened.
@@ -285,15 +302,14 @@ class EncryptedReplica:
         followed = self._state.history.known()
         self._compare(state.history.known(), followed)
         self._compare(state.history.known(), read.claimed)
-        pooled = None
+        pooled: list[PooledFigures] = []
         for link in read.links:
-            state, added_up = self._opener.follow(state, link)
+            state, figures = self._opener.follow(state, link)
             here = {state.version: state.history.chains[-1]}
             self._compare(here, followed)
             self._compare(here, read.claimed)
-            if link.kind is not LinkKind.EMPTY:
-                pooled = None if added_up is None else added_up.evaluation
-        return state, pooled
+            pooled += [] if figures is None else [figures]
+        return state, tuple(pooled)
 
     def _base(self, received: CatchUp) -> tuple[ReplicaState | None, str | None]:
         """The state that the catch-up continues, None at the beginning; and the silo whose snapshot that is.

@@ -15,6 +15,7 @@ import numpy as np
 from fedsync.cipher.encoding.packing import MAX_EXPONENT, MIN_EXPONENT
 from fedsync.cipher.encoding.tally import BINS, Tally, next_exponents, together, vote_groups, votes_spared
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.common.checksums import digested, undigested
 from fedsync.common.files import OWNER_FILE, write_atomically
@@ -77,6 +78,7 @@ class ReplicaState:
         scales: see `Scales`.
         added: newest serials of each silo's updates that were added, ascending, so that none is added twice.
         history: what led to it.
+        pool: figures that are not those of enough silos yet.
     """
 
     version: int
@@ -84,6 +86,7 @@ class ReplicaState:
     scales: Scales
     added: Mapping[str, tuple[int, ...]]
     history: History
+    pool: FigurePool = field(default_factory=FigurePool)
 
     @property
     def digest(self) -> bytes:
@@ -99,6 +102,7 @@ class ReplicaState:
             "voters": dict(scales.voters),
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
+            "pool": self.pool.to_json(),
         }
         return json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
@@ -130,6 +134,7 @@ class ReplicaState:
             voters = {str(name): int(count) for name, count in about["voters"].items()}
             votes = None if about["votes"] is None else _tally(about["votes"], tensors)
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
+            pool = FigurePool.from_json(about["pool"])
             version, count = int(about["version"]), int(about["count"])
         except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a silo's state: {error!r}") from error
@@ -140,7 +145,7 @@ class ReplicaState:
             raise ValueError("exponents that no tensor can have")
         if not np.isfinite(model).all() or version != history.records.newest:
             raise ValueError(f"version {version} of a model, which is not finite or has another's history")
-        return cls(version, model, Scales(exponents, count, voters, votes), added, history)
+        return cls(version, model, Scales(exponents, count, voters, votes), added, history, pool)
 
     def save(self, file: Path) -> None:
         """Write the file; it is on disk when this returns.

@@ -63,11 +63,10 @@ class PrometheusExporter:
         ledger = self._ledger
         if ledger is None:
             return
-        newest = ledger.rounds[-1] if ledger.rounds else None
         whole = (
             ("round", "Commits so far.", len(ledger.rounds)),
             ("seconds", "Seconds since training began, on the run's own clock.", ledger.seconds),
-            ("loss", "Mean training loss a sample in the newest commit.", newest.loss if newest else None),
+            ("loss", "Mean training loss a sample in the newest commit that has one.", ledger.training_loss),
             ("accuracy", "Accuracy of the newest version that was evaluated.", ledger.accuracy),
             ("bytes_up", "Payload bytes from silos.", ledger.bytes_up),
             ("bytes_down", "Payload bytes to silos.", ledger.bytes_down),

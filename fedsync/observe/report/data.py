@@ -67,7 +67,7 @@ class Point:
 
     round: int
     at_s: float
-    loss: float
+    loss: float | None
     accuracy: float | None
     staleness: tuple[int, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -56,6 +56,16 @@ class BarrierPolicy(Policy, Generic[S]):
         """How often it wants to hear of orders in work [s]; None if never."""
         return None
 
+    @property
+    def needs_examples(self) -> bool:
+        """Whether it counts on the number of samples that a silo says it holds; see ``cipher.examples``."""
+        return False
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether it counts on the training losses of updates, which are None where metrics are sealed."""
+        return False
+
     @abstractmethod
     def init(self) -> S: ...
 

@@ -66,6 +66,11 @@ class IntervalPolicy(Policy, Generic[S]):
     __slots__ = ()
     section = "interval"
 
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the loss of each round counts, which the server has too late where losses are sealed."""
+        return True
+
     @abstractmethod
     def init(self) -> S: ...
 
@@ -85,6 +90,8 @@ class FixedInterval(IntervalPolicy[None]):
 
     interval_s: Positive
     """Seconds of a round, transfer included [s]."""
+
+    needs_losses = False
 
     def init(self) -> None: ...
 

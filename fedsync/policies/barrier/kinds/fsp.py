@@ -30,7 +30,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from fedsync.core.orders import UpdateMeta
+from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.barrier.intervals import IntervalPolicy, IntervalRound
@@ -172,6 +172,7 @@ class Fsp(BarrierPolicy[FspState]):
     """Weight of the newest measurement in what a silo's orders cost besides training."""
 
     sets_steps = True
+    needs_examples = True
 
     def __post_init__(self) -> None:
         if self.wait_for is not None and self.late is Late.DROP:
@@ -184,6 +185,10 @@ class Fsp(BarrierPolicy[FspState]):
     @property
     def needs_discount(self) -> bool:
         return self.late is Late.STALE
+
+    @property
+    def needs_losses(self) -> bool:
+        return self.interval.needs_losses
 
     def init(self) -> FspState:
         return FspState(self.interval.init())
@@ -247,12 +252,11 @@ class Fsp(BarrierPolicy[FspState]):
         """Commit what fits, and the late ones that are not refused; learn from the former."""
         left_out = set(refused)
         commit = tuple(update_id for update_id in view.pending if update_id not in left_out)
-        samples = sum(meta.samples for meta in fit)
         costs = [state.overheads[meta.silo].seconds for meta in fit if meta.silo in state.overheads]
         seen = IntervalRound(
             seconds=max(view.now_s - round.begin_s, 1e-9),
             cost_s=sum(costs) / len(costs) if costs else 0.0,
-            loss=sum(meta.loss * meta.samples for meta in fit) / samples,
+            loss=mean_loss(fit) or 0.0,  # sealed, they are looked at by no interval that is allowed then
         )
         after = replace(state, round=None, interval=self.interval.observe(state.interval, seen))
         folded = len(commit) - len(fit)
