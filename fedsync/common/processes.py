@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+
+MOST_FILES = 65536
+"""Files that a server needs at most; some programs go through all that they may have."""
 
 _GRACE_S = 5.0
 
@@ -30,6 +34,20 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def raise_file_limit() -> int:
+    """Let this process, and those that it starts, have as many files as the system allows, up to `MOST_FILES`.
+
+    Returns:
+        How many files that is.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def end_processes(leaders: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fedsync.common.names import SILO_NAME
+from fedsync.config.gate import GateConfig
 from fedsync.config.locate import beside
 from fedsync.config.section import Section
 from fedsync.config.silo_start import LogsConfig, absolute, must_exist
@@ -42,6 +43,9 @@ class ServerStartConfig(Section):
 
     logs: LogsConfig = Field(default_factory=LogsConfig)
     """How much of the logs is kept."""
+
+    gate: GateConfig = Field(default_factory=GateConfig)
+    """What strangers and silos may hold of the server."""
 
     @model_validator(mode="after")
     def _secure(self) -> Self:

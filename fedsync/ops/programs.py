@@ -12,6 +12,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals import versions
+from fedsync.flower.internals.operator import make_secret
 from fedsync.identity.certificates import Authority, ServerCertificate
 from fedsync.ops.supervisor import Program
 from fedsync.trainer.owner_policy import owner_environment
@@ -96,11 +97,13 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
     secret = state / SECRET_FILE
     if not secret.exists():
         write_private(secret, secrets.token_bytes(32))
-    gate = ["--gate"] if way() == "fast" else []
+    make_secret(state)
+    fast = way() == "fast"
+    gate = ["--gate", config.gate.model_dump_json(), str(state)] if fast else []
     superlink = [*_CHILD, "superlink", *gate, "--host", config.host, "--port", str(config.port)]
     superlink += ["--isolation", "process", *(["--database", str(state / DATABASE)] if lasting else [])]
     superlink += ["--disable-runtime-dependency-installation", "--superexec-auth-secret-file", str(secret)]
-    superexec = [*_CHILD, "superexec", "--runtime-api-address", config.loopback]
+    superexec = [*_CHILD, "superexec", *(["--hide-tokens"] if fast else []), "--runtime-api-address", config.loopback]
     superexec += ["--superexec-auth-secret-file", str(secret)]
     if config.certificates is None:
         return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", [*superexec, "--insecure"])]

@@ -34,6 +34,7 @@ from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.checkpoints import newest_version
 from fedsync.flower.environment import flower_environment
 from fedsync.flower.internals.apps import OWN
+from fedsync.flower.internals.operator import make_secret, write_credentials
 from fedsync.flower.internals.registration import flwr_command, write_connection
 from fedsync.flower.run_folder import (
     APP,
@@ -93,7 +94,10 @@ class BusyError(ConfigError):
 
 def connect(config: ServerStartConfig) -> None:
     """Tell Flower's command line how to reach the server, with its state folder as ``FLWR_HOME``."""
-    write_connection(Path(config.state), CONNECTION, config.loopback, authority_of(config))
+    state = Path(config.state)
+    make_secret(state)
+    write_connection(state, CONNECTION, config.loopback, authority_of(config))
+    write_credentials(state, config.loopback)
 
 
 def authority_of(config: ServerStartConfig) -> Path | None:

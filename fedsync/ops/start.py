@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedsync.common.files import private_folder
+from fedsync.common.processes import raise_file_limit
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.environment import flower_environment, trainer_environment
+from fedsync.flower.internals.lines import most_lines
 from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
@@ -137,6 +139,7 @@ def start_server(config: ServerStartConfig) -> None:
     if config.certificates is not None:
         folder = Path(config.certificates)
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
+    _have_files(config)
     with alone_in(state), stop_on_signals() as stop:
         connect(config)
         registrar = RegistrationLoop(list(config.silos), lambda names: _register_if_up(config, names))
@@ -152,6 +155,18 @@ def start_server(config: ServerStartConfig) -> None:
             stop,
             tell=lambda: {"silos": registrar.status(), "keeper": keeper.status()},
         )
+
+
+def _have_files(config: ServerStartConfig) -> None:
+    """Let the server's programs have as many files as the system allows; warn if that is too few for the gate."""
+    files = raise_file_limit()
+    connections = most_lines(config.gate.connections, files)
+    if connections < config.gate.connections:
+        logger.warning(
+            "the system lets a process have %d files, so there are at most %d connections instead of %d; raise "
+            "LimitNOFILE in the systemd unit, or `ulimit -Hn`",
+            files, connections, config.gate.connections,
+        )  # fmt: skip
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
@@ -178,7 +193,7 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """
     if name in config.silos:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
-    if revoke_keys(name, config.loopback, _required_authority(config)) == 0:
+    if revoke_keys(name, Path(config.state), config.loopback, _required_authority(config)) == 0:
         raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.config.gate import GateConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
@@ -83,7 +84,10 @@ def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: P
     command = " ".join(link.command)
     assert f"--isolation process --database {tmp_path}/superlink.db" in command
     assert "--enable-supernode-auth" in command and "--ssl-keyfile /c/server.key" in command
-    assert ("--gate" in link.command) is (mode == "fast")
+    assert ("--gate" in link.command) is ("--hide-tokens" in execute.command) is (mode == "fast")
+    if mode == "fast":
+        assert GateConfig.model_validate_json(link.command[list(link.command).index("--gate") + 1]) == config.gate
+    assert not any((tmp_path / "operator.secret").read_text() in " ".join(each.command) for each in (link, execute))
     secret = tmp_path / "superexec.secret"
     for program in (link, execute):
         assert f"--superexec-auth-secret-file {secret}" in " ".join(program.command)

@@ -1,19 +1,39 @@
-"""Who may reach what of a SuperLink: silos the fleet's interface, everything else this machine only.
+"""Who may ask a SuperLink for what, and how much of it at a time.
 
-One port of the SuperLink serves three interfaces: that of SuperNodes, where nodes are authenticated; that of
-operators, which registers nodes and starts runs; and that of ServerApps, which hands out their work. Flower
-asks for no account on the last two, so whoever reaches them could register a node of any name.
+One port of the SuperLink serves three interfaces. Flower reads a request as a whole before it asks who sends it, bounds
+nothing, and asks operators for no account. So each request is judged by its head first:
 
-Nor does Flower bound what a client sends, which it reads as a whole before it asks who that is. So a request is only
-let through if it says how long it is, and that is not too long. Silos need no long ones: Flower cuts arrays into parts
-of 5 MiB, each of which is a request.
+| path | from | who |
+|---|---|---|
+| ``/health`` | anywhere | anybody, without a body |
+| ``/v1/fleet/`` | anywhere | registered nodes; without TLS and keys also one that registers itself |
+| ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started |
+| ``/v1/control/`` and all else | the server's machine | operators, who have the secret of the server's user |
+
+A request that passes has a place among those of its sender (`fedsync.flower.internals.shares`), and so many seconds
+for its body. It has to say how long it is. Silos need no long ones: Flower cuts arrays into parts of 5 MiB, each of
+which is a request. All others are answered and cut off; what came with them is not read.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from fedsync.config.gate import GateConfig
+from fedsync.flower.internals.callers import Callers, Headers
+from fedsync.flower.internals.lines import TRUSTED, Line
+from fedsync.flower.internals.operator import read_secret
+from fedsync.flower.internals.replies import guard_replies
+from fedsync.flower.internals.serving import LINE, serve_within, time_for
+from fedsync.flower.internals.shares import NoPlaceError, Shares
+
+logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,19 +43,38 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_REQUEST_BYTES = 2**24
 """Largest request of a silo: three parts of an array, or the names of the parts of a model of 100 000 tensors."""
 
-_FOR_ALL = ("/v1/fleet/",)
-_STRANGER = 403, b"only from the machine of the server\n"
-_NO_LENGTH = 411, b"say how long the request is\n"
-_TOO_LONG = 413, b"too long a request\n"
+MAX_SMALL_BYTES = 2**16
+"""Largest request that carries no data."""
+
+NOBODY = -1
+"""Whose share those have that register themselves, where nodes are not authenticated. No node has this number."""
+
+_FLEET, _RUNTIME, _CONTROL = "/v1/fleet/", "/v1/runtime/", "/v1/control/"
+_LONG = ("/v1/fleet/push-object", "/v1/fleet/push-messages")
+_REGISTER, _ACTIVATE = "/v1/fleet/register-node", "/v1/fleet/activate-node"
 _DIGITS = 20
+_ONCE = (b"authorization", b"content-length", b"flwr-")
 
 
-def allowed(path: str, host: str | None, own: str | None = None) -> bool:
-    """Whether a client at the address ``host`` may ask for ``path`` at the server's address ``own``."""
-    return path.startswith(_FOR_ALL) or path == "/health" or _from_here(host, own)
+class TurnedAway(Exception):
+    """A request that is not passed on: status and text of the answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A request that is passed on: whose it is, None for anybody's, and how long its body is, None for any length."""
+
+    owner: int | None
+    size: int | None
 
 
 def _from_here(host: str | None, own: str | None) -> bool:
+    """Whether a client at the address ``host`` of the server's address ``own`` is on the server's machine."""
     if host is not None and host == own:
         return True
     try:
@@ -46,52 +85,182 @@ def _from_here(host: str | None, own: str | None) -> bool:
     return (mapped or address).is_loopback
 
 
-def _refusal(scope: Scope) -> tuple[int, bytes] | None:
-    """Status and text of the answer to a request that is not passed on; None for one that is."""
-    path = str(scope["path"])
-    client, server = (address[0] if address else None for address in (scope.get("client"), scope.get("server")))
-    if not allowed(path, client, server):
-        return _STRANGER
-    if not path.startswith(_FOR_ALL) and _from_here(client, server):
-        return None
-    headers = dict(scope["headers"])
+def _headers(scope: Scope) -> Headers:
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in found and name.startswith(_ONCE):
+            raise TurnedAway(400, "the same header twice")
+        found[name] = value
+    return found
+
+
+def _length(headers: Headers, most: int) -> int:
+    """Length that a request says it has."""
     length = headers.get(b"content-length", b"0")
     if b"transfer-encoding" in headers or not length.isdigit():
-        return _NO_LENGTH
-    return _TOO_LONG if len(length) > _DIGITS or int(length) > MAX_REQUEST_BYTES else None
+        raise TurnedAway(411, "say how long the request is")
+    if len(length) > _DIGITS or int(length) > most:
+        raise TurnedAway(413, "too long a request")
+    return int(length)
 
 
 class AccessMiddleware:
-    """Answers requests itself that come from elsewhere and are not for the fleet's interface, or are too long for it.
+    """Answers requests itself that are not by those who may ask, or are too long, or too many.
 
     Args:
         app: what is behind it, an ASGI application.
+        callers: knows who asks; first used with the first request.
+        shares: what each may take at a time.
+        authenticated: whether nodes are registered by the operator only.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, callers: Callers, shares: Shares, *, authenticated: bool) -> None:
         self._app = app
+        self._callers = callers
+        self._shares = shares
+        self._authenticated = authenticated
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
-        refusal = None if scope["type"] == "lifespan" else _refusal(scope)
-        if refusal is None:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        status, text = refusal
-        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(text)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
+        try:
+            judged = await self._judge(scope)
+            _note(scope, judged.owner)
+            if judged.owner in (None, TRUSTED):
+                await self._app(scope, receive, send)
+            else:
+                await self._passed_on(scope, receive, send, judged)
+        except TurnedAway as refused:
+            await _answer(send, refused)
+
+    async def _passed_on(self, scope: Scope, receive: Receive, send: Send, judged: Judged) -> None:
+        size = judged.size or 0
+        entered = False
+        try:
+            async with self._shares.share(judged.owner or 0, size):
+                entered = True
+                await self._app(scope, _in_time(receive, scope, time_for(size)), send)
+        except NoPlaceError:
+            if entered:
+                raise
+            logger.warning("node %s has too many requests at a time", judged.owner)
+            raise TurnedAway(503, "too many requests at a time") from None
+
+    async def _judge(self, scope: Scope) -> Judged:
+        """Whose request it is, and how long.
+
+        Raises:
+            TurnedAway: it is not passed on.
+        """
+        path = str(scope["path"])
+        headers = _headers(scope)
+        if path == "/health":
+            return Judged(None, _length(headers, 0))
+        if path.startswith(_FLEET):
+            return await self._judge_node(path, headers)
+        client, server = (address[0] if address else None for address in (scope.get("client"), scope.get("server")))
+        if not _from_here(client, server):
+            raise TurnedAway(403, "only from the machine of the server")
+        if path == f"{_RUNTIME}acquire-task":
+            if not self._callers.is_superexec(headers):
+                raise TurnedAway(401, "not the server's SuperExec")
+            return Judged(TRUSTED, _length(headers, MAX_SMALL_BYTES))
+        if path.startswith(_RUNTIME):
+            if not await self._callers.is_app(headers):
+                raise TurnedAway(401, "not an app that runs")
+        elif not self._callers.is_operator(headers):
+            logger.warning("a request for %s without the secret of the server's user is refused", path)
+            raise TurnedAway(401, "show the secret of the server's user; see docs/deployment.md")
+        return Judged(TRUSTED, None)
+
+    async def _judge_node(self, path: str, headers: Headers) -> Judged:
+        size = _length(headers, MAX_REQUEST_BYTES if path in _LONG else MAX_SMALL_BYTES)
+        if path == _REGISTER and not self._authenticated:
+            return Judged(NOBODY, size)
+        node = await self._callers.node(headers)
+        if node is None:
+            logger.error("[%s] refused: no registered node proves to have sent it", path)
+            # A SuperNode takes 401 for the end of a session that it had, and 412 for one that it does not get.
+            raise TurnedAway(412 if path in (_REGISTER, _ACTIVATE) else 401, "not a registered node")
+        return Judged(node, size)
 
 
-def put_gate_before_superlink() -> None:
-    """Have the SuperLink that this process becomes stand behind a `AccessMiddleware`."""
+def _note(scope: Scope, owner: int | None) -> None:
+    """Note whose the connection is."""
+    line = _line(scope)
+    if line is not None and owner is not None and owner != NOBODY and not line.belongs_to(owner):
+        raise TurnedAway(503, "too many connections")
+
+
+def _line(scope: Scope) -> Line | None:
+    """The connection that a request came on, where `fedsync.flower.internals.serving` serves."""
+    found = scope.get("extensions", {}).get(LINE, {}).get("line")
+    return found if isinstance(found, Line) else None
+
+
+def _in_time(receive: Receive, scope: Scope, seconds: float) -> Receive:
+    """As ``receive``, until the body is there; a peer that is slower is gone."""
+    loop = asyncio.get_running_loop()
+    due_s, there = loop.time() + seconds, False
+
+    async def timed() -> MutableMapping[str, Any]:
+        nonlocal there
+        if there:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(due_s):
+                message = await receive()
+        except TimeoutError:
+            there = True
+            line = _line(scope)
+            if line is not None:
+                line.cut()
+            return {"type": "http.disconnect"}
+        there = not message.get("more_body", False)
+        return message
+
+    return timed
+
+
+async def _answer(send: Send, refused: TurnedAway) -> None:
+    text = f"{refused.text}\n".encode()
+    headers = [
+        (b"content-type", b"text/plain"),
+        (b"content-length", str(len(text)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+def put_gate_before_superlink(limits: GateConfig, state: Path) -> None:
+    """Have the SuperLink that this process becomes stand behind a gate.
+
+    Args:
+        limits: of it.
+        state: the server's state folder, where the secret of operators is.
+    """
     from flwr.superlink import main
 
-    create = main.create_app
+    create, secret = main.create_app, read_secret(state)
+    serve_within(limits)
+    guard_replies(limits)
 
     def create_behind_gate(*arguments: Any, **options: Any) -> Any:
         app = create(*arguments, **options)
-        app.add_middleware(AccessMiddleware)
+        add_gate(app, limits, secret)
         return app
 
     vars(main)["create_app"] = create_behind_gate
+
+
+def add_gate(app: Any, limits: GateConfig, secret: str) -> None:
+    """Put a gate before a SuperLink's application; ``secret`` is that of operators."""
+    from flwr.superlink.routers.fleet import node_auth
+
+    callers = Callers(app.state.linkstate_factory.state, secret, app.state.superexec_auth_secret)
+    vars(node_auth)["verify_signature"] = callers.verified
+    shares = Shares(limits.memory_bytes)
+    app.add_middleware(AccessMiddleware, callers=callers, shares=shares, authenticated=app.state.enable_supernode_auth)

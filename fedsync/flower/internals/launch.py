@@ -1,11 +1,13 @@
 """Run one of Flower's programs as a child that ends with its parent.
 
-Usage: ``python -m fedsync.flower.internals.launch superlink|supernode|superexec [--poll SECONDS] [--answer] [--gate]
-[options]``
+Usage: ``python -m fedsync.flower.internals.launch superlink|supernode|superexec [--poll SECONDS] [--answer]
+[--gate LIMITS STATE] [--hide-tokens] [options]``
 
 - ``--poll`` makes a SuperNode look for messages more often than every 3 seconds, by `fedsync.flower.internals.polling`.
 - ``--answer`` has it answer them itself, by `fedsync.flower.internals.answering`.
-- ``--gate`` puts `fedsync.flower.internals.access_middleware` before a SuperLink.
+- ``--gate`` puts `fedsync.flower.internals.access_middleware` before a SuperLink: its limits, as JSON, and the server's
+  state folder.
+- ``--hide-tokens`` has a SuperExec start apps by `fedsync.flower.internals.tokens`.
 
 All reach into internal modules of flwr: give them with the versions in `fedsync.flower.internals.versions.TESTED` only.
 """
@@ -16,11 +18,14 @@ import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 
 from fedsync.common.processes import exit_with_parent, free_ports
+from fedsync.config.gate import GateConfig
 from fedsync.flower.internals.access_middleware import put_gate_before_superlink
 from fedsync.flower.internals.answering import answer_here
 from fedsync.flower.internals.polling import poll_often, pull_soon
+from fedsync.flower.internals.tokens import hide_tokens
 
 
 def main(arguments: list[str]) -> None:
@@ -30,7 +35,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("program")
     parser.add_argument("--poll", type=float)
     parser.add_argument("--answer", action="store_true")
-    parser.add_argument("--gate", action="store_true")
+    parser.add_argument("--gate", nargs=2, metavar=("LIMITS", "STATE"))
+    parser.add_argument("--hide-tokens", action="store_true")
     own, options = parser.parse_known_args(arguments)
     log = logging.getLogger("fedsync")
     log.addHandler(logging.StreamHandler())
@@ -45,7 +51,9 @@ def main(arguments: list[str]) -> None:
         # For the processes that it starts. One that is started again must not wait for a port that is taken meanwhile.
         options += ["--host", "127.0.0.1", "--port", str(free_ports(1)[0])]
     if own.gate:
-        put_gate_before_superlink()
+        put_gate_before_superlink(GateConfig.model_validate_json(own.gate[0]), Path(own.gate[1]))
+    if own.hide_tokens:
+        hide_tokens()
     sys.argv = [f"flower-{own.program}", *options]
     _run(own.program)
     # They serve until they are told to end, and exit then. A SuperNode returns if its connection failed in a way that

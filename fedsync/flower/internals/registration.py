@@ -19,16 +19,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from fedsync.common.files import write_atomically
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.environment import QUIET
 from fedsync.flower.internals import versions
+from fedsync.flower.internals.operator import read_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 _TIMEOUT_S = 60.0
 _TAKEN = "already in use"
@@ -138,7 +141,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str, address
                 if not _register_by_command(name, path, connection, environment):
                     found.unsure.append(name)
                 continue
-            with _operator(address, authority) as client:
+            with _operator(home, address, authority) as client:
                 retired = _register_here(name, key, client)
             if retired:
                 found.retired[name] = retired
@@ -149,7 +152,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str, address
     return found
 
 
-def revoke_keys(name: str, address: str, authority: Path) -> int:
+def revoke_keys(name: str, home: Path, address: str, authority: Path) -> int:
     """Take back the registration of every key under a silo's name; returns how many there were.
 
     A node that is online is cut off: its next request is refused.
@@ -163,7 +166,7 @@ def revoke_keys(name: str, address: str, authority: Path) -> int:
         raise ConfigError("flwr", "not a version that this was tested with", remedy)
     from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
 
-    with _operator(address, authority) as client:
+    with _operator(home, address, authority) as client:
         known = client.ListNodes(ListNodesRequest()).nodes_info
         doomed = [node.node_id for node in known if node.name == name and node.status != _REVOKED]
         for node in doomed:
@@ -210,18 +213,27 @@ def _register_by_command(name: str, path: Path, connection: str, environment: Ma
 
 
 @contextmanager
-def _operator(address: str, authority: Path) -> Iterator[ControlHttpClient]:
+def _operator(home: Path, address: str, authority: Path) -> Iterator[ControlHttpClient]:
     """Flower's client for operators; what it is refused is a `RunError` that says why."""
     import httpx
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+    def show_secret(context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers["Authorization"] = f"Bearer {secret}"
+        return call_next(context)
+
+    secret = read_secret(home)
     client = ControlHttpClient.from_server_address(
         server_address=address,
         insecure=False,
         root_certificates=authority.read_bytes(),
-        interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        interceptors=[
+            CliClientHttpInterceptor(),
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            SimpleNamespace(intercept=show_secret),
+        ],
     )
     try:
         yield client

@@ -15,6 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedsync.common.processes import free_ports
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.internals import registration
+from fedsync.flower.internals.operator import make_secret
 from fedsync.flower.internals.registration import Registered
 from fedsync.identity.certificates import make_authority
 from fedsync.identity.node_keys import make_node_key
@@ -74,7 +75,7 @@ class SuperLink:
 @pytest.fixture
 def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink()
-    monkeypatch.setattr(registration, "_operator", lambda address, authority: nullcontext(found))
+    monkeypatch.setattr(registration, "_operator", lambda home, address, authority: nullcontext(found))
     return found
 
 
@@ -148,11 +149,13 @@ def test_problems_are_raised_together() -> None:
 def test_no_server_is_an_error_that_names_the_silo(tmp_path: Path) -> None:
     authority = make_authority(tmp_path / "c").certificate
     key = make_node_key("berlin", tmp_path / "k").public
+    tmp_path.chmod(0o700)
+    make_secret(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(RunError, match=rf"the key of 'berlin' could not be registered: .*{address} does not answer"):
         registration.register_keys({"berlin": key}, tmp_path, "here", address, authority)
     with pytest.raises(RunError, match="does not answer"):
-        registration.revoke_keys("berlin", address, authority)
+        registration.revoke_keys("berlin", tmp_path, address, authority)
 
 
 def test_an_untested_flwr_is_asked_by_its_command(flwr: Callable[[str], Path], tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_an_untested_flwr_is_asked_by_its_command(flwr: Callable[[str], Path], t
         f"{tmp_path} supernode register {tmp_path}/paris.node.pub here --name paris",
     ]
     with pytest.raises(ConfigError, match="flwr supernode unregister"):
-        registration.revoke_keys("berlin", "unused", tmp_path / "ca.crt")
+        registration.revoke_keys("berlin", tmp_path, "unused", tmp_path / "ca.crt")
 
 
 def test_an_untested_flwr_cannot_say_how_it_knows_a_key(flwr: Callable[[str], Path], tmp_path: Path) -> None:
