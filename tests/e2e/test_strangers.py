@@ -29,6 +29,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
 from fedsync.flower.environment import QUIET
+from fedsync.flower.internals.operator import read_secret
 from fedsync.flower.internals.registration import Registered
 from fedsync.flower.run_folder import RUN_LOCK, Phase, phase
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
@@ -55,13 +56,13 @@ class Federation:
     def log(self) -> str:
         return (self.folder / "server" / "logs" / "superlink.log").read_text(encoding="utf-8")
 
-    def ask(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
         """Status and body of the answer to a request over TLS by somebody who has ca.crt and nothing else."""
         context = ssl.create_default_context(cafile=str(self.authority))
         connection = http.client.HTTPSConnection("localhost", self.port, timeout=30, context=context)
         try:
             kind = {"Content-Type": PROTOBUF_MEDIA_TYPE, "Accept": PROTOBUF_MEDIA_TYPE}
-            connection.request("POST", path, body, kind)
+            connection.request("POST", path, body, kind | headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
@@ -69,7 +70,9 @@ class Federation:
 
     def nodes(self) -> dict[str, str]:
         """Registered nodes by name, and their status, as the operator sees them."""
-        status, body = self.ask("/v1/control/list-nodes", ListNodesRequest().SerializeToString())
+        secret = read_secret(self.folder / "server")
+        request = ListNodesRequest().SerializeToString()
+        status, body = self.ask("/v1/control/list-nodes", request, Authorization=f"Bearer {secret}")
         assert status == 200, body
         return {node.name: node.status for node in ListNodesResponse.FromString(body).nodes_info}
 
@@ -133,7 +136,7 @@ def test_a_stranger_is_refused_and_the_silos_stay_as_they_were(stranger: str, fe
     assert code == 1 and "could not establish a connection to the SuperLink" in output
     if stranger != "no TLS":  # which ends before there is a request
         path = {"no key": "register-node", "wrong key": "activate-node"}[stranger]
-        assert f"ERROR :     [/v1/fleet/{path}]" in federation.log[before:]
+        assert f"[/v1/fleet/{path}] refused: no registered node" in federation.log[before:]
     assert federation.nodes() == {"berlin": "registered"}
 
 
@@ -153,7 +156,10 @@ def test_a_server_whose_certificate_has_expired_hears_nothing_from_a_silo(
 
 
 def test_requests_without_proof_are_answered_with_an_error_and_nothing_else(federation: Federation) -> None:
-    for path in ("fleet/pull-messages", "fleet/push-messages", "fleet/get-run", "runtime/acquire-task"):
+    for path in (
+        "fleet/pull-messages", "fleet/push-messages", "fleet/get-run", "runtime/acquire-task", "runtime/get-nodes",
+        "control/list-nodes", "control/start-run",
+    ):  # fmt: skip
         status, body = federation.ask(f"/v1/{path}")
         assert 400 <= status < 500, path
         assert len(body) < 300 and b"berlin" not in body, body
@@ -209,6 +215,7 @@ def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, roun
     wait_for(lambda: commits() >= 4, "the run did not go on")
     family = psutil.Process(federation.process.pid).children(recursive=True)
     (server,) = [process for process in family if "flwr-serverapp" in " ".join(process.cmdline())]
+    assert "--token" not in server.cmdline(), "which every user of the machine can read"
     server.kill()
     wait_for(lambda: phase(out) is Phase.OVER, "the run did not come to its end")
     assert (out / "done").exists()
