@@ -9,6 +9,7 @@ import yaml
 from typer.main import get_command
 
 from fedsync.cli import app
+from fedsync.common.processes import MOST_FILES
 from fedsync.config.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
@@ -49,6 +50,7 @@ def test_units_restart_and_are_shut_in(path: Path) -> None:
     assert set(unit.sections()) == {"Unit", "Service", "Install"}
     service = unit["Service"]
     assert (service["Restart"], service["UMask"], service["NoNewPrivileges"]) == ("always", "0077", "true")
+    assert int(service["LimitNOFILE"]) == MOST_FILES
     assert service["StateDirectoryMode"] == "0700" and unit["Install"]["WantedBy"] == "multi-user.target"
     for key in ("ExecStart", "ExecStartPre"):
         if key in service:
