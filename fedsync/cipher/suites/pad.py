@@ -69,7 +69,7 @@ class Numbers:
     def chunk(self) -> Words:
         """The next chunk, uint64 [4096]."""
         numbers = self._stream.words(SLOTS)
-        if self._modulus < 1 << 56:
+        if self._modulus.bit_length() < 64:
             np.bitwise_and(numbers, self._bits, out=numbers)
         if numbers.max() >= np.uint64(self._modulus):
             redraw(numbers, self._modulus, self._key, self._next)
