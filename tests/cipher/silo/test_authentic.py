@@ -146,7 +146,7 @@ def test_nothing_of_a_calibration_that_was_changed_is_opened(
     "update_id", ["b/9", "a/0", "a/09", "a/-9", "a/x", "a/", "a", "/9", "9", "b/a/9", "a/9/9", "a/\u0669"]
 )
 def test_a_silo_seals_under_its_own_name_only(federation: Federation, update_id: str) -> None:
-    """Else three updates of one silo would pass for those of three: the sum is one silo's, and seems to be of enough."""
+    """Else three updates of one silo would pass for those of three: the sum of one silo seems to be of enough."""
     silo = federation.silos["a"]
     with pytest.raises(ProtocolError) as caught:
         silo.send(change(1), order(update_id, 0), report(0))
