@@ -137,7 +137,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", ["bfv", "masked"])
 def test_an_encrypted_run_goes_on_from_before_what_silos_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Silos begin anew, and what was sealed under the run's first identity still opens."""
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
@@ -157,6 +157,7 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
         np.testing.assert_array_equal(copy.model, copies[0].model)
+    assert "refused" not in caplog.text and "brings nothing" not in caplog.text
     replay(out / JOURNAL)
 
 

@@ -101,14 +101,17 @@ class EncryptedReplica:
         self._measure = measure
         self._file = file
         self._pinned = first_model
-        self._run = run_digest(origin or run, specification, ring.group.epoch, ring.group.fingerprint)
+        group = ring.group
+        self._run = run_digest(origin or run, specification, group.epoch, group.fingerprint)
+        # Versions come again under another name of the run, and masks must not.
+        self._masked_run = run_digest(run, specification, group.epoch, group.fingerprint)
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
         self._reader = CatchUpReader(plan, ring, self._authenticator, self._run)
         self._opener = Opener(plan, ring, sealer, self._pipeline)
         self._state = self._kept() or ReplicaState(
             -1, np.empty(0, dtype=np.float32), Scales((plan.first_exponents,)), {}, History(self._run)
         )
-        self._masking = Masking(ring, self._run) if plan.masked else None
+        self._masking = Masking(ring, self._masked_run) if plan.masked else None
         self._roster: MaskRoster | None = None
         self._attempt = 0
         self._pooled: tuple[PooledFigures, ...] = ()
@@ -288,7 +291,7 @@ class EncryptedReplica:
         if self._masking is None:
             return None
         members, own = self._ring.group.members, self._masking.pair
-        roster = MaskRoster.read(bytes(received.roster), members, self._run, self._plan.colluding)
+        roster = MaskRoster.read(bytes(received.roster), members, self._masked_run, self._plan.colluding)
         if roster.keys.get(own.name) != own.public:
             raise OtherVersion(self._state.version, received.base, self._masking.announcement)
         return roster
