@@ -159,7 +159,7 @@ class Federation:
     root: Path
     folder: Path
     count: int = 3
-    cipher: str = "{kind: bfv}"
+    cipher: str = "{kind: bfv, members: 2}"
     run: str = "run-1"
     owner: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)

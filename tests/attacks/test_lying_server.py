@@ -3,6 +3,7 @@
 Keys of the group, rows of data, files of a silo, and steps of the model are what it is after.
 """
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding import wire
+from fedsync.cipher.silo.history import History
 from fedsync.cipher.suites.suite import BFV_MODULUS
 from fedsync.trainer import lockout
 from fedsync.trainer.protocol import EvaluateModel, Refusal, Refused
@@ -137,3 +139,24 @@ def test_a_silo_answers_three_forgeries_and_no_more(make: Make) -> None:
     heard = give(federation.silo("silo-a"), beginning(federation, *sent(federation)), 1)
     assert isinstance(heard.reply, Refused) and heard.reply.code is Refusal.LOCKED
     assert not give(federation.silo("silo-b"), beginning(federation, *sent(federation)), 1).refused, "others go on"
+
+
+def test_digests_do_not_tell_how_large_updates_are(make: Make) -> None:
+    """All that names a grid but its steps is public, and a step is one of 64: the server hashes all that may be."""
+    federation = make()
+    federation.round()
+    federation.follow()
+    # The judge saw them; so few tries stand for all.
+    near = [range(exponent - 2, exponent + 3) for exponent in federation.silos["silo-a"].exponents]
+    seen = {federation.envelope(federation.last).head.grid}
+    tried = {exponents: federation.plan.grid(exponents).digest for exponents in itertools.product(*near)}
+    assert not seen & set(tried.values()), "steps of all tensors, 6 bits each"
+
+    joined = federation.silo("silo-a")
+    assert not give(joined, beginning(federation), 0).refused
+    state, content = joined.replica._state, joined.replica._state.history.records.last[0].content
+    (chain,) = {federation.envelope(update_id).head.members[0].chain for update_id in federation.ids[:3]}
+    assert chain == state.history.chain(0), "what the server sees of version 0"
+    for exponents in itertools.product(*near):
+        guess = replace(state, scales=replace(state.scales, exponents=(exponents,)))
+        assert History(state.history.run).begin(content, guess.digest).chain(0) != chain, "steps of all tensors"

@@ -77,7 +77,7 @@ class Head:
         attempt: how often the round was begun before; of an aggregate: that of all its members.
         epoch: of the group key.
         fingerprint: of the group key, 16 bytes.
-        grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, 32 bytes.
+        grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, concealed by a key of the group, 32 bytes.
         chunks: of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
         members: the update itself, or every update in the sum.
         annex: what travels with a masked update beside its words, `MAX_ANNEX` bytes at most.

@@ -12,6 +12,7 @@ Source: HKDF, RFC 5869; AES-GCM, NIST SP 800-38D; X25519, RFC 7748; Ed25519, RFC
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Purpose(StrEnum):
     PAD = "pad"
     TAG = "tag"
     SNAPSHOT = "snapshot"
+    NAME = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,10 @@ class GroupKey:
             length: bytes.
         """
         return hkdf(self.key, salt, f"fedsync group 1/{self.epoch}/{purpose}".encode(), length)
+
+    def conceal(self, digest: bytes) -> bytes:
+        """A digest, 32 bytes, that the server may compare: of something that it could guess and hash itself."""
+        return hmac.digest(self.derive(Purpose.NAME), digest, "sha256")
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:

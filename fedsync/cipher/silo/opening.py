@@ -68,7 +68,8 @@ class Opener:
         spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
         first = tally.next_exponents(added_up, plan.first_exponents, spared, plan.headroom)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
-        return replace(state, history=state.history.begin(added_content([calibration], b""), state.digest))
+        concealed = self._ring.group.conceal(state.digest)
+        return replace(state, history=state.history.begin(added_content([calibration], b""), concealed))
 
     def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, PooledFigures | None]:
         """The state one version later, and figures of enough silos, if there are with what was added.
@@ -87,7 +88,8 @@ class Opener:
             case LinkKind.EMPTY:
                 pass
         state = replace(state, version=state.version + 1)
-        return replace(state, history=state.history.after(link.kind, link.contents, state.digest)), figures
+        concealed = self._ring.group.conceal(state.digest)
+        return replace(state, history=state.history.after(link.kind, link.contents, concealed)), figures
 
     def _add(self, state: ReplicaState, entry: ReadEntry) -> tuple[ReplicaState, PooledFigures | None]:
         added = dict(state.added)
@@ -141,7 +143,7 @@ class Opener:
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         grids = [self._plan.grid(exponents) for exponents in state.scales.exponents]
-        return {grid.digest: grid for grid in grids}
+        return {self._ring.group.conceal(grid.digest): grid for grid in grids}
 
     def _unmasked(self, unmasker: Unmasker | None) -> tuple[Sealer, Pipeline]:
         """What opens one entry's sums."""

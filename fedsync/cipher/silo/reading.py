@@ -127,7 +127,8 @@ class CatchUpReader:
     def _calibration(self, data: Piece) -> wire.Envelope:
         envelope = self._decode(data, 0, 1)
         members = envelope.head.members
-        if envelope.head.grid != self._plan.grid(self._plan.first_exponents).digest or envelope.head.attempt:
+        first = self._ring.group.conceal(self._plan.grid(self._plan.first_exponents).digest)
+        if envelope.head.grid != first or envelope.head.attempt:
             raise ProtocolError(SERVER, "calibration", "made for another model, or another number of bits")
         for member in members:
             if member.silo not in self._ring.group.members or member.update_id != f"{member.silo}/0" or member.round:

@@ -254,7 +254,7 @@ class EncryptedReplica:
             member = replace(member, annex=hashlib.sha256(annex).digest())
         return wire.Head(
             wire.Kind.UPDATE, plan.form, plan.packing, self._ring.own.name, member.round, attempt, group.epoch,
-            group.fingerprint, grid.digest, chunks, (member,), annex,
+            group.fingerprint, group.conceal(grid.digest), chunks, (member,), annex,
         )  # fmt: skip
 
     # What is received.

@@ -56,7 +56,8 @@ def open_snapshot(
     author = ring.group.members.get(name)
     if author is None or not is_signed(author.signing, _SIGNED, _signed(state, data), signature):
         check.fail("snapshot", f"not signed by {name!r}, whose it is said to be")
-    if state.history.run != run or state.version != version or not state.history.fits(state.digest):
+    concealed = ring.group.conceal(state.digest)
+    if state.history.run != run or state.version != version or not state.history.fits(concealed):
         check.fail("snapshot", f"of version {state.version}, announced as {version}, or not what its history led to")
     return name, state
 

@@ -95,8 +95,9 @@ def test_a_state_with_a_history_of_its_own_is_refused_for_what_others_built_on(
     state = LIES[what](state_at(federation, AT))
     known, last = state.history, state.history.records.last[-1]
     before = History(known.run, replace(known.records, newest=AT - 1, last=known.records.last[:-1]), known.chains[:-1])
-    history = before.after(last.kind, ((AT, last.content),), state.digest)
-    assert history.fits(state.digest)
+    concealed = open_ring(federation.keys.silos["b"]).group.conceal(state.digest)
+    history = before.after(last.kind, ((AT, last.content),), concealed)
+    assert history.fits(concealed)
     assert check_of(federation, from_snapshot(federation, replace(state, history=history))) == "chain"
 
 
