@@ -44,7 +44,7 @@ SLOWEST = 2**13
 GRACE_S = 30.0
 """Seconds that a request or an answer has beside those for its bytes."""
 
-END_S = 2.0
+END_S = GRACE_S
 
 LINE = "fedsync.line"
 """In the extensions of a request's scope: its `Line`."""
@@ -122,7 +122,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def _await_head(self) -> None:
         self._head = 0
         _cancel(self._due)
-        self._due = self.loop.call_later(self._patience_s, self.transport.abort)
+        # An answer is complete here while most of it may still be on its way over a slow line.
+        left = self.transport.get_write_buffer_size()
+        self._due = self.loop.call_later(self._patience_s + (time_for(left) if left else 0.0), self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not self.transport.get_write_buffer_size():
+            super().timeout_keep_alive_handler()
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -20,6 +20,7 @@ from tests.flower.internals.superlink import Silo, SuperLink, serving
 
 PATIENCE_S = 0.6
 MOST, OF_ONE_ADDRESS = 40, 20
+MUCH = 6 * 2**20
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def test_a_head_that_does_not_end_ends_the_connection(link: SuperLink) -> None:
     assert time.monotonic() - begin < 5 * PATIENCE_S, "a byte at a time gives no more time"
 
 
-def test_an_endless_head_is_not_kept(link: SuperLink) -> None:
-    line = link.connect()
+def test_an_endless_head_is_not_kept(patient: SuperLink) -> None:
+    line = patient.connect()
     line.sendall(b"GET /health HTTP/1.1\r\nX: ")
     with pytest.raises(OSError):
         for _ in range(64):
@@ -129,25 +130,42 @@ def test_a_slow_body_of_a_silo_ends(link: SuperLink, monkeypatch: pytest.MonkeyP
     assert 0.5 < time.monotonic() - begin < 5
 
 
-def test_an_answer_that_nobody_takes_ends(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_module, "GRACE_S", 0.3)
-    monkeypatch.setattr(serving_module, "SLOWEST", 2**27)
+def ask_for_much(link: SuperLink) -> socket.socket:
+    """A connection on which a silo has asked for 6 MiB, which it has not begun to read."""
     berlin = link.silo()
-    answer = berlin.answer(link.order(berlin), 6 * 2**20)
-    assert berlin.push(answer) == 3
-    parts = [name for name in link.state.object_store.store if len(link.state.object_store.get(name)) > 2**22]
+    assert berlin.push(berlin.answer(link.order(berlin), MUCH)) == 3
+    parts = [name for name in link.state.object_store.store if len(link.state.object_store.get(name)) > MUCH / 2]
     body = PullObjectRequest(node=berlin.node, run_id=link.run, object_id=parts[0]).SerializeToString()
-    before = link.lines
     line = socket.socket()
     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
     line.connect(("127.0.0.1", link.port))
     line.sendall(head("/v1/fleet/pull-object", len(body), berlin.headers) + body)
-    end = time.monotonic() + 5
-    while link.lines == before and time.monotonic() < end:
+    return line
+
+
+def test_an_answer_that_nobody_takes_ends(patient: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(serving_module, "SLOWEST", 2**27)
+    before = patient.lines + 1
+    line = ask_for_much(patient)
+    end = time.monotonic() + 20
+    while patient.lines <= before - 1 and time.monotonic() < end - 18:
         time.sleep(0.01)
-    while link.lines > before:
+    while patient.lines > before:
         assert time.monotonic() < end, "6 MiB are kept for who does not read them"
         time.sleep(0.05)
+    line.close()
+
+
+def test_a_slow_line_has_its_answer(link: SuperLink) -> None:
+    line = ask_for_much(link)
+    time.sleep(3 * PATIENCE_S)
+    line.settimeout(20)
+    got = 0
+    while got < MUCH:
+        there = line.recv(2**16)
+        assert there, "the answer was cut"
+        got += len(there)
 
 
 def test_strangers_who_fill_all_places_do_not_keep_a_silo_out(patient: SuperLink) -> None:
