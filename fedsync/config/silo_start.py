@@ -51,8 +51,8 @@ class SealConfig(Section):
     """Least updates that a version must add (``cipher: {members: 2}``). At 1, silos open sums of one, and so each
     other's updates."""
 
-    metrics: Literal["plain", "sealed"] = "plain"
-    """Whether how the model did on the silo's test data must be ``sealed`` with the updates."""
+    metrics: Literal["plain", "sealed"] = "sealed"
+    """Whether losses, and how the model did on the silo's test data, must be ``sealed`` with the updates."""
 
 
 class LimitsConfig(Section):

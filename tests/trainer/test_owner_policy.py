@@ -83,8 +83,9 @@ def test_what_travels_in_the_clear_must_be_named_by_the_owner(
 
 
 def test_metrics_that_are_to_be_sealed_must_be() -> None:
-    allowed = OwnerPolicy(seal=SealConfig(metrics="sealed"))
+    allowed = OwnerPolicy(seal=SealConfig())
     allowed.check_seal(plan({"kind": "bfv", "metrics": "sealed", **TWO}))
+    OwnerPolicy(seal=SealConfig(metrics="plain")).check_seal(plan({"kind": "bfv", "metrics": "plain", **TWO}))
     with pytest.raises(ConfigError, match=r"^cipher\.metrics: .*Write metrics: sealed.*seal\.metrics"):
         allowed.check_seal(plan({"kind": "bfv", "metrics": "plain", **TWO}))
 
