@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedsync.core.transfer import VersionMismatch
 from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
+from fedsync.train.loop import Trainer
 from fedsync.train.weights import initial_model
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
@@ -109,6 +111,34 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
     journal = (tmp_path / "run" / "journal.jsonl").read_text()
     assert "secret" not in journal and json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
     assert not (tmp_path / "run" / "model.pt").exists()
+
+
+@pytest.mark.parametrize("metrics", ["sealed", "plain"])
+def test_what_a_silo_finds_is_in_none_of_its_messages_unless_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str
+) -> None:
+    said_by_silos: list[str] = []
+    own: set[str] = set()
+    train = Trainer.run
+
+    def listening(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        said_by_silos.append(json.dumps(dict(reply.content.config_records["fedsync"]), default=repr))
+        return reply
+
+    def trained(self: Trainer, *arguments: Any, **more: Any) -> Any:
+        outcome = train(self, *arguments, **more)
+        evaluation = outcome.report.evaluation
+        if evaluation is not None:
+            own.update((repr(outcome.report.loss), repr(evaluation.loss), f'examples\\":{self.examples}'))
+        return outcome
+
+    monkeypatch.setattr(Trainer, "run", trained)
+    grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
+    _start(tmp_path, monkeypatch, "fedavg", f"cipher={{kind: pad, metrics: {metrics}}}", grid=grid)
+    text = "".join(said_by_silos)
+    found = [figure for figure in own if figure in text]
+    assert len(own) > 9 and (found == [] if metrics == "sealed" else len(found) == len(own))
 
 
 def test_a_silo_with_keys_sends_nothing_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
