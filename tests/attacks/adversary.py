@@ -255,10 +255,10 @@ class Federation:
         self.aggregator.holds(name, self.version)
         return self.last
 
-    def commit(self, update_ids: Sequence[str]) -> None:
+    def commit(self, update_ids: Sequence[str], lost: Sequence[str] = ()) -> None:
         self.version += 1
         self.aggregator.commit(Commit(self.version, dict.fromkeys(sorted(update_ids), 1 / len(update_ids))))
-        self.unmask()
+        self.unmask(lost)
 
     def unmask(self, lost: Sequence[str] = ()) -> None:
         """Carry questions about masks to all silos but those that are lost."""

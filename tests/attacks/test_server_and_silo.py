@@ -1,0 +1,150 @@
+"""A server with a silo on its side, under masks: it has the group's key and opens whatever it is sent.
+
+It is after one silo's update. The gain is how well what it opens agrees with that: 1 is the update itself, 0 is noise.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.masking.questions import RevealQuestion, SignAnswer, SignQuestion, read_answer, read_question
+from fedsync.core.layout import Vector
+from fedsync.trainer.protocol import Question, Train
+from tests.attacks.adversary import Federation
+from tests.attacks.conftest import Make
+from tests.attacks.forgery import beginning, give
+
+MASKED = "{kind: masked, inner: {kind: bfv, members: 3}}"
+VICTIM, FRIEND = "silo-b", "silo-a"
+
+
+def agreement(found: Vector, truth: Vector) -> float:
+    """Share of the truth that is in what was found, 0..1: squared correlation."""
+    if len(found) != len(truth) or not np.any(found):
+        return 0.0
+    return float(np.dot(found, truth) ** 2 / (np.dot(found, found) * np.dot(truth, truth)))
+
+
+def isolated(federation: Federation) -> float:
+    """What the friend's model tells of the victim's first update, once it is sent all that the server has."""
+    friend = federation.silos[FRIEND]
+    give(friend, federation.aggregator.outgoing(FRIEND), federation.version)
+    before = federation.first_model
+    return agreement(friend.model - before, federation.own_update(VICTIM, before)) if len(friend.model) else 0.0
+
+
+def upload(federation: Federation, names: Sequence[str], **work: Any) -> list[str]:
+    """Updates of those who do not refuse; the victim is asked for honest work."""
+    ids = []
+    for name in names:
+        heard = federation.train(name, federation.order(name, **({} if name == VICTIM else work)))
+        if heard.payload is not None:
+            federation.aggregator.put(name, federation.last, heard.payload)
+            federation.aggregator.holds(name, federation.version)
+            ids.append(federation.last)
+    return ids
+
+
+WORK: dict[str, dict[str, Any]] = {
+    "a rate that moves nothing": {"learning_rate": 1e-30},
+    "a budget, which ends at once": {"budget_s": 1e-9, "learning_rate": 1e-30},
+    "an evaluation": {"evaluate": True, "learning_rate": 1e-30},
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_other_work_for_others_isolates_nobody(work: str, make: Make) -> None:
+    """The sum of one silo's update and of others that moved nothing is that silo's update."""
+    federation = make(4, cipher=MASKED)
+    federation.commit(upload(federation, federation.names, **WORK[work]))
+    gained = isolated(federation)
+    assert gained < 0.5, f"{gained:.2f} of one silo's update"
+
+
+def test_the_same_work_gives_the_sum(make: Make) -> None:
+    """The control: so much would be seen."""
+    federation = make(4, cipher=MASKED)
+    federation.commit(upload(federation, federation.names))
+    isolated(federation)
+    before = federation.first_model
+    truth = sum(federation.own_update(name, before) for name in federation.names)
+    assert agreement(federation.silos[FRIEND].model - before, truth) > 0.9
+
+
+def test_one_silo_lost_after_its_upload_costs_no_round(make: Make) -> None:
+    federation = make(5, cipher=MASKED)
+    federation.commit(upload(federation, federation.names), lost=["silo-e"])
+    federation.follow(["silo-a"])
+    moved = float(np.linalg.norm(federation.silos["silo-a"].model - federation.first_model)) / federation.honest_step()
+    assert moved > 0.1, "the round is not lost"
+
+
+def questions(federation: Federation, ids: list[str]) -> dict[str, SignQuestion]:
+    """What an honest server would ask first."""
+    from fedsync.core.actions import Commit
+
+    federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
+    asked = {name: read_question(one) for name, one in federation.aggregator.questions().items()}
+    return {name: one for name, one in asked.items() if isinstance(one, SignQuestion)}
+
+
+def test_nobody_signs_two_lists_and_nobody_reveals_to_few(make: Make) -> None:
+    """Two lists would give the victim's own mask by one, and its masks with others by the other."""
+    federation = make(5, cipher=MASKED)
+    ids = [federation.collect(name) for name in federation.names]
+    asked = questions(federation, ids)
+    whole = next(iter(asked.values())).survivors
+    without = replace(whole, annexes={name: one for name, one in whole.annexes.items() if name != VICTIM})
+    signed: dict[str, bytes] = {}
+    for name in federation.names:
+        heard = federation.silos[name].ask(Question(), SignQuestion(whole).encode())
+        assert heard.payload is not None
+        answer = read_answer(name, heard.payload)
+        assert isinstance(answer, SignAnswer)
+        signed[name] = answer.signature
+    second = [
+        name
+        for name in federation.names
+        if not federation.silos[name].ask(Question(), SignQuestion(without).encode()).refused
+    ]
+    assert second == [], "lists signed twice"
+    told = []
+    for count in range(4):  # of 5 with one on the server's side, 4 must sign
+        few = dict(list(signed.items())[:count])
+        question = RevealQuestion(whole.context, few, {}).encode()
+        told += [name for name in federation.names if not federation.silos[name].ask(Question(), question).refused]
+    assert told == [], "masks revealed"
+    own = {name: federation.envelope(f"{name}/1").head.annex for name in federation.names}
+    question = RevealQuestion(whole.context, signed, {VICTIM: own[FRIEND]}).encode()
+    assert federation.silos["silo-c"].ask(Question(), question).refused, "shares out of another silo's annex"
+
+
+@pytest.mark.parametrize("kept", [(FRIEND, VICTIM), (VICTIM,), (FRIEND, VICTIM, "silo-c")])
+def test_a_roster_of_the_server_s_making_isolates_nobody(kept: tuple[str, ...], make: Make) -> None:
+    """Fewer in the roster than there are silos, so that fewer are in the sum."""
+    federation = make(5, cipher=MASKED)
+    beginning(federation)
+    for name in set(federation.names) - set(kept):
+        federation.aggregator._announcements.leave(name)
+    federation.aggregator._announcements.renew()
+    federation.aggregator._made.clear()
+    if ids := upload(federation, kept):
+        federation.commit(ids)
+    gained = isolated(federation)
+    assert gained < 0.9, f"{gained:.2f} of one silo's update"
+
+
+def test_a_lost_book_of_masks_does_not_give_the_same_masks_again(make: Make) -> None:
+    """Two updates under the same masks give their difference to whoever has the group's key."""
+    federation = make(4, cipher=MASKED)
+    payload = federation.aggregator.outgoing(VICTIM)
+    order = federation.order(VICTIM)
+    first = federation.silos[VICTIM].ask(Train(order), payload)
+    assert first.payload is not None
+    shutil.rmtree(federation.rings[VICTIM] / "masks")
+    again = federation.silo(VICTIM).ask(Train(replace(order, learning_rate=0.5)), payload)
+    assert again.payload is None, "two updates under one roster and attempt"
