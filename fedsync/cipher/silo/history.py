@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
 from fedsync.cipher.encoding.wire import Envelope, member_context
@@ -28,7 +28,7 @@ from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.core.errors import SERVER, ProtocolError
 
 _HEAD = struct.Struct(f"<qI{DIGEST_BYTES}s")
-_RECORD = struct.Struct(f"<BB{DIGEST_BYTES}s{DIGEST_BYTES}s")
+_RECORD = struct.Struct(f"<B{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 def digest_of(*parts: bytes) -> bytes:
@@ -79,12 +79,10 @@ class LinkRecord:
     Args:
         kind: of the link that led to it; of version 0: `LinkKind.EMPTY`.
         content: C.
-        undone: whether it was taken back since.
     """
 
     kind: LinkKind
     content: bytes
-    undone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +103,17 @@ class LinkRecords:
         Raises:
             ProtocolError: it takes back something else than what was added last, or that a second time.
         """
-        records = list(self.last)
         if kind is LinkKind.UNDO:
-            self._take_back(records, entries)
-        records.append(LinkRecord(kind, link_content(kind, entries)))
-        return LinkRecords(self.newest + 1, tuple(records[-WINDOW:]))
+            self._check_undo(entries)
+        record = LinkRecord(kind, link_content(kind, entries))
+        return LinkRecords(self.newest + 1, (*self.last, record)[-WINDOW:])
 
-    def _take_back(self, records: list[LinkRecord], entries: Sequence[tuple[int, bytes]]) -> None:
-        at = len(records) - 1
+    def _check_undo(self, entries: Sequence[tuple[int, bytes]]) -> None:
+        """See that the entries are what was added last, newest first.
+
+        What took back is never passed over, so what it took back is behind it for good.
+        """
+        records, at = self.last, len(self.last) - 1
         for version, content in entries:
             # Versions that brought nothing have nothing to be taken back.
             while at >= 0 and records[at].kind is LinkKind.EMPTY:
@@ -121,9 +122,8 @@ class LinkRecords:
                 detail = f"version {version} is to be taken back, which is not the last that is left, or forgotten"
                 raise ProtocolError(SERVER, "undo", detail)
             if records[at] != LinkRecord(LinkKind.ADD, content):
-                detail = f"version {version} is to be taken back: it added something else, or was taken back before"
+                detail = f"version {version} is to be taken back: it added something else, or took back itself"
                 raise ProtocolError(SERVER, "undo", detail)
-            records[at] = replace(records[at], undone=True)
             at -= 1
 
 
@@ -176,7 +176,7 @@ class History:
 
     def to_bytes(self) -> bytes:
         packed = [
-            _RECORD.pack(one.kind, one.undone, one.content, chain)
+            _RECORD.pack(one.kind, one.content, chain)
             for one, chain in zip(self.records.last, self.chains, strict=True)
         ]
         return _HEAD.pack(self.records.newest, len(packed), self.run) + b"".join(packed)
@@ -195,7 +195,7 @@ class History:
         if count > WINDOW or len(data) < end or not count <= newest + 1:
             raise ValueError(f"a history of {count} versions up to {newest}")
         records, chains = [], []
-        for kind, undone, content, chain in _RECORD.iter_unpack(data[_HEAD.size : end]):
-            records.append(LinkRecord(LinkKind(kind), content, bool(undone)))
+        for kind, content, chain in _RECORD.iter_unpack(data[_HEAD.size : end]):
+            records.append(LinkRecord(LinkKind(kind), content))
             chains.append(chain)
         return cls(run, LinkRecords(newest, tuple(records)), tuple(chains)), end

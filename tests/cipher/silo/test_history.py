@@ -58,7 +58,7 @@ def test_the_last_versions_are_remembered() -> None:
 def test_taking_back_begins_with_the_newest_and_passes_over_versions_that_brought_nothing() -> None:
     records = history_of(ADD, ADD, EMPTY, ADD, EMPTY).records
     after = records.after(UNDO, ((4, content(4)), (2, content(2))))
-    assert [one.undone for one in after.last] == [False, False, True, False, True, False, False]
+    assert [one.kind for one in after.last] == [EMPTY, ADD, ADD, EMPTY, ADD, EMPTY, UNDO]
     with pytest.raises(ProtocolError, match="undo"):
         after.after(UNDO, ((1, content(1)),))
     for wrong in (((2, content(2)),), ((4, content(2)),), ((4, content(4)), (4, content(4))), ((0, content(0)),)):

@@ -282,6 +282,16 @@ def test_updates_that_build_on_a_version_on_its_way_are_compared_when_it_is_ther
         silo.receive(to(0, three_rounds.aggregator._chain.links[0], Link(EMPTY), third), 3)
 
 
+def test_who_begins_with_another_model_than_the_others_is_told(three_rounds: Federation) -> None:
+    """Its task makes another one, as with another version of a library."""
+    three_rounds.aggregator.holds("c", -1)
+    whole = catch_up.decode(three_rounds.aggregator.outgoing("c"))
+    silo = three_rounds.copy("c")
+    silo._initial = lambda: np.nextafter(INITIAL, np.float32(9))
+    with refused(silo, "chain", opened=True):
+        silo.receive(replace(whole, version=1, links=whole.links[:1]).encode(), 1)
+
+
 def test_a_model_that_is_made_anew_comes_to_what_was_here(tmp_path: Path, three_rounds: Federation) -> None:
     silo = holding(three_rounds, tmp_path, 2)
     three_rounds.aggregator.holds("c", -1)
@@ -337,6 +347,30 @@ def test_values_beyond_the_clipping_range_are_refused(tmp_path: Path, monkeypatc
     federation.commit(1, ids)
     with refused(federation.silos["a"], "clipping", opened=True):
         federation.silos["a"].receive(federation.aggregator.outgoing("a"), 1)
+
+
+def _on_its_own_grid(silo: EncryptedReplica) -> None:
+    silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=((9, 9, 9),)))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_silo_with_a_grid_of_its_own_brings_nothing_and_the_run_goes_on(
+    members: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one honest silo beside it the server cannot tell which grid is the liar's."""
+    federation = Federation(plan("pad", members=members), tmp_path, THREE)
+    for name in "abc":
+        federation.begin(name, 0)
+    _on_its_own_grid(federation.silos["c"])
+    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ac"])
+    models = [federation.begin(name, 1) for name in "ab"]
+    np.testing.assert_array_equal(models[0], models[1])
+    close(models[0], INITIAL + (change(ord("a")) if members == 1 else 0))
+    assert "c sealed on a grid that nobody agreed on" in caplog.text
+    federation.commit(2, [federation.answer(name, change(ord(name))) for name in "ab"])
+    models += [federation.begin(name, 2) for name in "ab"]
+    np.testing.assert_array_equal(models[2], models[3])
+    close(models[2], models[0] + (change(ord("a")) + change(ord("b"))) / 2)
 
 
 @pytest.mark.parametrize(("liars", "colluding", "spoiled"), [(1, 1, False), (2, 1, True), (2, 2, False)])

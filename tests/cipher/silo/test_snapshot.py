@@ -15,6 +15,7 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
 from fedsync.cipher.silo import snapshot as snapshots
 from fedsync.cipher.silo.history import History
+from fedsync.cipher.silo.reading import ReadLink
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.core.errors import ProtocolError
 from tests.cipher.make import Federation, change, plan
@@ -92,20 +93,25 @@ def test_a_state_with_a_history_of_its_own_is_refused_for_what_others_built_on(
     what: str, federation: Federation
 ) -> None:
     """The liar has the code: it computes the chain that its state would have."""
-    state = LIES[what](state_at(federation, AT))
+    state = _with_a_history(federation, LIES[what](state_at(federation, AT)))
+    assert check_of(federation, from_snapshot(federation, state)) == "chain"
+
+
+def _with_a_history(federation: Federation, state: ReplicaState) -> ReplicaState:
     known, last = state.history, state.history.records.last[-1]
     before = History(known.run, replace(known.records, newest=AT - 1, last=known.records.last[:-1]), known.chains[:-1])
     concealed = open_ring(federation.keys.silos["b"]).group.conceal(state.digest)
     history = before.after(last.kind, ((AT, last.content),), concealed)
     assert history.fits(concealed)
-    assert check_of(federation, from_snapshot(federation, replace(state, history=history))) == "chain"
+    return replace(state, history=history)
 
 
 def test_numbers_that_are_none_are_refused(federation: Federation) -> None:
     state = state_at(federation, AT)
     model = state.model.copy()
     model[7] = np.nan
-    assert check_of(federation, from_snapshot(federation, replace(state, model=model))) == "snapshot"
+    nobody_s = _with_a_history(federation, replace(state, model=model))
+    assert check_of(federation, from_snapshot(federation, nobody_s)) == "snapshot"
 
 
 def test_another_s_name_is_not_taken(federation: Federation) -> None:
@@ -181,3 +187,11 @@ def test_a_silo_that_has_a_history_is_not_led_elsewhere_by_a_snapshot(federation
         silo.receive(replace(sent, version=2, links=()).encode(), 2)
     assert silo.holds == 3
     silo.receive(sent.encode(), 4)
+
+
+def test_a_snapshot_of_a_later_version_has_the_same_past(federation: Federation) -> None:
+    sent, silo = from_snapshot(federation, state_at(federation, AT)), federation.copy("d")
+    begun = state_at(federation, 0)
+    silo._state = silo._opener.follow(begun, ReadLink(LinkKind.EMPTY, ()))[0]
+    with pytest.raises(ProtocolError, match="did not come to version 1"):
+        silo.receive(sent.encode(), 4)
