@@ -36,7 +36,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.layout import Layout
@@ -112,9 +112,13 @@ class Checkpoints:
         origin: of the run.
         keep: how many of the newest are kept.
         resumed: the moment from which the run goes on, if it does.
+        required: the run ends where one cannot be written. Under encryption a silo follows one chain of sums: what was
+            sent and forgotten could never be made up for.
     """
 
-    def __init__(self, out: Path, origin: Origin, keep: int = KEPT, resumed: Moment | None = None) -> None:
+    def __init__(
+        self, out: Path, origin: Origin, keep: int = KEPT, resumed: Moment | None = None, *, required: bool = False
+    ) -> None:
         self._folder = out / FOLDER
         self._origin = origin
         self._keep = keep
@@ -122,6 +126,7 @@ class Checkpoints:
         self._evaluating = None if resumed is None else resumed.evaluating
         self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
         self._failed = False
+        self._required = required
 
     def due(self, entry: JournalEntry | None) -> bool:
         """Whether silos may learn from an entry what no checkpoint has; None stands for the beginning of the run.
@@ -152,7 +157,10 @@ class Checkpoints:
     ) -> None:
         """Write one, and remove what is older than those kept; arguments as `Moment`'s.
 
-        A run goes on without checkpoints: where one cannot be written, the log says so once.
+        A run goes on without checkpoints, unless they are required: where one cannot be written, the log says so once.
+
+        Raises:
+            RunError: it cannot be written, and is required.
         """
         silos = tuple(self._silos)
         decided = coordinator.state()
@@ -160,6 +168,8 @@ class Checkpoints:
         try:
             _write(self._folder, Checkpoint(self._origin, moment))
         except ConfigError as error:
+            if self._required:
+                raise RunError(f"no checkpoint can be written, and silos may not know more than it: {error}") from error
             if not self._failed:
                 logger.warning("the run goes on without checkpoints, and could not be resumed from here: %s", error)
             self._failed = True

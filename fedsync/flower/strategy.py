@@ -187,6 +187,7 @@ class FedSync(Strategy):
         if moment is None:
             after_commit(0)
         recorder = run.recorder(layout.nbytes, plan, resume=self._resume)
+        checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
         driver = FlowerDriver(
             grid,
             coordinator,
@@ -199,7 +200,7 @@ class FedSync(Strategy):
             after_commit=after_commit,
             sealed=plan is not None,
             admission=self._admission,
-            checkpoints=Checkpoints(self.out, begin.origin, self._kept, moment) if self._kept else None,
+            checkpoints=checkpoints if self._kept else None,
             resumed=moment,
         )
         try:

@@ -51,10 +51,19 @@ class Federation:
             self.aggregator.greet(name, silo.holds, silo.greeting())
 
     def copy(
-        self, name: str, file: Path | None = None, plan: EncryptionPlan | None = None, **options: Any
+        self,
+        name: str,
+        file: Path | None = None,
+        plan: EncryptionPlan | None = None,
+        *,
+        remembers: bool = False,
+        **options: Any,
     ) -> EncryptedReplica:
-        """A silo that has nothing, or what is in ``file``."""
+        """A silo that has nothing, or what is in ``file``; it knows which versions another copy came to if it
+        ``remembers``."""
         ring = open_ring(self.keys.silos[name])
+        if not (remembers or self.plan.masked):
+            ring = replace(ring, folder=None)
         return EncryptedReplica(
             plan or self.plan,
             ring,

@@ -17,6 +17,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL, read_journal
+from fedsync.flower import checkpoints
 from fedsync.flower.checkpoints import FOLDER, digest
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -246,6 +247,31 @@ def test_a_run_goes_on_where_checkpoints_cannot_be_written(
     strategy.start(DirectGrid(3))
     assert strategy.run_summary is not None and strategy.run_summary["rounds"] == 4
     assert caplog.text.count("No space left on device") == 1, "said once, not every round"
+
+
+def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What silos added and the server forgot could never be made up for: the disk is full at the second commit."""
+    out, cipher = tmp_path / "run", "cipher={kind: pad}"
+    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    write = checkpoints._write
+
+    def full(folder: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        if checkpoint.moment.version == 2:
+            raise ConfigError(str(folder), "cannot be written: No space left on device", "Check the disk")
+        write(folder, checkpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_write", full)
+        with pytest.raises(RunError, match="no checkpoint can be written"):
+            _strategy(out, cipher, keys=rings[1]).start(DirectGrid(3))
+    assert {trainer._session.replica.holds for trainer in trainers.values()} == {1}
+    again = _strategy(out, cipher, keys=rings[1], resume=True)
+    again.start(DirectGrid(3))
+    assert again.run_summary is not None and again.run_summary["rounds"] == 4
 
 
 def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

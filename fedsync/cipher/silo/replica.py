@@ -28,6 +28,7 @@ from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, clear_values, other_chain
@@ -106,6 +107,7 @@ class EncryptedReplica:
         # Versions come again under another name of the run, and masks must not.
         self._masked_run = run_digest(run, specification, group.epoch, group.fingerprint)
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
+        self._chain_log = ChainLog(ring, self._run, run)
         self._reader = CatchUpReader(plan, ring, self._authenticator, self._run)
         self._opener = Opener(plan, ring, sealer, self._pipeline)
         self._state = self._kept() or ReplicaState(
@@ -273,6 +275,7 @@ class EncryptedReplica:
         roster = self._read_roster(received)
         if self._state.version != version:  # else a repeated order: what it brings is here already
             state, pooled = self._follow(received)
+            self._chain_log.enter(version, state.history.chains[-1])
             if self._file is not None:
                 state.save(self._file)
             self._state, self._pooled = state, pooled[-MAX_POOLED:]
@@ -299,10 +302,14 @@ class EncryptedReplica:
     def _follow(self, received: CatchUp) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
         """The state that the catch-up leads to, and what silos found together on the way."""
         base, author = self._base(received)
+        followed = {**self._state.history.known(), **self._chain_log.newest}
+        newest = max(followed, default=-1)
+        if received.version < newest:
+            detail = f"it leads to version {received.version}, and this silo has been at {newest}"
+            raise ProtocolError(SERVER, "version", detail)
         read = self._reader.read(received, base, author)
         # All of it is what silos sealed: now it may be opened.
         state = base or self._begin(received, read)
-        followed = self._state.history.known()
         self._compare(state.history.known(), followed)
         self._compare(state.history.known(), read.claimed)
         pooled: list[PooledFigures] = []
@@ -327,8 +334,6 @@ class EncryptedReplica:
             return self._state, None
         if held >= 0:
             logger.warning("the server has nothing that continues version %d: the model is made anew", held)
-        if received.version < held:
-            raise ProtocolError(SERVER, "version", f"it leads to version {received.version}, and {held} is here")
         if received.start is not Start.SNAPSHOT:
             return None, None
         author, state = open_snapshot(self._ring, self._plan, self._run, bytes(received.model), received.base)

@@ -14,7 +14,7 @@ import pytest
 from fedsync.cipher.encoding import catch_up, wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import OtherVersion, Payload
 from tests.cipher.lying_server import entry_of, envelope_of, one_more, rewritten
@@ -303,6 +303,39 @@ def test_a_model_that_is_made_anew_comes_to_what_was_here(tmp_path: Path, three_
         with refused(silo, "chain", opened=True):
             silo.receive(replace(whole, links=links).encode(), 3)
     np.testing.assert_array_equal(silo.receive(whole.encode(), 3), three_rounds.silos["a"].model)
+
+
+def test_a_silo_that_lost_its_folder_still_follows_one_chain(three_rounds: Federation, tmp_path: Path) -> None:
+    """Another trainer, with a folder of its own or after the first one's is gone; the keys are where they were."""
+    three_rounds.aggregator.holds("c", -1)
+    whole = catch_up.decode(three_rounds.aggregator.outgoing("c"))
+    first, second, _ = whole.links
+    two = replace(whole, version=2, links=(first, second)).encode()
+    three_rounds.copy("b", tmp_path / "one.bin", remembers=True).receive(two, 2)
+    again = three_rounds.copy("b", tmp_path / "other.bin", remembers=True)
+    with refused(again, "version"):
+        again.receive(replace(whole, version=1, links=(first,)).encode(), 1)
+    with refused(again, "chain", opened=True):
+        again.receive(replace(whole, version=2, links=(first, Link(EMPTY))).encode(), 2)
+    begun = again._state
+    again.receive(two, 2)
+    again._state = begun
+    again.receive(whole.encode(), 3)
+    elsewhere = three_rounds.copy("b", remembers=True, run="another")
+    with refused(elsewhere, "chain"):  # for it is another's; of its own chain it knows nothing yet
+        elsewhere.receive(two, 2)
+
+
+def test_a_log_that_is_damaged_counts_as_damaged_and_not_as_none(three_rounds: Federation) -> None:
+    three_rounds.aggregator.holds("c", -1)
+    whole = three_rounds.aggregator.outgoing("c")
+    silo = three_rounds.copy("a", remembers=True)
+    silo.receive(whole, 3)
+    (file,) = (three_rounds.keys.silos["a"] / "chains").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    file.write_text("3 00")
+    with pytest.raises(ConfigError, match="damaged"):
+        three_rounds.copy("a", remembers=True).receive(whole, 3)
 
 
 # All is authenticated before anything is opened.

@@ -183,7 +183,7 @@ def test_a_silo_that_has_a_history_is_not_led_elsewhere_by_a_snapshot(federation
     silo._reader._plan = silo._plan
     with pytest.raises(ProtocolError, match="did not come to version 3"):
         silo.receive(replace(elsewhere, version=4, links=(*elsewhere.links, *elsewhere.links)).encode(), 4)
-    with pytest.raises(ProtocolError, match="it leads to version 2, and 3 is here"):
+    with pytest.raises(ProtocolError, match="it leads to version 2, and this silo has been at 3"):
         silo.receive(replace(sent, version=2, links=()).encode(), 2)
     assert silo.holds == 3
     silo.receive(sent.encode(), 4)
