@@ -163,8 +163,11 @@ class OwnerPolicy(Section):
             problem = f"{plan.kind!r} has no masks, and this silo's owner demands them"
             remedy = "Write cipher: {kind: masked}, or have the owner take seal.masks out of silo.yaml"
             raise OwnerRefusal("cipher.kind", problem, remedy)
-        if plan.members < self.seal.members:
-            problem = f"a version may add {plan.members} updates, and this silo's owner demands {self.seal.members}"
+        from fedsync.cipher.masking.roster import least_survivors
+
+        least = max(plan.members, least_survivors(plan.colluding)) if plan.masked else plan.members
+        if least < self.seal.members:
+            problem = f"a version may add {least} updates, and this silo's owner demands {self.seal.members}"
             remedy = (
                 f"Write members: {self.seal.members} below cipher, or have the owner lower seal.members in silo.yaml"
             )

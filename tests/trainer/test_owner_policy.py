@@ -93,6 +93,7 @@ def test_metrics_that_are_to_be_sealed_must_be() -> None:
 def test_a_version_must_add_as_many_updates_as_the_owner_demands() -> None:
     with pytest.raises(OwnerRefusal, match=r"^cipher\.members: a version may add 1 updates.*demands 2.*members: 2"):
         OwnerPolicy(seal=SealConfig()).check_seal(plan({"kind": "bfv", "members": 1}))
+    OwnerPolicy(seal=SealConfig(members=3)).check_seal(plan({"kind": "masked"}))  # masks take three
     OwnerPolicy(seal=SealConfig(members=1)).check_seal(plan({"kind": "bfv", "members": 1}))
     with pytest.raises(OwnerRefusal):
         OwnerPolicy(seal=SealConfig(members=3)).check_seal(plan({"kind": "bfv", **TWO}))
