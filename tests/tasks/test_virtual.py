@@ -67,7 +67,7 @@ def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path:
     (tmp_path / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
     cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})
     losses = []
-    for cipher in ("{kind: plain}", "{kind: bfv, bits: 16}"):
+    for cipher in ("{kind: plain}", "{kind: bfv, bits: 16, metrics: plain}"):
         config = StrategyConfig.load(tmp_path / "tried.yaml", [f"cipher={cipher}", "stop.rounds=6"])
         losses.append(run_virtual(config, cluster, tmp_path / str(len(losses)))["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
