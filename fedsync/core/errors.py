@@ -73,6 +73,10 @@ class IntegrityError(ProtocolError):
     """What came was not made by silos of the group, or not for this place: what was sealed, changed on its way."""
 
 
+class SpoiledSum(ProtocolError):
+    """What came is what silos of the group sealed, and one of them sealed what no silo may."""
+
+
 class SiloLocked(FedSyncError):
     """A silo takes no part because of failures of integrity, until its owner says so."""
 

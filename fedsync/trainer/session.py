@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError
+from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
 from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
@@ -196,7 +196,8 @@ class SiloSession:
         """Have the replica take what came. Whatever fails in what was sealed is one class of error, and counts.
 
         One class, so that the server cannot tell a check from another. What befalls the machine does not count: a full
-        disk, memory that ran out, a process that was killed.
+        disk, memory that ran out, a process that was killed. Nor does what was authentic, and spoiled by a silo: that
+        tells nobody of the key who has it not, and one silo must not lock all others.
         """
         with self._exchange:
             self.check_open()
@@ -207,6 +208,8 @@ class SiloSession:
             except Exception as error:
                 if self.lockout is None:
                     raise
+                if isinstance(error, SpoiledSum):
+                    raise IntegrityError(error.sender, error.check, error.detail) from error
                 failure = error if isinstance(error, ProtocolError) else ProtocolError(SERVER, "payload", repr(error))
                 self.lockout.count(str(failure))
                 raise IntegrityError(failure.sender, failure.check, failure.detail) from error

@@ -11,9 +11,12 @@ import pytest
 
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import Ring, open_ring
+from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, SiloLocked
+from fedsync.core.errors import SERVER, ConfigError, SiloLocked, SpoiledSum
+from fedsync.core.layout import Vector
+from fedsync.core.transfer import Payload
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.lockout import COUNT, LIMIT, MARKER, Lockout
 from fedsync.trainer.owner_policy import ALLOWED
@@ -184,6 +187,19 @@ def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> 
     Lockout(keys).unlock()
     assert isinstance(exchange(one.ask, Describe())[0], Hello)
     service("three")
+
+
+def test_what_a_silo_spoiled_is_the_same_word_and_does_not_count(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one silo that lies would lock all others."""
+
+    def spoiled(self: EncryptedReplica, payload: Payload, version: int) -> Vector:
+        raise SpoiledSum(SERVER, "clipping", "a value of 3000")
+
+    running = service("one")
+    monkeypatch.setattr(EncryptedReplica, "receive", spoiled)
+    for _ in range(LIMIT + 1):
+        answer = exchange(running.ask, EvaluateModel(0), np.zeros(8, np.uint8))
+        assert answer == (Refused(Refusal.INTEGRITY), None)
 
 
 def test_nonsense_that_is_not_sealed_does_not_count(keys: Ring) -> None:

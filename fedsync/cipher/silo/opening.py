@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -26,11 +27,20 @@ from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Sealer
-from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
 from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def _sealed_by_silos() -> Iterator[None]:
+    """What fails within was authentic: it is the doing of a silo that has the key, not of the server."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise SpoiledSum(error.sender, error.check, error.detail) from error
 
 
 class Opener:
@@ -58,13 +68,14 @@ class Opener:
             run: R.
 
         Raises:
-            ProtocolError: a silo sealed something else than a calibration.
+            SpoiledSum: a silo sealed something else than a calibration.
         """
         plan, members = self._plan, calibration.head.members
-        slots = self._sealer.open(calibration.words, members)
-        added_up = self._tally(slots, calibration)
-        if slots.reshape(-1)[plan.grid(plan.first_exponents).head :].any():
-            raise ProtocolError(SERVER, "filling", "there are values in a calibration")
+        with _sealed_by_silos():
+            slots = self._sealer.open(calibration.words, members)
+            added_up = self._tally(slots, calibration)
+            if slots.reshape(-1)[plan.grid(plan.first_exponents).head :].any():
+                raise ProtocolError(SERVER, "filling", "there are values in a calibration")
         spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
         first = tally.next_exponents(added_up, plan.first_exponents, spared, plan.headroom)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
@@ -75,18 +86,19 @@ class Opener:
         """The state one version later, and figures of enough silos, if there are with what was added.
 
         Raises:
-            ProtocolError: a silo sealed something that no silo may.
+            SpoiledSum: a silo sealed something that no silo may.
         """
         figures = None
-        match link.kind:
-            case LinkKind.ADD:
-                state, figures = self._add(state, link.entries[0])
-            case LinkKind.UNDO:
-                for entry in link.entries:
-                    change, _ = self._change(state, entry, self._openable(state, entry), -1)
-                    state = replace(state, model=state.model + change)
-            case LinkKind.EMPTY:
-                pass
+        with _sealed_by_silos():
+            match link.kind:
+                case LinkKind.ADD:
+                    state, figures = self._add(state, link.entries[0])
+                case LinkKind.UNDO:
+                    for entry in link.entries:
+                        change, _ = self._change(state, entry, self._openable(state, entry), -1)
+                        state = replace(state, model=state.model + change)
+                case LinkKind.EMPTY:
+                    pass
         state = replace(state, version=state.version + 1)
         concealed = self._ring.group.conceal(state.digest)
         return replace(state, history=state.history.after(link.kind, link.contents, concealed)), figures

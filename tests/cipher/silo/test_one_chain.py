@@ -14,7 +14,7 @@ import pytest
 from fedsync.cipher.encoding import catch_up, wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.errors import ConfigError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import OtherVersion, Payload
 from tests.cipher.lying_server import entry_of, envelope_of, one_more, rewritten
@@ -56,7 +56,9 @@ def to(version: int, *links: Link) -> Payload:
 
 
 @contextmanager
-def refused(silo: EncryptedReplica, check: str, *, opened: bool = False) -> Iterator[None]:
+def refused(
+    silo: EncryptedReplica, check: str, *, opened: bool = False, by: type[ProtocolError] = ProtocolError
+) -> Iterator[None]:
     """The check fails, nothing is decrypted unless it may be, and the silo is as before, also on disk."""
     calls = []
     opens, before, kept = (
@@ -66,7 +68,7 @@ def refused(silo: EncryptedReplica, check: str, *, opened: bool = False) -> Iter
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(silo._sealer, "open", lambda *given: calls.append(1) or opens(*given))
-        with pytest.raises(ProtocolError) as caught:
+        with pytest.raises(by) as caught:
             yield
     assert caught.value.check == check, str(caught.value)
     assert bool(calls) == opened
@@ -378,7 +380,7 @@ def test_values_beyond_the_clipping_range_are_refused(tmp_path: Path, monkeypatc
         _beyond(federation.silos["c"], patch, 100)
         ids.append(federation.answer("c", np.full(LAYOUT.size, 3.0, dtype=np.float32)))
     federation.commit(1, ids)
-    with refused(federation.silos["a"], "clipping", opened=True):
+    with refused(federation.silos["a"], "clipping", opened=True, by=SpoiledSum):
         federation.silos["a"].receive(federation.aggregator.outgoing("a"), 1)
 
 
