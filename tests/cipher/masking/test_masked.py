@@ -10,6 +10,7 @@ import pytest
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
+from fedsync.cipher.masking.mask_log import mask_context
 from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.masking.questions import (
     RevealAnswer,
@@ -283,6 +284,27 @@ def test_what_differs_between_silos_makes_their_masks_differ(tmp_path: Path, oth
 
 def _annex(federation: Federation, name: str) -> Annex:
     return Annex.unpack(federation.aggregator._inbox._pending[f"{name}/1"].envelope.head.annex, name, "server")
+
+
+def test_masks_are_bound_to_all_that_is_the_same_for_all_silos(tmp_path: Path) -> None:
+    federation = Federation(plan("masked"), tmp_path, FOUR)
+    federation.begin("a", 0)
+    told = order("a/1", 0)
+    federation.aggregator.put("a", "a/1", _as_told(federation, "a", told))
+    silo, member = federation.silos["a"], federation.aggregator._inbox._pending["a/1"].envelope.head.members[0]
+    run, chain, roster = silo._masked_run, member.chain, silo._roster
+    assert roster is not None and chain == silo._state.history.chain(0) and run != chain
+    assert _annex(federation, "a").context == mask_context(run, told, chain, 0, roster)
+    others = [
+        mask_context(bytes(32), told, chain, 0, roster),
+        mask_context(run, told, bytes(32), 0, roster),
+        mask_context(run, told, chain, 1, roster),
+        mask_context(run, told, chain, 0, replace(roster, digest=bytes(32))),
+        mask_context(run, replace(told, learning_rate=np.nextafter(told.learning_rate, 1)), chain, 0, roster),
+        mask_context(run, replace(told, evaluate=False), chain, 0, roster),
+        mask_context(run, replace(told, budget_s=1.0), chain, 0, roster),
+    ]
+    assert len({_annex(federation, "a").context, *others}) == 8
 
 
 def test_batches_steps_and_budgets_may_differ(tmp_path: Path) -> None:
