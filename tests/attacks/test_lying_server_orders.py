@@ -3,15 +3,17 @@
 It chooses who trains when, how long, in which batches and from which model.
 """
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
 
 from fedsync.cipher.encoding.catch_up import Start
-from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor, Sampler
-from fedsync.trainer.protocol import Describe, Train
+from fedsync.trainer.protocol import Describe, EvaluateModel, Hello, Train
 from tests.attacks.adversary import FEATURES, Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import EMPTY, beginning
@@ -94,3 +96,26 @@ def test_orders_do_not_tell_where_training_on_one_row_overflows(make: Make) -> N
 
     gained = bits_by_divergence(fails, second_error(federation, 1))
     assert gained < 2, f"{gained:.1f} bits of an error on one row"
+
+
+def test_evaluations_of_single_silos_stay_there(make: Make) -> None:
+    federation = make()
+    federation.round()
+    federation.follow()
+    victim = federation.silos["silo-a"]
+    truth = victim.session._trainer.evaluate(victim.model)
+    heard = victim.ask(EvaluateModel(1), federation.aggregator.outgoing("silo-a"))
+    if isinstance(heard.reply, Evaluation):
+        assert heard.reply.loss != truth.loss
+    assert f"{truth.loss:.6g}"[:6] not in heard.words
+    order = federation.order("silo-a", evaluate=True)
+    heard = victim.ask(Train(order), federation.aggregator.outgoing("silo-a"))
+    assert f"{truth.loss:.6g}"[:6] not in heard.words
+
+
+def test_counts_of_samples_stay_there(make: Make) -> None:
+    federation = make()
+    heard = federation.silos["silo-a"].ask(Describe())
+    assert isinstance(heard.reply, Hello)
+    told = [int(number) for number in re.findall(r"\d+", json.dumps(json.loads(heard.words)))]
+    assert federation.silos["silo-a"].session._trainer.examples not in told

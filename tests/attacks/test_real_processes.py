@@ -1,0 +1,212 @@
+"""Real processes over TLS: a server whose ServerApp lies, and silos started by `fedsync silo start`.
+
+One federation for all attacks, for each process takes seconds to start.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding.catch_up import Start
+from fedsync.common.processes import end_processes, free_ports
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.core.orders import WorkReport
+from fedsync.core.transfer import Payload
+from fedsync.flower.environment import flower_environment
+from fedsync.flower.internals.apps import OWN
+from fedsync.identity.certificates import make_authority, make_server_certificate
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops.programs import CONNECTION
+from fedsync.ops.runs import connect, submit
+from fedsync.trainer.protocol import Describe, Request, Train, read_reply, write_request
+from tests.attacks.adversary import FEATURES, Federation, Heard, Victim
+from tests.attacks.forgery import (
+    STRANGE,
+    add,
+    aggregate,
+    bits_known,
+    give,
+    key_from_refusals,
+    key_from_slots,
+    onward,
+    true_key,
+)
+
+WAIT_S = 120.0
+
+_PROJECT = f"""\
+[project]
+name = "lies"
+version = "1.0.0"
+description = "A lying server"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "nobody"
+
+[tool.flwr.app.components]
+serverapp = "relay:app"
+clientapp = "{OWN}"
+
+[tool.flwr.app.config]
+"""
+
+
+class _RealSilo(Victim):
+    """A silo that only the lying ServerApp reaches; see relay.py."""
+
+    def __init__(self, line: Connection, name: str, spec: str) -> None:
+        self.name = name
+        self._line, self._spec = line, spec
+
+    def ask(self, request: Request, payload: Payload | None = None) -> Heard:
+        self._line.send((self.name, self._spec, write_request(request), None if payload is None else payload.tobytes()))
+        words, answer, problem = self._line.recv()
+        assert not problem, f"Flower tells the server an error's words: {problem[:200]}"
+        return Heard(
+            read_reply(words, self.name, 2**20),
+            None if answer is None else np.frombuffer(answer, dtype=np.uint8),
+            words,
+        )
+
+
+class RealFederation(Federation):
+    """The same in real processes."""
+
+    line: Connection
+
+    def silo(self, name: str, spec: RunSpec | None = None, folder: Path | None = None, **owner: Any) -> Victim:
+        return _RealSilo(self.line, name, (spec or self.spec()).dump())
+
+
+def fedsync(*arguments: str, cwd: Path, out: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "fedsync", *arguments]
+    with (cwd / out).open("wb") as file:
+        return subprocess.Popen(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def _files(folder: Path, names: list[str]) -> ServerStartConfig:
+    """All that a server and silos are started with."""
+    make_server_certificate(make_authority(folder / "certs"), ["localhost"], folder / "certs")
+    (port,) = free_ports(1)
+    nodes = {}
+    for index, name in enumerate(names):
+        make_node_key(name, folder / name)
+        nodes[name] = f"{name}/{name}.node.pub"
+        (folder / f"{name}.yaml").write_text(
+            f"{{name: {name}, server: 'localhost:{port}', authority: certs/ca.crt, node_key: {name}/{name}.node, "
+            f"state: s{index}, keys: keys/{name}, data: [../data], index: {index}}}"
+        )
+    silos = json.dumps(nodes)
+    (folder / "server.yaml").write_text(
+        f"{{host: 127.0.0.1, port: {port}, certificates: certs, state: server, silos: {silos}}}"
+    )
+    return ServerStartConfig.load(folder / "server.yaml")
+
+
+def _submit(config: ServerStartConfig, folder: Path) -> Connection:
+    """Hand in the lying app, and wait for it to call."""
+    bundle, socket = folder / "app", str(folder / "line")
+    bundle.mkdir()
+    shutil.copy(Path(__file__).with_name("relay.py"), bundle)
+    (bundle / "pyproject.toml").write_text(f"{_PROJECT}socket = {json.dumps(socket)}\n")
+    connect(config)
+    with Listener(socket) as listener:
+        submit(bundle, CONNECTION, flower_environment(Path(config.state)))
+        return listener.accept()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
+    root = tmp_path_factory.mktemp("r")
+    folder = root / "f"
+    for each in (root, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+        each.chmod(0o700)
+    made = RealFederation.__new__(RealFederation)
+    names = [f"silo-{letter}" for letter in "abc"]
+    config = _files(folder, names) if not (root / "data").mkdir() else None
+    assert config is not None
+    started = [fedsync("server", "start", "--server", "server.yaml", cwd=folder, out="server.out")]
+    try:
+        wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
+        from tests.attacks.adversary import _issued
+
+        issued = _issued(tuple(names), root)
+        for name in names:
+            shutil.copytree(issued.silos[name], folder / "keys" / name)
+        started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder, out=f"{name}.out") for name in names]
+        made.line = _submit(config, folder)
+        made.line.send(names)
+        assert made.line.recv() == names
+        made.__init__(root, folder)  # type: ignore[misc]
+        made.round()
+        yield made
+        made.line.send(None)
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            process.wait(timeout=60)
+        end_processes(started)
+
+
+@pytest.mark.full
+def test_no_training_row_and_no_file_by_orders(federation: RealFederation) -> None:
+    """A model of the server's choice is refused, and batches of one, and a task that reads the key file."""
+    before = np.zeros(FEATURES + 1, dtype="<f4").tobytes()
+    order = federation.order("silo-c", base_version=0, batch_size=1, max_steps=1, learning_rate=1e-30)
+    heard = federation.silos["silo-c"].ask(Train(order), onward(-1, start=Start.CLEAR, version=0, model=before))
+    assert not isinstance(heard.reply, WorkReport)
+    key = federation.folder / "keys" / "silo-c" / "group.key"
+    data = {"kind": "table", "file": str(key), "target": "zzz", "classes": 0}
+    task = {"kind": "linear", "loss": "squared", "data": data, "partition": {"kind": "iid"}}
+    heard = federation.silo("silo-c", federation.spec("files", task=task)).ask(Describe())
+    secret = json.loads(key.read_text())["key"]
+    assert heard.refused and secret[:8] not in heard.words
+    files = [file for file in (federation.folder / "server").rglob("*") if file.is_file()]
+    assert [os.fspath(file) for file in files if secret.encode() in file.read_bytes()] == []
+
+
+@pytest.mark.full
+def test_no_bit_of_the_key_by_refusals(federation: RealFederation) -> None:
+    honest = federation.envelope("silo-a/1")
+    answers: list[str] = []
+
+    def heard(name: str, words: np.ndarray, **changes: Any) -> Heard:
+        said = give(
+            federation.silos[name], onward(0, add(1, aggregate(federation, honest, 1, words=words, **changes))), 1
+        )
+        answers.append(said.words)
+        return said
+
+    def slot0(words: np.ndarray) -> int:
+        found = re.search(r"(-?\d+) silos are in the sum", heard("silo-a", words, members=(STRANGE,)).words)
+        return int(found[1]) if found else 1
+
+    gained = bits_known(key_from_slots(slot0, range(64)), true_key(federation, range(64)))
+    accepts = lambda words: not heard("silo-b", words).refused  # noqa: E731
+    gained += bits_known(key_from_refusals(accepts, honest.words, 4), true_key(federation, range(4)))
+    assert gained == 0, f"{gained:.0f} bits by {len(answers)} questions"
+    assert answers.count(answers[0]) == 6 and len(set(answers)) == 2, "three times one word at each silo, then locked"
