@@ -189,8 +189,10 @@ def _noisy(words: Words, noise: int, at: int = 0, unit: int = 0) -> Words:
 def bits_known(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
     """Bits of the ternary key that answers tell [bits]: of coefficients that are right beyond what guessing gives.
 
-    Who answers 0 to everything is right for a third.
+    Who answers the same to everything is right for a third, by no merit.
     """
+    if len(set(found.tolist())) < 2:
+        return 0.0
     told = np.flatnonzero(found)
     right = np.count_nonzero(found[told] == truth[told])
     wrong = len(told) - right
