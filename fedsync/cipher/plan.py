@@ -38,7 +38,6 @@ class EncryptionPlan:
         seal_metrics: losses and evaluations travel in the header chunk instead of the report, and a silo's examples and
             other figures not at all.
         members: least number of updates that a version must add, for silos to open it.
-        silos: of the run, half of which must stand for a snapshot.
         colluding: silos that may lie, whose votes are to change nothing.
         examples: where `seal_metrics`, what every silo says that it holds.
 
@@ -55,7 +54,6 @@ class EncryptionPlan:
     only: tuple[str, ...] = ()
     seal_metrics: bool = False
     members: int = 1
-    silos: int = 1
     colluding: int = 1
     examples: int = MAX_EXAMPLES
 
@@ -98,11 +96,6 @@ class EncryptionPlan:
     def masked(self) -> bool:
         """Whether updates carry masks, so that only whole sums can be read."""
         return self.form is MASKED
-
-    @property
-    def attesters(self) -> int:
-        """Silos that must stand for a snapshot, its author among them: half of all, rounded up."""
-        return -(-self.silos // 2)
 
     @property
     def cap(self) -> int:

@@ -53,7 +53,7 @@ class _SealedConfig(Section):
 
     kind: str
 
-    def plan(self, layout: Layout, weighting: Weighting, quorum: int, silos: int) -> EncryptionPlan:
+    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
         """How updates of a model with this layout are sealed.
 
         Raises:
@@ -63,7 +63,7 @@ class _SealedConfig(Section):
 
         return EncryptionPlan(
             *(self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"),
-            *(self.members, silos, self.colluding, self.examples or MAX_EXAMPLES),
+            *(self.members, self.colluding, self.examples or MAX_EXAMPLES),
         )
 
 
@@ -89,9 +89,9 @@ class MaskedConfig(Section):
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
     """The encryption inside which masks are added."""
 
-    def plan(self, layout: Layout, weighting: Weighting, quorum: int, silos: int) -> EncryptionPlan:
+    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
         """As ``inner``, with masks."""
-        return replace(self.inner.plan(layout, weighting, quorum, silos), kind=self.kind)
+        return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
 
 
 def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
@@ -105,7 +105,7 @@ CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Fie
 
 
 def encryption_plan(
-    cipher: CipherConfig, aggregation: AggregationPolicy, solver: Solver, layout: Layout, quorum: int, silos: int
+    cipher: CipherConfig, aggregation: AggregationPolicy, solver: Solver, layout: Layout, quorum: int
 ) -> EncryptionPlan | None:
     """How updates of a model with this layout are sealed; None in the clear.
 
@@ -115,7 +115,6 @@ def encryption_plan(
         solver: how silos train.
         layout: of the model.
         quorum: updates after which silos agree on how to round the next ones.
-        silos: of the run.
 
     Raises:
         ConfigError: the options do not fit the model, the aggregation or the number of silos.
@@ -129,4 +128,4 @@ def encryption_plan(
             f"{aggregation.kind!r} as configured needs a server that sees the updates",
             "Choose fedavg, fednova or fedbuff with constant staleness",
         )
-    return cipher.plan(layout, weighting, quorum, silos)
+    return cipher.plan(layout, weighting, quorum)

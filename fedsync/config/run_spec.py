@@ -73,7 +73,7 @@ class RunSpec(Section):
             ConfigError: the options do not fit the model or the number of silos.
         """
         solver = self.task.solver(self.local)
-        return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, self.silos)
+        return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum)
 
     @property
     def fastest(self) -> float:

@@ -114,11 +114,10 @@ def plan(
     quorum: int = 3,
     only: tuple[str, ...] = (),
     members: int = 1,
-    silos: int = 3,
     **weighting: object,
 ) -> EncryptionPlan:
     weighs = Weighting(**weighting)  # type: ignore[arg-type]
-    return EncryptionPlan(kind, bits, LAYOUT, weighs, quorum, only, members=members, silos=silos)
+    return EncryptionPlan(kind, bits, LAYOUT, weighs, quorum, only, members=members)
 
 
 def change(seed: int, size: float = 0.02) -> Vector:

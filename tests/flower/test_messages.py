@@ -193,7 +193,7 @@ def test_what_an_honest_silo_writes_is_read(key: str) -> None:
 
 
 def test_every_reply_is_among_what_honest_silos_write() -> None:
-    assert {each.__name__ for each in get_args(Reply)} == {*TAGS.values(), "Answer"}
+    assert {each.__name__ for each in get_args(Reply)} == {*TAGS.values(), "Answer", "Attestation"}
 
 
 @pytest.mark.parametrize("texts", [{}, {"text": 1}, {"text": b"{}"}, {"text": [1, 2]}, {"text": "x" * (MAX_TEXT + 1)}])

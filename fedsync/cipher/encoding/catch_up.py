@@ -44,6 +44,14 @@ _LENGTH = struct.Struct("<Q")
 Piece = bytes | memoryview
 
 
+def attesters(silos: int) -> int:
+    """Silos that must stand for a snapshot, its author among them: half of all that have a key, rounded up.
+
+    How many silos a run has is the server's word; how many have a key is the administrator's.
+    """
+    return -(-silos // 2)
+
+
 class Start(IntEnum):
     """What a catch-up begins with. Numbers on the wire: never renumber."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.cipher.encoding import wire
-from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.announcements import Announcements
 from fedsync.cipher.masking.roster import announced, least_survivors
@@ -85,7 +85,7 @@ class EncryptedAggregator:
         self._inbox = Inbox(plan, keys, self._adder)
         self._chain = Chain()
         self._held: dict[str, int] = {}
-        self._snapshots = Snapshots(plan.attesters)
+        self._snapshots = Snapshots(attesters(len(keys.senders)))
         self._initial = initial
         self._calibrations: dict[str, wire.Envelope] = {}
         self._calibration: bytes | None = None

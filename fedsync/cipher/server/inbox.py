@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ class Update:
     @property
     def grid(self) -> bytes:
         return self.envelope.head.grid
+
+    @property
+    def chain(self) -> bytes:
+        return self.envelope.head.members[0].chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +154,9 @@ class Inbox:
     def take(self, update_ids: Iterable[str], newest: int) -> dict[str, Update]:
         """Updates for a commit; they are not kept any longer.
 
-        Which grid silos agreed on the server does not know, so what most of them use counts. Under masks only those
-        updates count that have one context and roster: those with most updates, of equals the first.
+        Which grid silos agreed on, and what led to a version, the server does not know, so what most of them say
+        counts. Under masks only those updates count that have one context and roster: those with most updates, of
+        equals the first.
 
         Args:
             update_ids: of the commit.
@@ -165,21 +171,20 @@ class Inbox:
             chosen = max(masks, key=masks.count)
             others = "has masks of another attempt, work or past than the other updates"
             _drop(taken, lambda update: update.masks != chosen, others)
-        for scale in {update.scale for update in taken.values()}:
-            self._agree(taken, scale)
+        self._agree(taken, lambda one: one.base, lambda one: one.chain, "is built on another past than the others")
+        self._agree(taken, lambda one: one.scale, lambda one: one.grid, "was sealed on another grid than the others")
         return taken
 
-    def _agree(self, taken: dict[str, Update], scale: int) -> None:
-        """Leave the grid with most updates of those that were to have one; equals too, unless masks are to come off."""
-        grids = Counter(update.grid for update in taken.values() if update.scale == scale)
-        most = max(grids.values())
-        usual = sorted(grid for grid, count in grids.items() if count == most)
-        chosen = usual[:1] if self._plan.masked else usual
-        _drop(
-            taken,
-            lambda update: update.scale == scale and update.grid not in chosen,
-            "was sealed on another grid than the other updates",
-        )
+    def _agree(
+        self, taken: dict[str, Update], of: Callable[[Update], int], word: Callable[[Update], bytes], why: str
+    ) -> None:
+        """Of the updates that should say the same leave what most say; equals too, unless masks are to come off."""
+        for number in {of(update) for update in taken.values()}:
+            words = Counter(word(update) for update in taken.values() if of(update) == number)
+            most = max(words.values())
+            usual = sorted(one for one, count in words.items() if count == most)
+            chosen = usual[:1] if self._plan.masked else usual
+            _drop(taken, partial(_differs, of, number, word, chosen), why)
 
     def discard(self, update_id: str) -> None:
         self._pending.pop(update_id, None)
@@ -194,6 +199,12 @@ class Inbox:
         fill(self, _NAMES, state)
         if self._plan.masked:
             self._attempts.restart(version)
+
+
+def _differs(
+    of: Callable[[Update], int], number: int, word: Callable[[Update], bytes], chosen: list[bytes], update: Update
+) -> bool:
+    return of(update) == number and word(update) not in chosen
 
 
 def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:

@@ -1,9 +1,10 @@
 """What the server sends, read in three steps, before anything of it is opened.
 
 1. *Decode*: every sum, the calibration and what travels in the clear are cut out and have the right form.
-2. *Place*: each link fits those before it. Members are silos of the group, new, enough, and built on versions that this
+2. *Authenticate*: every sum is what its members sealed, by `Authenticator`. What they say of themselves is true from
+   here on, or their own lie.
+3. *Place*: each link fits those before it. Members are silos of the group, new, enough, and built on versions that this
    silo knows; what is taken back was added last.
-3. *Authenticate*: every sum is what its members sealed, by `Authenticator`.
 
 Only what passed all of it is opened, in `fedsync.cipher.silo.opening`: whoever can make a silo decrypt what no silo
 sealed, and sees whether that goes well, learns the key bit by bit.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsync.cipher.encoding import wire
-from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Piece
+from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Piece, attesters
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Unmasker
@@ -28,7 +29,7 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import LinkRecords, added_content
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState
 from fedsync.cipher.suites.suite import Member
-from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
 from fedsync.core.layout import Vector
 
 
@@ -114,12 +115,12 @@ class CatchUpReader:
         links = tuple(
             ReadLink(link.kind, tuple(self._entry(entry) for entry in link.entries)) for link in received.links
         )
-        claimed = self._place(links, base)
-        if base is not None and author is not None:
-            self._attested(links, base.version, author)
         sums = [one for link in links for entry in link.entries for one in entry.sums]
         for envelope in sums if calibration is None else [calibration, *sums]:
             self._authenticator.authenticate(envelope, SERVER)
+        claimed = self._place(links, base)
+        if base is not None and author is not None:
+            self._attested(links, base.version, author)
         return ReadCatchUp(calibration, links, claimed)
 
     # Decode.
@@ -200,18 +201,19 @@ class CatchUpReader:
         """See that enough silos have built on the snapshot of ``version``: its author may lie."""
         added = (entry for link in links if link.kind is LinkKind.ADD for entry in link.entries)
         silos = {member.silo for entry in added for member in entry.members if member.round >= version}
-        if len(silos | {author}) < self._plan.attesters:
-            detail = f"{len(silos | {author})} silos stand for it, {self._plan.attesters} of {self._plan.silos} must"
+        found, needed = len(silos | {author}), attesters(len(self._ring.group.members))
+        if found < needed:
+            detail = f"{found} silos stand for it, {needed} must"
             raise ProtocolError(SERVER, "snapshot", detail)
 
 
-def other_chain(version: int) -> ProtocolError:
+def other_chain(version: int) -> SpoiledSum:
     """Silos that come to one version by different ways."""
     detail = (
         f"other silos did not come to version {version} as this one did: by other sums, from another first model, or "
         f"with arithmetic of another kind of processor"
     )
-    return ProtocolError(SERVER, "chain", detail)
+    return SpoiledSum(SERVER, "chain", detail)
 
 
 def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None:

@@ -233,15 +233,34 @@ def test_what_was_sealed_in_another_run_is_refused(other: dict[str, object], tmp
     ids.append(elsewhere.answer("c", change(ord("c"))))
     update_id, sealed = elsewhere.seal("c", change(9))
     federation.aggregator.put("c", update_id, sealed)
-    federation.commit(1, ids)
+    with pytest.MonkeyPatch.context() as lying:
+        lying.setattr(federation.aggregator._inbox, "_agree", lambda *given: None)
+        federation.commit(1, ids)
     for name in "abc":
-        with refused(federation.silos[name], "chain"):
+        with refused(federation.silos[name], "chain", by=SpoiledSum):
             federation.silos[name].receive(federation.aggregator.outgoing(name), 1)
     # So is its beginning, by who has nothing yet.
     elsewhere.aggregator.holds("a", -1)
     fresh = federation.copy("a")
     with refused(fresh, "chain"):
         fresh.receive(elsewhere.aggregator.outgoing("a"), 0)
+
+
+def test_one_silo_that_names_another_past_does_not_count(tmp_path: Path) -> None:
+    """It can: it has the key. The others' update counts, and no silo refuses anything."""
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    for name in "abc":
+        federation.begin(name, 0)
+    ids = [federation.answer(name, change(ord(name))) for name in "ab"]
+    liar = federation.silos["c"]
+    history = liar._state.history
+    liar._state = replace(liar._state, history=replace(history, chains=(bytes(32),)))
+    ids.append(federation.answer("c", change(ord("c"))))
+    liar._state = replace(liar._state, history=history)
+    federation.commit(1, ids)
+    for silo in federation.silos.values():
+        silo.receive(federation.aggregator.outgoing(silo._ring.own.name), 1)
+        assert set(silo._state.added) == {"a", "b"}
 
 
 def test_silos_that_were_told_different_stories_cannot_be_added_up(tmp_path: Path) -> None:
