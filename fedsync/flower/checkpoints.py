@@ -7,7 +7,8 @@ the whole journal still replays.
 
 Where the journal holds a commit that no whole checkpoint knows (one is torn, or could not be written), silos may know
 a version that will be made anew with other updates. Then they must not go on with what they keep: the run gets
-another identity, under which every silo's trainer begins anew.
+another identity, under which every silo's trainer begins anew. An encrypted run ends where a checkpoint cannot be
+written. So unless one is torn, its server died before anybody heard of that commit, and silos go on.
 
 A file is a SHA-256 of the rest, one line of JSON with the number of the format, and a mapping of names to values. What
 changes while a run goes on says itself which names it has (`fedsync.core.saved`); frozen values, such as a policy's
@@ -211,7 +212,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
     position = checkpoint.moment.position
     if not journal.exists() or journal.stat().st_size < position:
         raise ConfigError(str(journal), f"shorter than its checkpoint's {position} bytes", "Start the run anew")
-    if _commits_after(journal, position):
+    if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):
         logger.warning("silos begin anew: they may know versions of the model that no checkpoint does")
         checkpoint = _renamed(checkpoint)
         _write(out / FOLDER, checkpoint)
@@ -228,6 +229,12 @@ def newest_version(out: Path) -> int | None:
 def clear(out: Path) -> None:
     """Remove the checkpoints of a run that has come to its end."""
     shutil.rmtree(out / FOLDER, ignore_errors=True)
+
+
+def _may_be_known(folder: Path, checkpoint: Checkpoint) -> bool:
+    """Whether silos may have heard of what was committed after this checkpoint."""
+    torn = any(int(file.stem) > checkpoint.moment.version for file in folder.glob(f"*{_TORN}"))
+    return torn or json.loads(checkpoint.origin.spec)["cipher"]["kind"] == "plain"
 
 
 def _renamed(checkpoint: Checkpoint) -> Checkpoint:

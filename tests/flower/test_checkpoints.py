@@ -5,6 +5,7 @@ import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from fedsync.cli import app
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
+from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower import checkpoints
-from fedsync.flower.checkpoints import FOLDER, digest
+from fedsync.flower.checkpoints import FOLDER, Checkpoints, digest
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.recorder import Recorder
@@ -129,6 +131,34 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if not silos_kept:
         trainers.clear()
     _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    copies = [trainer._session.replica for trainer in trainers.values()]
+    assert [copy.holds for copy in copies] == [4, 4, 4]
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+    replay(out / JOURNAL)
+
+
+def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes out before a checkpoint is there: of the last commit in the journal nobody has heard."""
+    out, cipher = tmp_path / "run", "cipher={kind: pad}"
+    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    save = Checkpoints.save
+
+    def dies(self: Checkpoints, coordinator: Coordinator, *given: Any) -> None:
+        if coordinator.version == 2:
+            raise Killed
+        save(self, coordinator, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoints, "save", dies)
+        _strategy(out, cipher, keys=rings[1]).start(DirectGrid(3))
+    before = set(trainers)
+    _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    assert set(trainers) == before
     copies = [trainer._session.replica for trainer in trainers.values()]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
