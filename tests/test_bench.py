@@ -30,6 +30,7 @@ SCRIPTS = sorted(
 )
 
 
+@pytest.mark.full
 def test_every_script_loads() -> None:
     modules = ", ".join(script.removesuffix(".py").replace("/", ".") for script in SCRIPTS)
     done = subprocess.run([sys.executable, "-c", f"import {modules}"], cwd=ROOT, capture_output=True, text=True)

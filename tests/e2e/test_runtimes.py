@@ -58,6 +58,7 @@ def _check_files(out: Path, summary: dict[str, object], runtime: Runtime) -> Non
     assert ClusterConfig.load(out / "silos.yaml") == CLUSTER
 
 
+@pytest.mark.full
 def test_an_untested_flwr_runs_the_stock_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,6 +68,14 @@ def _cut_off(strategy: FedSync, version: int, node: int = 1) -> None:
         strategy.start(DirectGrid(3, {node: _killed_at(version)}))
 
 
+def _keys(folder: Path, monkeypatch: pytest.MonkeyPatch, cipher: str) -> Path:
+    """The server's file, with keys for the silos in the environment."""
+    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, folder)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    return rings[1]
+
+
 def _model(arrays: ArrayRecord) -> np.ndarray:
     return np.concatenate([array.numpy().ravel() for array in arrays.values()])
 
@@ -124,13 +132,11 @@ def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: 
 def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, silos_kept: bool) -> None:
     """One silo has the newest version already, two have not: all must come to one model."""
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
-    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-    _cut_off(_strategy(out, cipher, keys=rings[1]), version=2, node=2)
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    _cut_off(_strategy(out, cipher, keys=keys), version=2, node=2)
     if not silos_kept:
         trainers.clear()
-    _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
     copies = [trainer._session.replica for trainer in trainers.values()]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
@@ -143,9 +149,7 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
 ) -> None:
     """Nothing goes out before a checkpoint is there: of the last commit in the journal nobody has heard."""
     out, cipher = tmp_path / "run", "cipher={kind: pad}"
-    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
+    keys = _keys(tmp_path, monkeypatch, cipher)
     save = Checkpoints.save
 
     def dies(self: Checkpoints, coordinator: Coordinator, *given: Any) -> None:
@@ -155,9 +159,9 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Checkpoints, "save", dies)
-        _strategy(out, cipher, keys=rings[1]).start(DirectGrid(3))
+        _strategy(out, cipher, keys=keys).start(DirectGrid(3))
     before = set(trainers)
-    _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
     assert set(trainers) == before
     copies = [trainer._session.replica for trainer in trainers.values()]
     assert [copy.holds for copy in copies] == [4, 4, 4]
@@ -172,18 +176,16 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
 ) -> None:
     """Silos begin anew, and what was sealed under the run's first identity still opens."""
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
-    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-    _cut_off(_strategy(out, cipher, keys=rings[1]), version=2, node=2)
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    _cut_off(_strategy(out, cipher, keys=keys), version=2, node=2)
     for _ in range(2):
         newest = max((out / FOLDER).glob("*.ckpt"), key=lambda path: int(path.stem))
         newest.write_bytes(newest.read_bytes()[:100])
         before = set(trainers)
         with contextlib.suppress(Killed):
-            _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3, {2: _killed_at(3)}))
+            _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3, {2: _killed_at(3)}))
     assert len(set(trainers) - before) == 3
-    _strategy(out, cipher, keys=rings[1], resume=True).start(DirectGrid(3))
+    _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
     copies = [trainer._session.replica for name, trainer in trainers.items() if name not in before]
     assert [copy.holds for copy in copies] == [4, 4, 4]
     for copy in copies:
@@ -284,9 +286,7 @@ def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
 ) -> None:
     """What silos added and the server forgot could never be made up for: the disk is full at the second commit."""
     out, cipher = tmp_path / "run", "cipher={kind: pad}"
-    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, tmp_path)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
+    keys = _keys(tmp_path, monkeypatch, cipher)
     write = checkpoints._write
 
     def full(folder: Path, checkpoint: checkpoints.Checkpoint) -> None:
@@ -297,9 +297,9 @@ def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "_write", full)
         with pytest.raises(RunError, match="no checkpoint can be written"):
-            _strategy(out, cipher, keys=rings[1]).start(DirectGrid(3))
+            _strategy(out, cipher, keys=keys).start(DirectGrid(3))
     assert {trainer._session.replica.holds for trainer in trainers.values()} == {1}
-    again = _strategy(out, cipher, keys=rings[1], resume=True)
+    again = _strategy(out, cipher, keys=keys, resume=True)
     again.start(DirectGrid(3))
     assert again.run_summary is not None and again.run_summary["rounds"] == 4
 
