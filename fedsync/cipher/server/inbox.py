@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -179,12 +178,12 @@ class Inbox:
         self, taken: dict[str, Update], of: Callable[[Update], int], word: Callable[[Update], bytes], why: str
     ) -> None:
         """Of the updates that should say the same leave what most say; equals too, unless masks are to come off."""
-        for number in {of(update) for update in taken.values()}:
-            words = Counter(word(update) for update in taken.values() if of(update) == number)
-            most = max(words.values())
-            usual = sorted(one for one, count in words.items() if count == most)
-            chosen = usual[:1] if self._plan.masked else usual
-            _drop(taken, partial(_differs, of, number, word, chosen), why)
+        said = Counter((of(update), word(update)) for update in taken.values())
+        most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
+        usual = {pair for pair, count in said.items() if count == most[pair[0]]}
+        if self._plan.masked:
+            usual = {min(pair for pair in usual if pair[0] == number) for number in most}
+        _drop(taken, lambda update: (of(update), word(update)) not in usual, why)
 
     def discard(self, update_id: str) -> None:
         self._pending.pop(update_id, None)
@@ -199,12 +198,6 @@ class Inbox:
         fill(self, _NAMES, state)
         if self._plan.masked:
             self._attempts.restart(version)
-
-
-def _differs(
-    of: Callable[[Update], int], number: int, word: Callable[[Update], bytes], chosen: list[bytes], update: Update
-) -> bool:
-    return of(update) == number and word(update) not in chosen
 
 
 def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:
