@@ -1,0 +1,89 @@
+"""A plugin of pytest for `mutants.py` and `mutation_score.py`: which test runs which line, and who notices a mutant.
+
+What it is to do stands in the JSON file that `BREAKAGE` names, what it has seen goes into the file beside it:
+
+- asked: ``trace``, files whose lines are watched; ``only``, tests to run, in this order, or null for all; ``enough``,
+  after so many different killers the session ends.
+- seen: ``tests``, seconds and killers of each; ``lines``, by file and line the tests that ran it, "" for imports;
+  ``unread``, what was wrong with test files that could not be collected.
+
+A *killer* is a law, if the failure names some in notes ``broken: <law>``, else the test's function.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coverage import Coverage
+
+ASKED = "BREAKAGE"
+
+
+def seen_beside(asked: Path) -> Path:
+    """Where a session writes what it has seen."""
+    return asked.with_suffix(".seen.json")
+
+
+class Watch:
+    """What one session is asked and sees."""
+
+    def __init__(self, asked: Path) -> None:
+        self._asked = asked
+        ask = json.loads(asked.read_text(encoding="utf-8"))
+        self._only: list[str] | None = ask["only"]
+        self._enough: int = ask["enough"]
+        self._coverage = Coverage(data_file=None, include=ask["trace"], config_file=False) if ask["trace"] else None
+        self._tests: dict[str, dict[str, Any]] = {}
+        self._unread: dict[str, str] = {}
+        if self._coverage is not None:
+            self._coverage.start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._only is not None:
+            places = {name: place for place, name in enumerate(self._only)}
+            items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._unread[report.nodeid] = report.longreprtext[-2000:]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        if self._coverage is not None:
+            self._coverage.switch_context(item.nodeid)
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = self._tests.setdefault(report.nodeid, {"seconds": 0.0, "killers": []})
+        test["seconds"] += report.duration
+        if report.failed:
+            function = report.nodeid.split("[")[0]
+            test["killers"] = sorted(set(re.findall(r"broken: (\w+)", report.longreprtext))) or [function]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        killers = {killer for test in self._tests.values() for killer in test["killers"]}
+        if self._enough and len(killers) >= self._enough:
+            item.session.shouldstop = f"{len(killers)} killers are enough"
+
+    def pytest_sessionfinish(self) -> None:
+        lines: dict[str, dict[int, list[str]]] = defaultdict(dict)
+        if self._coverage is not None:
+            self._coverage.stop()
+            data = self._coverage.get_data()
+            for file in data.measured_files():
+                lines[str(Path(file).relative_to(Path.cwd()))] = data.contexts_by_lineno(file)
+        seen = {"tests": self._tests, "lines": lines, "unread": self._unread}
+        seen_beside(self._asked).write_text(json.dumps(seen), encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if ASKED in os.environ:
+        config.pluginmanager.register(Watch(Path(os.environ[ASKED])))
