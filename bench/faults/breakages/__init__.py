@@ -67,6 +67,8 @@ def suites() -> dict[str, Suite]:
     """Every list, by the name of its module."""
     found = {}
     for module in pkgutil.iter_modules(__path__):
+        if module.name.startswith("_"):
+            continue  # a part of a list
         loaded = importlib.import_module(f"{__name__}.{module.name}")
         found[module.name] = Suite(loaded.MUTANTS, loaded.TESTS)
     return found

@@ -1,0 +1,187 @@
+"""The part of `deciding` that breaks `fedsync/core`."""
+
+from __future__ import annotations
+
+Changes = dict[str, tuple[tuple[str, str, str], ...]]
+"""File under ``fedsync/`` -> (name, before, after) of its mutants."""
+
+CORE: Changes = {
+    "core/sizing.py": (
+        ("a-batch-is-larger-than-the-silos-data", "cap = silo.facts.examples", "cap = 10**9"),
+        (
+            "a-batch-that-did-not-fit-comes-again",
+            "(silo.facts.memory_samples, found, self.cap)",
+            "(silo.facts.memory_samples, self.cap)",
+        ),
+        (
+            "a-silo-gets-the-forecast-of-another",
+            "return [silo.forecast or usual for silo in silos.values()]",
+            "return [*known, *[usual] * (len(silos) - len(known))]",
+        ),
+    ),
+    "core/forecasts.py": (
+        (
+            "all-silos-are-forecast-from-the-first-ones-speeds",
+            "before = self._states.get(name)",
+            "before = next(iter(self._states.values()), None)",
+        ),
+    ),
+    "core/coordinator.py": (
+        (
+            "an-update-is-committed-twice",
+            "meta = state.pending.pop(update_id, None)",
+            "meta = state.pending.get(update_id)",
+        ),
+        (
+            "a-commit-makes-no-new-version",
+            "        state.version += 1\n        state.commits += 1",
+            "        state.commits += 1",
+        ),
+        (
+            "a-rollback-makes-no-new-version",
+            "            state.version += 1\n            actions.append(Rollback",
+            "            actions.append(Rollback",
+        ),
+        (
+            "a-savepoint-is-not-kept",
+            "        if verdict.savepoint:\n",
+            "        if verdict.savepoint and verdict.rollback:\n",
+        ),
+        (
+            "an-update-is-discarded-without-a-word-why",
+            "actions.append(Discard(update_id, verdict.reason))",
+            'actions.append(Discard(update_id, ""))',
+        ),
+        ("an-order-that-failed-is-never-named", "                    actions.append(Discard(update_id, reason))\n", ""),
+        (
+            "a-duplicate-takes-the-update-with-it",
+            "if order is None and meta.update_id in state.pending:",
+            "if order is None and meta.update_id in state.halted:",
+        ),
+        ("what-is-left-at-the-end-is-not-named", "left = [*state.pending, *(", "left = [*("),
+        (
+            "a-plan-is-kept-though-a-forecast-has-changed",
+            "if self._plan is None or self._plan[0] != roster.revision:",
+            "if self._plan is None or set(self._plan[1]) != set(roster):",
+        ),
+        ("a-silo-is-told-to-stop-twice", "if state.halted.get(name) != update_id:", "if update_id:"),
+        ("no-second-alarm-is-ever-set", "not now_s < wake_s <= at_s", "not wake_s <= at_s"),
+        (
+            "every-event-sets-another-alarm",
+            "if at_s is not None and not now_s < wake_s <= at_s:",
+            "if at_s is not None and not now_s > wake_s > at_s:",
+        ),
+        (
+            "a-run-in-which-nothing-happens-does-not-end-in-time",
+            "            actions.append(WakeAt(self._policies.stop.seconds))\n",
+            "            pass\n",
+        ),
+        (
+            "orders-that-fail-are-not-counted",
+            "failures=silo.failures + 1, progress_steps=0",
+            "failures=silo.failures, progress_steps=0",
+        ),
+        (
+            "a-run-never-ends-if-one-joins-again-at-its-end",
+            "            self._state.scores.end(self._state.version, name, None)\n"
+            "            self._state.awaiting.discard(name)\n",
+            "            self._state.scores.end(self._state.version, name, None)\n",
+        ),
+        (
+            "one-that-comes-back-gets-the-names-of-its-old-orders",
+            "                state.silos.pop(name, None)\n                state.scores.forget(name)",
+            "                state.silos.pop(name, None)\n                state.issued.pop(name, None)\n"
+            "                state.scores.forget(name)",
+        ),
+        (
+            "a-silos-order-is-forgotten-but-not-named-when-it-joins-again",
+            '                self._give_up_order(name, "the silo joined again", actions)\n',
+            "",
+        ),
+    ),
+    "core/state.py": (
+        (
+            "weights-go-to-the-wrong-silos",
+            "for meta, weight in zip(metas, coefficients, strict=True)",
+            "for meta, weight in zip(metas, reversed(coefficients), strict=True)",
+        ),
+        (
+            "every-order-of-a-silo-has-the-same-seed",
+            "derive_seed(seed, Stream.ORDER, name, serial)",
+            "derive_seed(seed, Stream.ORDER, name)",
+        ),
+        (
+            "orders-are-the-same-whatever-the-seed",
+            "derive_seed(seed, Stream.ORDER, name, serial)",
+            "derive_seed(0, Stream.ORDER, name, serial)",
+        ),
+        ("a-barriers-budget-is-ignored", "            verdict.budget_s.get(name),\n", "            None,\n"),
+        (
+            "a-run-in-which-everybody-fails-goes-on-for-ever",
+            "return any(silo.failures < MAX_FAILURES for silo in silos.values())",
+            "return any(silo.failures < 10**9 for silo in silos.values())",
+        ),
+    ),
+    "core/views.py": (
+        (
+            "a-success-does-not-make-failures-forgiven",
+            "None, at_s, forecast, 0, self.samples + samples, overhead_s",
+            "None, at_s, forecast, self.failures, self.samples + samples, overhead_s",
+        ),
+    ),
+    "core/saved.py": (
+        (
+            "a-restored-run-gives-orders-their-old-names-again",
+            '"barrier", "found_caps", "issued"),',
+            '"barrier", "found_caps"),',
+        ),
+        ("a-restored-run-forgets-its-alarm", '"halted", "wake_s", "timed"', '"halted", "timed"'),
+        ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
+    ),
+    "core/roster.py": (
+        (
+            "one-that-is-gone-counts-as-idle",
+            "            del self._ranks[name]\n            self.idle.pop(name, None)\n",
+            "            del self._ranks[name]\n",
+        ),
+        (
+            "one-of-those-that-have-changed-is-overlooked",
+            "since = len(self._news) - (self.news - news)",
+            "since = len(self._news) - (self.news - news) + (self.news - news > 2)",
+        ),
+        (
+            "a-rosters-memory-grows-with-every-order",
+            "if len(self._news) > 2 * len(self) + _SPARE_NEWS:",
+            "if len(self._news) > 1e9 * len(self) + _SPARE_NEWS:",
+        ),
+    ),
+    "core/stopping.py": (
+        (
+            "a-run-does-one-round-more-than-asked",
+            "if self.rounds is not None and commits >= self.rounds:",
+            "if self.rounds is not None and commits > self.rounds:",
+        ),
+        (
+            "patience-is-ignored",
+            "if self.patience is not None and scores.since_best >= self.patience:",
+            "if self.patience is not None and scores.since_best >= 1e6 * self.patience:",
+        ),
+        (
+            "nobodys-pass-ends-once-a-silo-has-left",
+            "        if mine is not None and mine.samples < mine.examples:\n            self._unfinished -= 1",
+            "        if mine is None:\n            self._unfinished -= 1",
+        ),
+    ),
+    "core/scores.py": (
+        (
+            "a-run-that-stands-still-never-runs-out-of-patience",
+            "if score.accuracy > self.best else",
+            "if score.accuracy >= self.best else",
+        ),
+        (
+            "what-a-silo-found-counts-after-it-has-left",
+            "self._rolling.add(found[1], times=-1)",
+            "self._rolling.add(found[1], times=0)",
+        ),
+    ),
+}
