@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.faults import mutants as runner
+from bench.faults import mutation_score, repository_copy
 from bench.faults.breakages import ROOT, Mutant, suites
 
 SUITES = suites()
@@ -32,15 +33,14 @@ def test_names_are_unique_and_words() -> None:
     assert [mutant.name for mutant in EVERY if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", mutant.name)] == []
 
 
-def test_a_mutant_that_fits_no_more_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.faults.breakages.ROOT", tmp_path)
+def test_a_mutant_that_fits_no_more_is_told(tmp_path: Path) -> None:
     (tmp_path / "some.py").write_text("one = 1\ntwo = 1\n")
     with pytest.raises(ValueError, match="occurs 2 times"):
-        Mutant("a-b", "some.py", "1", "2").source()
+        Mutant("a-b", "some.py", "1", "2").source(tmp_path)
     with pytest.raises(ValueError, match="no Python"):
-        Mutant("a-b", "some.py", "one = 1", "one = (").source()
-    assert Mutant("a-b", "some.py", "two = 1", "two = 2").source() == "one = 1\ntwo = 2\n"
-    assert list(Mutant("a-b", "some.py", "1\ntwo = 1", "2").lines()) == [1, 2]
+        Mutant("a-b", "some.py", "one = 1", "one = (").source(tmp_path)
+    assert Mutant("a-b", "some.py", "two = 1", "two = 2").source(tmp_path) == "one = 1\ntwo = 2\n"
+    assert list(Mutant("a-b", "some.py", "1\ntwo = 1", "2").lines(tmp_path)) == [1, 2]
 
 
 CODE = "def larger(a, b):\n    return max(a, b)\n\n\ndef loop(n):\n    while n > 0:\n        n -= 1\n    return n\n"
@@ -72,8 +72,9 @@ def test_the_runner_tells_killers_survivors_and_broken_mutants_and_leaves_the_fi
     (tmp_path / "fedsync/code.py").write_text(CODE)
     (tmp_path / "tests/test_code.py").write_text(TESTS)
     (tmp_path / "bench/faults/watching.py").write_text((ROOT / "bench/faults/watching.py").read_text())
-    monkeypatch.setattr(runner, "ROOT", tmp_path)
-    monkeypatch.setattr("bench.faults.breakages.ROOT", tmp_path)
+    monkeypatch.setattr(repository_copy, "ROOT", tmp_path)
+    monkeypatch.setattr(repository_copy, "IMPORTED", ("pytest", "coverage"))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     file = "fedsync/code.py"
     fates = runner.run_all(
         [
@@ -83,7 +84,8 @@ def test_the_runner_tells_killers_survivors_and_broken_mutants_and_leaves_the_fi
             Mutant("no-name", file, "def larger", "nobody\n\n\ndef larger"),
         ],
         ["tests"],
-        jobs=2,
+        jobs=1,
+        kept=tmp_path / "results" / "kept.json",
     )
     assert fates["least-wins"].killers == ("tests/test_code.py::test_larger", "the_larger_wins")
     assert fates["stops-at-one"].killers == ("tests/test_code.py::test_loop",)
@@ -97,6 +99,40 @@ def test_tests_that_fail_without_a_mutant_end_the_run(tmp_path: Path, monkeypatc
     (tmp_path / "bench/faults").mkdir(parents=True)
     (tmp_path / "bench/faults/watching.py").write_text((ROOT / "bench/faults/watching.py").read_text())
     (tmp_path / "test_some.py").write_text("def test_some():\n    assert False\n")
-    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(repository_copy, "ROOT", tmp_path)
+    monkeypatch.setattr(repository_copy, "IMPORTED", ("pytest", "coverage"))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     with pytest.raises(SystemExit, match="fail without a mutant"):
-        runner.run_all([], ["test_some.py"], jobs=1)
+        runner.run_all([], ["test_some.py"], jobs=1, kept=tmp_path / "kept.json")
+
+
+def test_a_share_has_wilsons_interval() -> None:
+    """By hand, with z^2 = 3.8416: of 4 in 4 the middle is (1 + 0.4802) / 1.9604, and the upper end 1."""
+    low, high = mutation_score.wilson(4, 4)
+    assert (low, high) == (pytest.approx(2 * (1 + 3.8416 / 8) / (1 + 3.8416 / 4) - 1, abs=1e-4), pytest.approx(1.0))
+    low, high = mutation_score.wilson(50, 100)
+    assert low + high == pytest.approx(1.0)
+    assert high - low == pytest.approx(2 * 1.96 / (100 + 3.8416) ** 0.5 / 2, abs=1e-5)
+
+
+def test_the_statement_of_a_line_is_the_innermost_and_of_one_with_a_body_its_head() -> None:
+    code = "def f(\n    a,\n):\n    if (\n        a\n    ):\n        g(\n            1,\n        )\n    return a\n"
+    found = [mutation_score.statement(code, line) for line in range(1, 11)]
+    assert found == [range(1, 4)] * 3 + [range(4, 7)] * 3 + [range(7, 10)] * 3 + [range(10, 11)]
+
+
+def test_what_a_mutant_changes_is_told_by_its_lines() -> None:
+    before = "a = 1\nb = f(\n    1,\n    2,\n)\n"
+    assert mutation_score.difference(before, before.replace("    2,\n", "")) == (4, "2,", "")
+    assert mutation_score.difference(before, before.replace("1,", "None,")) == (3, "1,", "None,")
+
+
+def test_near_and_fast_tests_run_first_as_far_as_the_budget_goes() -> None:
+    seconds = {"tests/sim/a": 1.0, "tests/core/b": 5.0, "tests/core/c": 2.0, "tests/sim/d": 4.0, "tests/sim/e": 0.5}
+
+    def names(budget_s: float) -> list[list[str]]:
+        return [list(stage) for stage in mutation_score.stages(seconds.keys(), seconds, budget_s)]
+
+    assert names(100.0) == [["tests/core/c", "tests/core/b"], ["tests/sim/e", "tests/sim/a", "tests/sim/d"]]
+    assert names(9.0) == [["tests/core/c", "tests/core/b"], ["tests/sim/e", "tests/sim/a"]]
+    assert names(0.1) == [["tests/core/c"]]

@@ -2,12 +2,14 @@
 
 What it is to do stands in the JSON file that `BREAKAGE` names, what it has seen goes into the file beside it:
 
-- asked: ``trace``, files whose lines are watched; ``only``, tests to run, in this order, or null for all; ``enough``,
-  after so many different killers the session ends.
+- asked: ``trace``, files whose lines are watched; ``only``, usual seconds of the tests to run, in this order, or null
+  for all tests; ``part``, number and count of the equal parts into which all tests are divided; ``enough``, after so
+  many different killers the session ends.
 - seen: ``tests``, seconds and killers of each; ``lines``, by file and line the tests that ran it, "" for imports;
   ``unread``, what was wrong with test files that could not be collected.
 
-A *killer* is a law, if the failure names some in notes ``broken: <law>``, else the test's function.
+A test that takes much longer than usual is interrupted, and fails. A *killer* is a law, if the failure names some in
+notes ``broken: <law>``, else the test's function.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,8 @@ class Watch:
     def __init__(self, asked: Path) -> None:
         self._asked = asked
         ask = json.loads(asked.read_text(encoding="utf-8"))
-        self._only: list[str] | None = ask["only"]
+        self._only: dict[str, float] | None = ask["only"]
+        self._part: tuple[int, int] = ask["part"]
         self._enough: int = ask["enough"]
         self._coverage = Coverage(data_file=None, include=ask["trace"], config_file=False) if ask["trace"] else None
         self._tests: dict[str, dict[str, Any]] = {}
@@ -49,6 +53,8 @@ class Watch:
         if self._only is not None:
             places = {name: place for place, name in enumerate(self._only)}
             items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
+        place, count = self._part
+        items[:] = items[place::count]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -58,7 +64,13 @@ class Watch:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         if self._coverage is not None:
             self._coverage.switch_context(item.nodeid)
-        return (yield)
+        if self._only is not None:
+            limit_s = 20.0 + 20.0 * self._only[item.nodeid]
+            signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self._tests.setdefault(report.nodeid, {"seconds": 0.0, "killers": []})
@@ -84,6 +96,11 @@ class Watch:
         seen_beside(self._asked).write_text(json.dumps(seen), encoding="utf-8")
 
 
+def _too_long(number: int, frame: object) -> None:
+    raise TimeoutError("takes much longer than usual")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if ASKED in os.environ:
+        signal.signal(signal.SIGALRM, _too_long)
         config.pluginmanager.register(Watch(Path(os.environ[ASKED])))

@@ -32,13 +32,13 @@ class Mutant:
     after: str
     equivalent: str = ""
 
-    def source(self) -> str:
+    def source(self, root: Path = ROOT) -> str:
         """The file's text with the change.
 
         Raises:
             ValueError: the list has grown old: the text is not there, or more than once, or is no Python afterwards.
         """
-        text = (ROOT / self.file).read_text(encoding="utf-8")
+        text = (root / self.file).read_text(encoding="utf-8")
         if text.count(self.before) != 1:
             raise ValueError(f"{self.name}: {self.before!r} occurs {text.count(self.before)} times in {self.file}")
         changed = text.replace(self.before, self.after)
@@ -48,9 +48,9 @@ class Mutant:
             raise ValueError(f"{self.name}: {self.file} is no Python any more: {error}") from error
         return changed
 
-    def lines(self) -> range:
+    def lines(self, root: Path = ROOT) -> range:
         """Numbers of the lines that it changes, from 1, in the file as it is."""
-        text = (ROOT / self.file).read_text(encoding="utf-8")
+        text = (root / self.file).read_text(encoding="utf-8")
         first = text[: text.index(self.before)].count("\n") + 1
         return range(first, first + self.before.rstrip("\n").count("\n") + 1)
 
