@@ -318,4 +318,4 @@ class Federation:
         from fedsync.train.sampler import Cursor
 
         order = replace(WorkOrder(f"{name}/1", 0, 1, BATCH, STEPS, RATE, seed=1, evaluate=False), **changes)
-        return self.silo(name).session._trainer.run(order, base, Cursor()).update
+        return Federation.silo(self, name).session._trainer.run(order, base, Cursor()).update

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from tests.attacks.forgery import (
     onward,
     true_key,
 )
+from tests.attacks.test_server_and_silo import FRIEND, MASKED, agreement, isolated, upload
 
 WAIT_S = 120.0
 
@@ -85,12 +87,25 @@ class _RealSilo(Victim):
 
 
 class RealFederation(Federation):
-    """The same in real processes."""
+    """The same in real processes, but for one silo where that is the adversary's own; it has a copy of its keys."""
 
     line: Connection
+    own = ""
 
     def silo(self, name: str, spec: RunSpec | None = None, folder: Path | None = None, **owner: Any) -> Victim:
+        if name == self.own:
+            keys = self.folder / "own" / name
+            if not keys.exists():
+                shutil.copytree(self.rings[name], keys)
+            return super().silo(name, spec, keys=str(keys))
         return _RealSilo(self.line, name, (spec or self.spec()).dump())
+
+    def colluding(self, run: str, own: str) -> "RealFederation":
+        """Another run of the same silos, under masks; ``own`` is on the server's side."""
+        made = copy(self)
+        made.own, made.cipher = own, MASKED
+        made.__init__(self.root, self.folder, cipher=MASKED, run=run)  # type: ignore[misc]
+        return made
 
 
 def fedsync(*arguments: str, cwd: Path, out: str) -> subprocess.Popen[bytes]:
@@ -187,6 +202,22 @@ def test_no_training_row_and_no_file_by_orders(federation: RealFederation) -> No
     assert heard.refused and secret[:8] not in heard.words
     files = [file for file in (federation.folder / "server").rglob("*") if file.is_file()]
     assert [os.fspath(file) for file in files if secret.encode() in file.read_bytes()] == []
+
+
+@pytest.mark.full
+def test_other_work_for_others_isolates_nobody(federation: RealFederation) -> None:
+    """The server and silo-a are after silo-b: all others are to train at a rate that moves nothing."""
+    honest, lying = (federation.colluding(run, FRIEND) for run in ("the same work", "other work"))
+    honest.commit(upload(honest, honest.names))
+    give(honest.silos[FRIEND], honest.aggregator.outgoing(FRIEND), 1)
+    moved = honest.silos[FRIEND].model - honest.first_model
+    truth = sum(honest.own_update(name, honest.first_model) for name in honest.names)
+    assert agreement(moved, truth) > 0.9, "the control: so much would be seen"
+    ids = upload(lying, lying.names, learning_rate=1e-30)
+    assert len(ids) == 3, "nobody refuses, so all hangs on the masks"
+    lying.commit(ids)
+    gained = isolated(lying)
+    assert gained < 0.5, f"{gained:.2f} of one silo's update"
 
 
 @pytest.mark.full
