@@ -53,6 +53,15 @@ class _SealedConfig(Section):
 
     kind: str
 
+    @property
+    def limit(self) -> int:
+        """Updates that one sum may hold."""
+        from fedsync.cipher.encoding.packing import Packing
+        from fedsync.cipher.suites.suite import form_of
+
+        form = form_of(self.kind)
+        return form.limit(Packing(self.bits, form.slot_bits))
+
     def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
         """How updates of a model with this layout are sealed.
 

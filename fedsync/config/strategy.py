@@ -352,7 +352,7 @@ class StrategyConfig(Section):
         Args:
             silos: number of silos in the silo file, or None without one.
         """
-        local = self.local
+        local, sealed = self.local, sealed_metrics(self.cipher)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
@@ -361,4 +361,5 @@ class StrategyConfig(Section):
             weigher=self.aggregation.weigher(self._solver),
             stop=self.stop.build(),
             declared_speeds=self.balancer.declared,
+            tally=0 if sealed is None else sealed.limit,
         )

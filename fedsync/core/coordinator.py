@@ -26,7 +26,7 @@ The run:
 | state | where | turns |
 |---|---|---|
 | waiting, running | ``closing`` is None | the barrier is asked; it waits for ``min_silos`` first |
-| closing | ``closing`` has the reason | silos in ``awaiting`` evaluate the last version; nothing else is asked |
+| closing | ``closing`` has the reason | silos score the last version (`fedsync.core.closing`); nothing else is asked |
 | stopped | ``stopped`` | `Stop` was given; events change nothing that anybody sees |
 
 It closes when a stop rule says so, and stops when all evaluations are in. It stops at once, as failed, when every silo
@@ -41,12 +41,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from fedsync.core import closing
 from fedsync.core.actions import (
     Action,
     Commit,
     Discard,
     Dispatch,
-    Evaluate,
     HaltEarly,
     Note,
     Probe,
@@ -166,6 +166,7 @@ class Coordinator:
             case SiloLost(_, name, reason):
                 self._give_up_order(name, f"the silo was lost: {reason}", actions)
                 state.awaiting.discard(name)
+                state.owing.discard(name)
                 state.silos.pop(name, None)
                 state.scores.forget(name)
                 state.passes.leave(name)
@@ -228,10 +229,12 @@ class Coordinator:
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         state.attest(meta.silo, report.pooled, actions)
-        if state.closing is not None:
+        if state.closing is not None and not order.scores_only:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
         else:
             state.pending[meta.update_id] = meta
+        if order.scores_only:
+            state.owing.discard(meta.silo)
         if report.batch_cap is not None:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
@@ -244,6 +247,8 @@ class Coordinator:
     def _fail(self, name: str, at_s: float) -> None:
         silo = self._state.silos[name]
         assert silo.order is not None
+        if silo.order.scores_only:
+            self._state.owing.discard(name)
         self._end_evaluation(silo.order.base_version, name, None)
         self._state.silos[name] = replace(silo, order=None, since_s=at_s, failures=silo.failures + 1, progress_steps=0)
         if silo.failures + 1 >= MAX_FAILURES:
@@ -277,14 +282,14 @@ class Coordinator:
             if hopeless is not None:
                 self._stop(hopeless, actions, failed=True)
                 return hopeless
-            state.closing = self._policies.stop.decide(state.commits, now_s, state.scores, state.passes)
+            state.closing = closing.due(state, self._policies, now_s)
             if state.closing is not None:
-                self._close(actions)
+                closing.begin(state, self._policies, actions)
             else:
                 reason = self._ask_barrier(now_s, actions)
                 if state.closing is None:
                     return reason
-        if not state.awaiting:
+        if closing.advance(state, self._policies, self._current_plan, tuple(self._recent), now_s, actions):
             state.scores.settle()
             self._stop(state.closing, actions, failed=False)
         return reason or state.closing
@@ -302,9 +307,9 @@ class Coordinator:
             if verdict.commit or verdict.rollback or verdict.discard or verdict.savepoint:
                 self._change_model(verdict, actions)
             if verdict.commit:
-                state.closing = self._policies.stop.decide(state.commits, now_s, state.scores, state.passes)
+                state.closing = closing.due(state, self._policies, now_s)
                 if state.closing is not None:
-                    self._close(actions)
+                    closing.begin(state, self._policies, actions)
                     return "; ".join([*reasons, state.closing])
             if verdict.release and state.adaptation.advance(state.version, silos, state.found_caps, actions):
                 self._plan = None
@@ -380,15 +385,6 @@ class Coordinator:
         state.scores.begin(state.version, len(verdict.release))
 
     # Ending.
-
-    def _close(self, actions: list[Action]) -> None:
-        """Have the final version evaluated, unless all silos already did."""
-        state = self._state
-        if state.silos and not state.scores.covers(state.version, state.silos):
-            state.awaiting = set(state.silos)
-            state.scores.restart(state.version)
-            state.scores.begin(state.version, len(state.awaiting))
-            actions.append(Evaluate(state.version, tuple(state.silos)))
 
     def _stop(self, reason: str, actions: list[Action], *, failed: bool) -> None:
         state = self._state

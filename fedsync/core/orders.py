@@ -63,7 +63,7 @@ class WorkOrder:
         round: the silo's own count of orders, from 1.
         batch_size: samples a local step (B in the papers).
         max_steps: local steps (tau).
-        learning_rate: eta.
+        learning_rate: eta; 0 for an order that `scores_only`.
         seed: seeds everything random in the order.
         budget_s: seconds the silo may train, or None for no limit; it does one step at least.
         overrun: share of a step, 0..1, by which the last one may end after the budget; at 1 every step
@@ -86,6 +86,11 @@ class WorkOrder:
     def planned_samples(self) -> int:
         """Samples that the whole order processes."""
         return self.batch_size * self.max_steps
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the update changes nothing and only takes along what the silo found: the learning rate is 0."""
+        return self.learning_rate == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Policies:
         weigher: gives the updates of a commit their coefficients.
         stop: when the run has done enough.
         declared_speeds: take speeds from what silos declare instead of measuring them.
+        tally: most silos whose evaluations one sum takes, where figures are sealed; 0 where each silo tells its own.
     """
 
     seed: int
@@ -48,6 +49,7 @@ class Policies:
     weigher: Weigher
     stop: StopRules
     declared_speeds: bool = False
+    tally: int = 0
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
         """The commit of these updates, which makes ``version``.
@@ -109,6 +111,8 @@ class CoordinatorState:
         claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
         closing: why the run is about to end.
+        owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
+        evaluating: they are all in, and `awaiting` holds.
         awaiting: silos that are still to evaluate the last version.
         halted: the order of each silo that was told to stop last.
         wake_s: when the barrier was last to be asked again.
@@ -130,6 +134,8 @@ class CoordinatorState:
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     closing: str | None = None
+    owing: set[str] = field(default_factory=set)
+    evaluating: bool = False
     awaiting: set[str] = field(default_factory=set)
     halted: dict[str, str] = field(default_factory=dict)
     wake_s: float = inf

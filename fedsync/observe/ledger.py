@@ -146,6 +146,8 @@ class Ledger:
         self._settle()
         for action in entry.actions:
             match action:
+                case Dispatch(_, order) if order.scores_only:
+                    self._end_training()
                 case Dispatch(name, order):
                     self._dispatch(entry.at_s, name, order)
                 case Commit(version, weights):
@@ -270,14 +272,18 @@ class Ledger:
             self._scores.end(self._final, name, None)
 
     def _close(self, version: int, names: tuple[str, ...]) -> None:
-        """Training is over; all silos evaluate what came of it."""
-        self.cut_off()
-        self._closing = True
+        """All silos evaluate what came of the run."""
+        self._end_training(len(names))
         self._final = version
         self._awaiting = set(names)
-        self.bytes_down += self.model_bytes * len(names)
         self._scores.restart(version)
         self._scores.begin(version, len(names))
+
+    def _end_training(self, asked: int = 1) -> None:
+        """So many silos more are asked what came of it."""
+        self.cut_off()
+        self._closing = True
+        self.bytes_down += self.model_bytes * asked
 
     def cut_off(self) -> None:
         """End training: orders in work are neither done nor failed, but busy until then."""
@@ -338,7 +344,9 @@ class Ledger:
             self.metrics.add(report.metrics, report.samples)
 
     def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
-        arrivals = [self._arrived.pop(update_id) for update_id in update_ids]
+        arrivals = [self._arrived.pop(update_id) for update_id in update_ids if update_id in self._arrived]
+        if not arrivals:
+            return  # it has scores only
         reports = [arrival.report for arrival in arrivals]
         loss = mean_loss(reports)
         self._sealed = loss is None

@@ -16,6 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
@@ -138,10 +140,12 @@ class SiloSession:
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
-        outcome = self._trainer.run(order, base, self.cursor, self._throttle, self._patient(watch))
+        outcome = self._trainer.run(order, base, self.cursor, self._throttle, self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         trained_s = perf_counter()
-        update = self.replica.send(outcome.update, order, outcome.report)
+        # Not even statistics of the data, such as a model's running means, change.
+        change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
+        update = self.replica.send(change, order, outcome.report)
         sent_s = perf_counter()
         report = self.replica.disclosed(outcome.report)
         if self.sealed:
@@ -154,10 +158,18 @@ class SiloSession:
         self.cursor = outcome.cursor
         return done
 
-    def _patient(self, watch: Watch | None) -> Watch | None:
-        """``watch``, which may not end an order before the samples that the owner demands are behind it."""
+    def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
+        """``watch``, which may not end an order before the samples that the owner demands are behind it.
+
+        They are enough for one that only scores.
+        """
         least = self._owner.least_samples
-        return watch and (lambda steps, samples: watch(steps, samples) or samples < least)
+
+        def go_on(steps: int, samples: int) -> bool:
+            more = watch is None or watch(steps, samples)
+            return samples < least or (more and not order.scores_only)
+
+        return go_on if watch is not None or order.scores_only else None
 
     def evaluate(self, received: Payload, version: int) -> Evaluation | Attestation:
         """What the server is told of the model ``version``; raises as `train`.

@@ -51,6 +51,7 @@ def upload(federation: Federation, names: Sequence[str], **work: Any) -> list[st
 
 WORK: dict[str, dict[str, Any]] = {
     "a rate that moves nothing": {"learning_rate": 1e-30},
+    "an order that only scores": {"learning_rate": 0.0},
     "a budget, which ends at once": {"budget_s": 1e-9, "learning_rate": 1e-30},
     "an evaluation": {"evaluate": True, "learning_rate": 1e-30},
 }

@@ -103,7 +103,7 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
     grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
     _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: bfv}", grid=grid)
     updates = [np.frombuffer(data, dtype=np.uint8) for data in sent if len(data) > 100_000]
-    assert len(updates) == 9
+    assert len(updates) == 12, "of three rounds, and of the version that scores the last"
     for update in updates:
         counts = np.bincount(update[2048:-2048], minlength=256)
         # Words lie below a prime of 60 bits: of each eighth byte the upper half is zero.
@@ -178,7 +178,7 @@ def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
 
     run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", grid=DirectGrid(3, {2: forgetful}))
     assert run.run_summary is not None and run.run_summary["rounds"] == 3
-    assert len(questions) == 1 + 2 * 2, "one in the round that was lost, two in each of the others"
+    assert len(questions) == 1 + 3 * 2, "one in the round that was lost, two in each other and for the last score"
     for model in models:
         np.testing.assert_array_equal(model, models[0])
 
@@ -216,7 +216,7 @@ def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
     run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: pad}", grid=DirectGrid(3, {2: unlucky}))
     assert "copy.bin is damaged: its checksum does not fit" in caplog.text
     assert run.run_summary is not None and run.run_summary["rounds"] == 3
-    assert len(orders) == 4, "three, of which one was sent again from the beginning"
+    assert len(orders) == 5, "three, of which one was sent again from the beginning, and one for the last score"
     assert "WorkFailed" not in (tmp_path / "run" / "journal.jsonl").read_text()
     for model in models:
         np.testing.assert_allclose(model, models[0], atol=1e-6)

@@ -11,7 +11,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Attested
 from fedsync.core.errors import ConfigError
-from fedsync.core.orders import PooledFigures, Score, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, Score, WorkReport
 from fedsync.observe.replay import replay
 from fedsync.sim import engine
 from fedsync.sim.run import run_virtual
@@ -61,7 +61,7 @@ def test_no_figure_of_a_silo_is_in_what_the_server_has(cipher: str, tmp_path: Pa
     assert len(own) > 24, "20 losses in training, evaluations, and numbers of samples"
     assert [figure for figure in own if figure in text] == []
     assert "own_figure" not in text and '"evaluate"' not in text
-    assert summary["accuracy"] is not None and summary["scored_round"] == 3
+    assert summary["accuracy"] is not None and summary["scored_round"] == 4
 
 
 def test_in_the_clear_all_of_them_are(tmp_path: Path, own: set[str]) -> None:
@@ -78,12 +78,57 @@ def test_pooled_figures_are_those_of_a_run_in_the_clear_with_four_digits(tmp_pat
         [json.loads(line) for line in (tmp_path / metrics / "rounds.jsonl").read_text().splitlines()]
         for metrics in ("plain", "sealed")
     )
-    for one, other in zip(plain[:-1], sealed[:-1], strict=True):
+    for one, other in zip(plain, sealed, strict=True):
         assert other["accuracy"] == pytest.approx(one["accuracy"], rel=1e-3)
         assert other["test_loss"] == pytest.approx(one["test_loss"], rel=1e-3)
         assert other["accuracy"] == float(f"{other['accuracy']:.3e}")
-    assert sealed[-1]["accuracy"] is None and sealed[-1]["loss"] is not None
+    assert len(sealed) == 4 and sealed[-1]["loss"] is not None
     assert len(replay(tmp_path / "sealed" / "journal.jsonl")) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("lb-bsp", "stop.rounds=3"),
+        ("asp", "stop.rounds=12"),
+        ("pssp", "stop.rounds=6"),
+        ("fsp", "stop.rounds=3"),
+        ("elastic", "stop.rounds=3"),
+        ("lb-bsp", "stop={rounds: 30, target_accuracy: 0.15}"),
+    ],
+)
+def test_the_last_version_has_the_score_that_all_silos_find_in_it(
+    name: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged by the model that silos have in the end, which the version with the scores leaves as it was."""
+    models: dict[int, bytes] = {}
+    receive = EncryptedReplica.receive
+
+    def received(self, payload, version):  # type: ignore[no-untyped-def]
+        model = receive(self, payload, version)
+        assert models.setdefault(version, model.tobytes()) == model.tobytes()
+        return model
+
+    found: dict[tuple[bytes, int], Evaluation] = {}
+    train = Trainer.run
+
+    def trained(self, order, base, *arguments):  # type: ignore[no-untyped-def]
+        outcome = train(self, order, base, *arguments)
+        if order.scores_only and order.evaluate:
+            found[base.tobytes(), self._slot.index] = outcome.report.evaluation
+        return outcome
+
+    monkeypatch.setattr(EncryptedReplica, "receive", received)
+    monkeypatch.setattr(Trainer, "run", trained)
+    summary = run_virtual(config("{kind: pad, examples: 60}", more, name=name), SILOS, tmp_path)
+    last = max(models)
+    assert summary["scored_round"] == summary["rounds"] and models[last] == models[last - 1]
+    assert found.keys() == {(models[last], index) for index in range(len(NAMES))}
+    accuracy = sum(one.correct for one in found.values()) / sum(one.samples for one in found.values())
+    assert summary["accuracy"] == pytest.approx(accuracy, rel=1e-3)
+    rows = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert len(rows) == summary["rounds"] and rows[-1]["accuracy"] == summary["accuracy"]
+    assert len(replay(tmp_path / "journal.jsonl")) > 0
 
 
 @pytest.mark.parametrize(
@@ -145,7 +190,7 @@ def test_one_silo_that_lies_among_five_changes_nothing(tmp_path: Path, monkeypat
         for action in entry.actions
         if isinstance(action, Attested)
     ]
-    assert len(believed) == 4
+    assert len(believed) == 5, "one more for the score of the last version"
 
 
 def test_a_silo_that_tells_its_own_figures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.core.layout import Layout, as_vector
 from fedsync.core.orders import WorkOrder
+from fedsync.train.loop import Outcome, Trainer
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.order_counts import OrderCounts
 from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
@@ -357,3 +359,22 @@ def test_an_order_that_is_halted_goes_on_until_enough_samples_are_in_it(service:
     report, _ = exchange(service.ask, Collect("a/1", None, halt=True))
     assert report.samples >= 12  # type: ignore[union-attr]
     assert np.isfinite(report.loss)  # type: ignore[union-attr]
+
+
+def test_an_order_that_only_scores_ends_with_the_samples_that_the_owner_demands_and_changes_nothing(
+    service: TrainerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Trainer.run
+
+    def drifting(self: Trainer, *arguments: Any) -> Outcome:
+        """As running means do, whatever the learning rate."""
+        outcome = run(self, *arguments)
+        return replace(outcome, update=outcome.update + np.float32(1))
+
+    monkeypatch.setattr(Trainer, "run", drifting)
+    reply, model = exchange(service.ask, AskModel())
+    assert isinstance(reply, InitialModel) and model is not None
+    asked = replace(order(1, batch_size=4, max_steps=10**6, evaluate=True), learning_rate=0.0)
+    report, update = exchange(service.ask, Train(asked), as_vector(model, reply.layout, "a"))
+    assert report.samples == 12 and report.evaluation is not None  # type: ignore[union-attr]
+    assert update is not None and not as_vector(update, reply.layout, "a").any()

@@ -18,6 +18,9 @@ one version after the other and tell the server once all silos of a quorum are a
 there are twice as many updates as that and more than half of the silos are. Then a new pool begins, so no two pools
 share an update. All silos see the same versions, so all have the same pools.
 
+Where all silos of a quorum evaluated for one version, its evaluations alone are told. So is the last version of a run,
+whose score comes in a version that changes nothing (`fedsync.core.closing`).
+
 A silo does not evaluate one model for the server twice, and evaluates none if the server says so. Of a version that not
 all of its silos have evaluated, no evaluation counts: else the server could ask all silos but one twice.
 
@@ -77,13 +80,15 @@ class FigurePool:
         silos = frozenset(member.silo for member in members)
         pool = replace(self, silos=self.silos | silos, updates=self.updates + tally.count, loss=self.loss + tally.loss)
         if tally.evaluation is not None and tally.evaluators == tally.count:
+            # Where all silos evaluated, what few found in versions before is told by nobody.
+            before = FigurePool() if len(silos) >= max(2, quorum) else self
             pool = replace(
                 pool,
-                evaluators=self.evaluators | silos,
-                evaluated=max(self.evaluated, *(member.round for member in members)),
-                test_loss=self.test_loss + tally.evaluation.loss,
-                correct=self.correct + tally.evaluation.correct,
-                samples=self.samples + tally.evaluation.samples,
+                evaluators=before.evaluators | silos,
+                evaluated=max(before.evaluated, *(member.round for member in members)),
+                test_loss=before.test_loss + tally.evaluation.loss,
+                correct=before.correct + tally.evaluation.correct,
+                samples=before.samples + tally.evaluation.samples,
             )
         least = max(2, quorum // 2 + 1)
         if len(pool.silos) < max(2, quorum) and (len(pool.silos) < least or pool.updates < 2 * quorum):
