@@ -230,6 +230,18 @@ class StrategyConfig(Section):
                 "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
                 "alone or with later ones: choose bsp, a-bsp or elastic, or write late: drop"
             )
+        if isinstance(self.cipher, MaskedConfig) and self.balancer.scales_rates:
+            raise ValueError(
+                "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') "
+                "come off only where all train at one; write balancer.scale: batch, or cipher.kind: bfv"
+            )
+        most, members = self.barrier.innermost.most_updates, getattr(self.cipher, "members", 1)
+        if most is not None and members > most:
+            raise ValueError(
+                f"cipher.members {members}: barrier.kind {self.barrier.innermost.kind!r} as configured commits {most} "
+                f"at a time, so silos would open no version; write members: {most}, or choose a barrier that commits "
+                "many: bsp, a-bsp, fsp or elastic"
+            )
         return self
 
     @model_validator(mode="after")

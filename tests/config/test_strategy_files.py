@@ -318,3 +318,29 @@ def test_lines_are_counted_in_nested_lists() -> None:
     assert file.place(("silos", "1", "speed")) == "x.yaml, line 4, silos.1.speed"
     assert file.place(("silos", "0", "nothing")) == "x.yaml, line 2, silos.0.nothing"
     assert file.place(("silos", "7")) == "x.yaml, line 1, silos.7"
+
+
+@pytest.mark.parametrize("balancer", ["proportional", "equalise"])
+def test_masks_need_one_learning_rate(balancer: str) -> None:
+    """Masks bind the rate, so none would come off: every round would bring nothing."""
+    scaled = [f"balancer={{kind: {balancer}, scale: learning_rate}}"]
+    with pytest.raises(ConfigError, match=r"masks .* all train at one.*[Ww]rite balancer\.scale: batch"):
+        StrategyConfig.load("lb-bsp", ["cipher={kind: masked}", *scaled])
+    StrategyConfig.load("lb-bsp", ["cipher={kind: bfv}", *scaled])
+
+
+@pytest.mark.parametrize(
+    ("name", "barrier", "most"),
+    [
+        ("asp", "{kind: asp}", 1),
+        ("ssp", "{kind: ssp, staleness: 3}", 1),
+        ("pssp", "{kind: sampled, sample_size: 2, staleness: 2}", 1),
+        ("asp", "{kind: capped, cap_s: 60, inner: {kind: asp}}", 1),
+        ("asp", "{kind: buffered, size: 3}", 3),
+    ],
+)
+def test_a_version_cannot_add_more_updates_than_the_barrier_commits(name: str, barrier: str, most: int) -> None:
+    common = [f"barrier={barrier}", "aggregation={kind: fedavg}"]
+    with pytest.raises(ConfigError, match=rf"commits {most} at a time.*[Ww]rite members: {most}, or choose a barrier"):
+        StrategyConfig.load(name, [f"cipher={{kind: bfv, members: {most + 1}}}", *common])
+    StrategyConfig.load(name, [f"cipher={{kind: bfv, members: {most}}}", *common])

@@ -36,6 +36,11 @@ class BalancerPolicy(Policy):
         return False
 
     @property
+    def scales_rates(self) -> bool:
+        """Whether silos get learning rates that differ."""
+        return False
+
+    @property
     def needs_lockstep(self) -> bool:
         """Whether it needs rounds in which all silos do the same steps."""
         return False
@@ -143,6 +148,10 @@ class ForecastBalancer(SharingBalancer):
     @property
     def scales_steps(self) -> bool:
         return self.scale == "steps"
+
+    @property
+    def scales_rates(self) -> bool:
+        return self.scale == "learning_rate"
 
     @abstractmethod
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:

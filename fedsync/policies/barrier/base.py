@@ -47,6 +47,11 @@ class BarrierPolicy(Policy, Generic[S]):
         return True
 
     @property
+    def most_updates(self) -> int | None:
+        """Most updates of a commit; None where it commits what is there."""
+        return None
+
+    @property
     def needs_discount(self) -> bool:
         """Whether it counts on stale updates to be discounted."""
         return False

@@ -27,6 +27,10 @@ class Buffered(BarrierPolicy[Failures]):
     size: PositiveInt
     """Updates of a commit, whoever sent them; K in the paper."""
 
+    @property
+    def most_updates(self) -> int:
+        return self.size
+
     def init(self) -> Failures:
         return {}
 

@@ -233,6 +233,10 @@ class Sampled(BarrierPolicy[SampledState]):
     redraw: bool = True
     """Whether a waiting silo looks at others whenever an update arrives; else it waits for its first sample."""
 
+    @property
+    def most_updates(self) -> int:
+        return 1
+
     def init(self) -> SampledState:
         return SampledState()
 

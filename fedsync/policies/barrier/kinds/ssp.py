@@ -210,6 +210,10 @@ class Ssp(BarrierPolicy[SspState]):
     """Orders that a silo may be ahead of the slowest; s in the papers. 0 keeps the silos in lockstep, as ``bsp`` does,
     but commits one by one."""
 
+    @property
+    def most_updates(self) -> int:
+        return 1
+
     def init(self) -> SspState:
         return SspState()
 
@@ -245,6 +249,10 @@ class Asp(BarrierPolicy[Failures]):
 
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """
+
+    @property
+    def most_updates(self) -> int:
+        return 1
 
     def init(self) -> Failures:
         return {}
