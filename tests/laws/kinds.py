@@ -51,6 +51,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
+COMPASS = {"kind": "fedcompass", "min_steps": 2, "max_steps": 8}
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("balancer", "proportional", {"scale": "steps"}),
     ("balancer", "proportional", {"scale": "learning_rate"}),
@@ -73,7 +74,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "capped", {"cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "quorum", {"count": 2, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "deadline", {"spread": 0.0, "late": "drop", "inner": {"kind": "bsp"}}),
-    ("barrier", "capped", {"cap_s": 1.0, "inner": {"kind": "quorum", "count": 2, "inner": {"kind": "fedcompass"}}}),
+    ("barrier", "capped", {"cap_s": 1.0, "inner": {"kind": "quorum", "count": 2, "inner": COMPASS}}),
     ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
 ]
 """Further settings of kinds in `EXAMPLES` that change what the coordinator does."""
@@ -97,13 +98,13 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
     return every + VARIANTS
 
 
-def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any]) -> StrategyConfig:
+def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any], min_silos: int = 1) -> StrategyConfig:
     """LB-BSP with one section replaced."""
     section, kind, more = case
     plain: dict[str, Any] = {
         "name": "law",
         "seed": 11,
-        "min_silos": 1,
+        "min_silos": min_silos,
         "stop": stop,
         "local": {"steps": STEPS, "batch_size": BATCH_SIZE},
         "predictor": {"kind": "ema", "alpha": 0.2},

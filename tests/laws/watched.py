@@ -1,0 +1,142 @@
+"""A run of one case in one corner, and what was seen of it."""
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+from zlib import crc32
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import LocalWork
+from fedsync.core.protocols import AnyBarrier
+from fedsync.core.state import Policies
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.observe.ledger import Ledger
+from tests.laws.corners import Corner, applies, corners
+from tests.laws.fake_cluster import FakeCluster, Outcome
+from tests.laws.kinds import cases, configuration
+from tests.laws.scenario import Scenario
+
+CASES = cases()
+NAMES = ["-".join([kind, *map(str, more.values())]) for _, kind, more in CASES]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One answer of a barrier.
+
+    Args:
+        verdict: what it said.
+        work: what a silo would have been given just then, by name; None where nobody was released.
+    """
+
+    verdict: Verdict
+    work: Mapping[str, LocalWork] | None
+
+
+@dataclass(slots=True)
+class Spy:
+    """A barrier that says what ``inner`` says, and keeps it."""
+
+    inner: AnyBarrier
+    decisions: list[Decision]
+
+    def init(self) -> Any:
+        return self.inner.init()
+
+    def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
+        state, verdict = self.inner.decide(state, view)
+        self.decisions.append(Decision(verdict, dict(view.work) if verdict.release else None))
+        return state, verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Bytes of a coordinator's state by name, once ``entries`` entries were written and ``silos`` were here."""
+
+    entries: int
+    silos: int
+    bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        config: the strategy.
+        corner: what happened.
+        policies: what decided.
+        outcome: what came of it.
+        decisions: the barrier's answers, for each entry.
+        sizes: of the state, now and then.
+    """
+
+    config: StrategyConfig
+    corner: Corner
+    policies: Policies
+    outcome: Outcome
+    decisions: list[tuple[Decision, ...]]
+    sizes: list[StateSize]
+
+    @property
+    def entries(self) -> list[JournalEntry]:
+        return self.outcome.entries
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.corner.scenario
+
+    @cached_property
+    def books(self) -> Ledger:
+        ledger = Ledger(model_bytes=100)
+        for entry in self.entries:
+            ledger.add(entry)
+        return ledger
+
+    def coordinator(self) -> Coordinator:
+        """A new one with the same policies."""
+        return Coordinator(self.policies)
+
+
+def run(config: StrategyConfig, corner: Corner) -> Run:
+    """Run a strategy through a corner."""
+    policies = config.policies()
+    spy = Spy(policies.barrier, [])
+    coordinator = Coordinator(replace(policies, barrier=spy))
+    decisions: list[tuple[Decision, ...]] = []
+    sizes: list[StateSize] = []
+
+    def watch(entry: JournalEntry) -> None:
+        decisions.append(tuple(spy.decisions))
+        spy.decisions.clear()
+        number = len(decisions)
+        if number & (number - 1) == 0 and number >= 16:
+            state = coordinator.state()
+            measured = {name: len(pickle.dumps(value)) for name, value in state.items()}
+            sizes.append(StateSize(number, len(state["silos.views"]), measured))
+
+    outcome = FakeCluster(coordinator, corner.scenario, watch).run()
+    return Run(config, corner, policies, outcome, decisions, sizes)
+
+
+def configured(case: int) -> StrategyConfig:
+    """A case, with any end."""
+    return configuration(CASES[case], {"rounds": 1})
+
+
+@cache
+def runs(case: int) -> dict[str, Run | Exception]:
+    """The runs of a case by corner, all that apply to it; or what kept one from being made."""
+    found: dict[str, Run | Exception] = {}
+    for name, corner in corners(crc32(NAMES[case].encode())).items():
+        config = configuration(CASES[case], dict(corner.stop), corner.min_silos)
+        if applies(corner, config.policies(), config.barrier.innermost.needs_losses):
+            try:
+                found[name] = run(config, corner)
+            except Exception as error:
+                found[name] = error
+    return found
