@@ -86,3 +86,28 @@ def test_no_game_behind_an_honest_chain_moves_the_model(game: str, two_rounds: F
     give(silo, onward(2, *links), 2 + len(links))
     assert steps(federation, silo, honest) == 0
     assert silo.replica.holds == 2
+
+
+# A server that lies can say that it lost its newest checkpoint, and go on under another name from before.
+
+
+def fork(federation: Federation, name: str, back_to: int) -> Victim:
+    """Silo-a's trainer under another name of the run, with another version after ``back_to``: of two silos only."""
+    links = sent(federation)[:back_to]
+    part = add(back_to + 1, summed(federation, federation.ids[3 * back_to : 3 * back_to + 2], back_to + 1))
+    silo = federation.silo("silo-a", federation.spec(run=name, began=federation.run))
+    give(silo, beginning(federation, *links, part), back_to + 1)
+    return silo
+
+
+def test_another_name_leads_back_a_few_versions_a_few_times(make: Make) -> None:
+    """The difference of two sums of one version is one silo's update. Without a bound every version gave one."""
+    federation = make(cipher="{kind: pad, members: 2}")
+    for _ in range(9):
+        federation.round()
+    federation.follow()
+    assert federation.silos["silo-a"].replica.holds == 9
+    forks = [(back_to, fork(federation, f"name-{n}", back_to)) for n, back_to in enumerate((1, 2, 3, 4, 5, 2))]
+    followed = [back_to for back_to, silo in forks if silo.replica.holds == back_to + 1]
+    assert followed == [2, 3, 4], "from the eighth version before the newest on, under three more names"
+    assert federation.train("silo-a").refused, "and the run under its first name is over"

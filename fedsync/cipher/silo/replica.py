@@ -273,9 +273,10 @@ class EncryptedReplica:
         if received.version != version or version < 0:
             raise ProtocolError(SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
         roster = self._read_roster(received)
+        self._chain_log.check()
         if self._state.version != version:  # else a repeated order: what it brings is here already
             state, pooled = self._follow(received)
-            self._chain_log.enter(version, state.history.chains[-1])
+            self._chain_log.enter(state.history.known())
             if self._file is not None:
                 state.save(self._file)
             self._state, self._pooled = state, pooled[-MAX_POOLED:]
@@ -302,7 +303,7 @@ class EncryptedReplica:
     def _follow(self, received: CatchUp) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
         """The state that the catch-up leads to, and what silos found together on the way."""
         base, author = self._base(received)
-        followed = {**self._state.history.known(), **self._chain_log.newest}
+        followed = {**self._state.history.known(), **self._chain_log.followed}
         newest = max(followed, default=-1)
         if received.version < newest:
             detail = f"it leads to version {received.version}, and this silo has been at {newest}"
