@@ -40,6 +40,14 @@ def own_ring(name: str) -> Ring:
     return ring
 
 
+def many_keys() -> bool:
+    """Whether the folder of keys has those of several silos, as where silos are emulated."""
+    from fedsync.cipher.keys.keyring import SILO_FILE
+
+    root = os.environ.get(KEYS)
+    return bool(root) and not (Path(root or "") / SILO_FILE).exists()
+
+
 def has_keys() -> bool:
     """Whether this silo was given keys: then it sends no update in the clear."""
     return bool(os.environ.get(KEYS))

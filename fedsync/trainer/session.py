@@ -32,7 +32,7 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.sample import likely_update
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
-from fedsync.trainer.key_lookup import own_ring
+from fedsync.trainer.key_lookup import many_keys, own_ring
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.owner_policy import OwnerPolicy
@@ -82,7 +82,9 @@ class SiloSession:
         machine = spec.emulate[identity.index] if spec.emulate else None
         self.name = machine.name if machine else identity.name
         keys = None if isinstance(spec.cipher, PlainConfig) else ring(self.name)
-        self.lockout = None if keys is None else Lockout(keys)
+        self._owner = owner or OwnerPolicy()
+        # An emulated silo has no owner who could unlock it, so its count ends with the process.
+        self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
         slot = SiloSlot(self.name, identity.index, spec.silos, spec.seed)
         self._trainer = Trainer(task, slot, _options(spec, identity, machine))
@@ -97,9 +99,7 @@ class SiloSession:
         )
         self.replica: Replica = PlainReplica()
         if plan is not None and keys is not None:
-            first_model = (owner or OwnerPolicy()).first_model
-            self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, first_model)
-        self._owner = owner or OwnerPolicy()
+            self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )

@@ -189,6 +189,18 @@ def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> 
     service("three")
 
 
+def test_an_emulated_silo_leaves_no_lock_behind(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could open it: there is no silo.yaml to name."""
+    monkeypatch.setenv(KEYS, str(folder(keys).parent))
+    monkeypatch.delenv(ALLOWED)
+    running = service("one")
+    for _ in range(LIMIT):
+        exchange(running.ask, EvaluateModel(0), np.frombuffer(b"forged" * 100, np.uint8))
+    assert isinstance(exchange(running.ask, Describe())[0], Refused)
+    assert isinstance(exchange(service("one").ask, Describe())[0], Hello)
+    assert not (folder(keys) / COUNT).exists()
+
+
 def test_what_a_silo_spoiled_is_the_same_word_and_does_not_count(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one silo that lies would lock all others."""
 
