@@ -105,18 +105,18 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
     Raises:
         ConfigError: the folder is somebody else's.
     """
-    found: dict[str, list[tuple[float, Path, str]]] = {}
+    found: dict[str, list[tuple[float, Path]]] = {}
     for folder in _folders(trainers):
         copy = folder / COPY
         try:
             spec, at_s = Identity.load(folder).spec, copy.stat().st_mtime
-            found.setdefault(str(json.loads(spec)["run"]), []).append((at_s, copy, spec))
+            # By all of it: what a server calls two runs by one name are two.
+            found.setdefault(spec, []).append((at_s, copy))
         except (OSError, ValueError, KeyError):  # nothing came yet, or it is of another version of FedSync
             continue
     runs = []
-    for name, copies in found.items():
-        at_s, _, spec = max(copies)
-        runs.append(KeptRun(name, at_s, tuple(copy for _, copy, _ in copies), spec))
+    for spec, copies in found.items():
+        runs.append(KeptRun(str(json.loads(spec)["run"]), max(copies)[0], tuple(copy for _, copy in copies), spec))
     return sorted(runs, key=lambda each: each.at_s, reverse=True)
 
 

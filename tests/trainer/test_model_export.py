@@ -1,5 +1,6 @@
 """``fedsync silo export``: how a silo gets the model of an encrypted run."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, mo
 
     assert not (tmp_path / "run" / "model.pt").exists()
     said = export(file, tmp_path / "out" / "new")
-    assert "version 2 of run " in said, "that of the end, after two rounds"
+    assert "version 3 of run " in said, "that of the end: two rounds, and what scores them"
     assert (tmp_path / "out" / "new").stat().st_mode & 0o077 == 0
     for model in models:
         np.testing.assert_array_equal(model_in(tmp_path / "out" / "new"), model)
@@ -128,6 +129,18 @@ def test_of_one_runs_trainers_the_one_that_got_furthest_counts(file: Path, tmp_p
     keep(file, "run", at_s=1e9 + 1, version=5, silo="before-it-was-renamed")
 
     assert export(file, tmp_path).split(": ")[1] == "version 7 of run run (2001-09-09 01:46 UTC)\n"
+
+
+def test_two_runs_that_a_server_calls_by_one_name_are_two(file: Path, tmp_path: Path) -> None:
+    """Else the older one, which got further, would be written for the newer."""
+    old = keep(file, "run", at_s=1e9, version=40)
+    other = json.loads(Identity.load(old.parent).spec) | {"seed": 5}
+    Identity(json.dumps(other), 0, "berlin").save(old.parent)
+    keep(file, "run", at_s=1e9 + 60, version=3, silo="again")
+
+    said = export(file, tmp_path)
+    assert "version 3 of run run (2001-09-09 01:47 UTC)" in said and "not written: run run (2001-09-09 01:46" in said
+    assert set(model_in(tmp_path)) == {3.0}
 
 
 def test_a_silo_without_a_model_says_why(file: Path, tmp_path: Path) -> None:
