@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from fedsync.common.environment import environment
 from fedsync.common.processes import OWNER
 from fedsync.trainer.protocol import STATE, STATE_FOLDER
 
@@ -37,21 +38,10 @@ def trainer_environment(home: Path) -> Mapping[str, str]:
     return {STATE: str(home / STATE_FOLDER), OWNER: str(os.getpid())}
 
 
-@contextmanager
-def flower_in_this_process(home: Path) -> Iterator[None]:
+def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
     """Have Flower in this process, and what it starts, neither call home nor install anything.
 
     Args:
         home: folder for resident trainers.
     """
-    ours = {**QUIET, **trainer_environment(home)}
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return environment({**QUIET, **trainer_environment(home)})

@@ -5,10 +5,8 @@ server, and the way to ask silos. What is the silos' alone (`Victim.session`) on
 gained. An attack asserts that gain, not that something was raised.
 """
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +21,7 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
@@ -75,7 +74,7 @@ class Victim:
         self._environment = owner_environment(owner)
         self.folder = folder
         self._failure = ""
-        with _environment(self._environment):
+        with environment(self._environment):
             try:
                 self.service = TrainerService(identity, folder)
             except Exception as error:  # what its process answers from then on, until it ends
@@ -84,7 +83,7 @@ class Victim:
     def ask(self, request: Request, payload: Payload | None = None) -> Heard:
         if self._failure:
             return Heard(read_reply(self._failure, self.name), None, self._failure)
-        with _environment(self._environment):
+        with environment(self._environment):
             words, answer = self.service.ask(write_request(request), payload)
         return Heard(read_reply(words, self.name, 2**20), answer, words)
 
@@ -108,20 +107,6 @@ class Victim:
     def exponents(self) -> tuple[int, ...]:
         """Of the grid on which it would seal now."""
         return self.replica._state.scales.exponents[-1]
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @cache
