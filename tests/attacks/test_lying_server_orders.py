@@ -3,6 +3,7 @@
 It chooses who trains when, how long, in which batches and from which model.
 """
 
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -16,7 +17,7 @@ from fedsync.train.sampler import Cursor, Sampler
 from fedsync.trainer.protocol import Describe, EvaluateModel, Hello, Train
 from tests.attacks.adversary import FEATURES, Federation
 from tests.attacks.conftest import Make
-from tests.attacks.forgery import EMPTY, beginning
+from tests.attacks.forgery import EMPTY, beginning, give
 
 
 def rows_found(federation: Federation, losses: dict[int, list[float]], bias: float) -> int:
@@ -119,3 +120,14 @@ def test_counts_of_samples_stay_there(make: Make) -> None:
     assert isinstance(heard.reply, Hello)
     told = [int(number) for number in re.findall(r"\d+", json.dumps(json.loads(heard.words)))]
     assert federation.silos["silo-a"].session._trainer.examples not in told
+
+
+def test_a_model_that_the_owner_pinned_in_silo_yaml_is_the_only_one_taken(make: Make) -> None:
+    """From the file over the environment down to the replica."""
+    federation = make()
+    pinned, other = (np.full(FEATURES + 1, value, dtype="<f4") for value in (0.5, 0.25))
+    silo = federation.silo("silo-a", first_model=hashlib.sha256(pinned.tobytes()).hexdigest())
+    for model, taken in ((other, False), (pinned, True)):
+        give(silo, beginning(federation, start=Start.CLEAR, model=model.tobytes()), 0)
+        assert (silo.replica.holds == 0) is taken
+    np.testing.assert_array_equal(silo.model, pinned)
