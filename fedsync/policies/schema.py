@@ -70,6 +70,28 @@ class Settings:
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether permuted silos permute the actions: neither names nor the order of joining count, but for exact ties.
+
+        So it is unless something inside says otherwise. Whoever draws by name does.
+        """
+        return all(part.symmetric for part in self._parts())
+
+    @property
+    def scale_free(self) -> bool:
+        """Whether twice all speeds and half of all seconds halve all times that it asks for, and change nothing else.
+
+        So it is unless a setting, here or inside, is in seconds, as its name says; no seconds have no scale.
+        """
+        own = (field.name for field in dataclasses.fields(self) if field.name.endswith("_s"))  # type: ignore[arg-type]
+        return not any(getattr(self, name) for name in own) and all(part.scale_free for part in self._parts())
+
+    def _parts(self) -> list[Settings]:
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        inside = [each for value in values for each in (value if isinstance(value, tuple) else (value,))]
+        return [each for each in inside if isinstance(each, Settings)]
+
     @classmethod
     def _keys(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every subclass is one

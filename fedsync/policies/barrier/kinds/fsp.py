@@ -61,6 +61,8 @@ class WaitFor(Settings):
     sampling: Sampling = Sampling.DYNAMIC
     """How they are drawn, round by round: ``basic`` the same, ``dynamic`` anew, ``grouped`` half fast and half slow."""
 
+    symmetric = False
+
 
 @dataclass(frozen=True, slots=True)
 class Overhead:

@@ -237,6 +237,11 @@ class Sampled(BarrierPolicy[SampledState]):
     def most_updates(self) -> int:
         return 1
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether there is nothing to draw; names decide what is drawn."""
+        return self.sample_size == 0
+
     def init(self) -> SampledState:
         return SampledState()
 

@@ -1,0 +1,223 @@
+"""What changes with the time, the names of silos or the speed of everything, and what does not.
+
+A journal is made once, its events are changed, and a new coordinator is told them: its actions have to be those of the
+journal, changed likewise. Times are multiples of 2^-20 s, so that shifting and halving them is exact.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fedsync.core.actions import Action, Attested, Dispatch, Evaluate, Note, Stop, WakeAt
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import Event, SiloJoined, UpdateArrived
+from fedsync.core.journal import JournalEntry
+from fedsync.core.state import Policies
+from tests.laws.corners import corners
+from tests.laws.fake_cluster import FakeCluster
+from tests.laws.kinds import cases, configuration
+from tests.laws.watch import Case
+
+STOP: dict[str, Any] = {"seconds": 16.0}
+TICK_S = 2.0**-20
+LATER_S = 4096.0
+CORNERS = ("quiet", "chaos")
+
+SECTIONS = ("predictor", "balancer", "barrier", "aggregation")
+EVERY = cases()
+
+
+def _id(case: Case) -> str:
+    return "-".join([case[1], *map(str, case[2].values())])
+
+
+def claims(case: Case, claim: str) -> bool:
+    """Whether all policies of a case say this of themselves."""
+    config = configuration(case, STOP)
+    return all(getattr(getattr(config, section), claim) for section in SECTIONS)
+
+
+def policies_in(case: Case, seconds: float = STOP["seconds"]) -> Policies:
+    """The case's policies; the barrier without the wrapper whose rests have a length in seconds."""
+    config = configuration(case, {"seconds": seconds})
+    return replace(config.policies(), barrier=config.barrier)
+
+
+@cache
+def journal(case: int, corner: str) -> list[JournalEntry]:
+    """What happened in a corner."""
+    scenario = replace(corners(seed=case)[corner].scenario, poll_s=TICK_S)
+    return FakeCluster(Coordinator(policies_in(EVERY[case])), scenario).run().entries
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done to a journal.
+
+    Args:
+        event: an event, changed.
+        at_s: a time, changed.
+        action: an action, changed.
+        reversed_joins: whether those that join together do so in the opposite order.
+    """
+
+    event: Callable[[Event], Event]
+    at_s: Callable[[float], float]
+    action: Callable[[Action], Action]
+    reversed_joins: bool = False
+
+
+def later() -> Change:
+    return Change(
+        event=lambda event: replace(event, at_s=event.at_s + LATER_S),
+        at_s=lambda at_s: at_s + LATER_S,
+        action=lambda action: replace(action, at_s=action.at_s + LATER_S) if isinstance(action, WakeAt) else action,
+    )
+
+
+def faster() -> Change:
+    """Everything twice as fast."""
+
+    def event(each: Event) -> Event:
+        each = replace(each, at_s=each.at_s / 2)
+        if isinstance(each, SiloJoined) and each.facts.declared_speed is not None:
+            return replace(each, facts=replace(each.facts, declared_speed=2 * each.facts.declared_speed))
+        if isinstance(each, UpdateArrived):
+            report = each.report
+            return replace(
+                each,
+                report=replace(
+                    report,
+                    compute_s=report.compute_s / 2,
+                    overhead_s={kind: seconds / 2 for kind, seconds in report.overhead_s.items()},
+                    windows=tuple(replace(window, speed=2 * window.speed) for window in report.windows),
+                ),
+            )
+        return each
+
+    def action(each: Action) -> Action:
+        if isinstance(each, WakeAt):
+            return WakeAt(each.at_s / 2)
+        if isinstance(each, Dispatch) and each.order.budget_s is not None:
+            return replace(each, order=replace(each.order, budget_s=each.order.budget_s / 2))
+        return each
+
+    return Change(event, lambda at_s: at_s / 2, action)
+
+
+def permuted(names: list[str]) -> Change:
+    """Each silo has the name of the next, and those that join together do so in the opposite order."""
+    other = dict(zip(names, [*names[1:], names[0]], strict=True))
+
+    def renamed(value: Any) -> Any:
+        """All names of silos and updates inside."""
+        if isinstance(value, str):
+            name, slash, serial = value.partition("/")
+            return other.get(name, name) + slash + serial if (slash and serial.isdigit()) or name in other else value
+        if isinstance(value, tuple):
+            return tuple(map(renamed, value))
+        if isinstance(value, dict):
+            return {renamed(key): each for key, each in value.items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: renamed(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return replace(value, **fields)
+        return value
+
+    return Change(renamed, lambda at_s: at_s, renamed, reversed_joins=True)
+
+
+SILENT = ("seed", "reason", "text")
+"""Fields that may differ: seeds are drawn by name, and what is for people has times and names in it."""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two actions are the same but for rounding and what is `SILENT`."""
+    if isinstance(one, float) or isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    if dataclasses.is_dataclass(one):
+        named = [field.name for field in dataclasses.fields(one) if field.name not in SILENT]
+        return type(one) is type(other) and all(same(getattr(one, name), getattr(other, name)) for name in named)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def sorted_actions(actions: tuple[Action, ...]) -> list[Action]:
+    """Those that decide anything, in an order that permuted silos do not change."""
+
+    def key(action: Any) -> tuple[str, str, float]:
+        name = getattr(action, "silo", "") or getattr(action, "update_id", "")
+        return type(action).__name__, name, getattr(action, "at_s", 0.0)
+
+    plain = [replace(each, silos=tuple(sorted(each.silos))) if isinstance(each, Evaluate) else each for each in actions]
+    plain = [each for each in plain if not isinstance(each, Note | Attested | Stop)]
+    return sorted(plain, key=key)
+
+
+def follows(case: int, corner: str, change: Change) -> Counter[str]:
+    """Tell a new coordinator the changed journal; how many actions of each type were as they had to be.
+
+    Raises:
+        AssertionError: one was not.
+    """
+    coordinator = Coordinator(policies_in(EVERY[case], change.at_s(STOP["seconds"])))
+    told: Counter[str] = Counter()
+    for number, entry in enumerate(journal(case, corner)):
+        events = [change.event(event) for event in entry.events]
+        if change.reversed_joins and all(isinstance(event, SiloJoined) for event in events):
+            events.reverse()
+        found = sorted_actions(coordinator.handle(events, change.at_s(entry.at_s)).actions)
+        wanted = sorted_actions(tuple(map(change.action, entry.actions)))
+        assert len(found) == len(wanted) and all(map(same, found, wanted)), (
+            f"{corner}, entry {number}: {found}, not {wanted}"
+        )
+        told.update(type(action).__name__ for action in found)
+    return told
+
+
+def kept(case: int, change: Change, broken: str) -> None:
+    """In all runs, and often enough to mean something."""
+    told: Counter[str] = Counter()
+    for corner in CORNERS:
+        try:
+            told += follows(case, corner, change)
+        except AssertionError as error:
+            error.add_note(f"broken: {broken}")
+            raise
+    assert told["Dispatch"] >= 25, f"put to the test too seldom: {told}"
+    assert told["Commit"] >= 10, f"put to the test too seldom: {told}"
+
+
+every_case = pytest.mark.parametrize("case", range(len(EVERY)), ids=map(_id, EVERY))
+
+
+@every_case
+def test_what_happens_later_is_decided_later(case: int) -> None:
+    kept(case, later(), "time shifted by a constant shifts the actions")
+
+
+@every_case
+def test_permuted_silos_permute_the_actions_of_what_is_symmetric(case: int) -> None:
+    """What does not say so breaks the law: otherwise it could say so."""
+    names = [event.silo for event in journal(case, "quiet")[0].events if isinstance(event, SiloJoined)]
+    if claims(EVERY[case], "symmetric"):
+        kept(case, permuted(names), "permuted silos permute the actions")
+    else:
+        with pytest.raises(AssertionError, match="entry"):
+            kept(case, permuted(names), "")
+
+
+@every_case
+def test_twice_the_speed_halves_the_times_of_what_is_scale_free(case: int) -> None:
+    """What does not say so breaks the law: otherwise it could say so."""
+    if claims(EVERY[case], "scale_free"):
+        kept(case, faster(), "twice all speeds and half of all seconds halve the times")
+    else:
+        with pytest.raises(AssertionError, match="entry"):
+            kept(case, faster(), "")
