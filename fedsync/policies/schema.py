@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def symmetric(self) -> bool:
-        """Whether permuted silos permute the actions: neither names nor the order of joining count, but for exact ties.
+        """Whether permuted silos permute the actions: names count for nothing. The order of joining may break ties.
 
         So it is unless something inside says otherwise. Whoever draws by name does.
         """

@@ -71,7 +71,6 @@ class LeaderStraggler(SharingBalancer):
     """Share of its memory in use above which a silo is given no more."""
 
     needs_lockstep = True
-    symmetric = False  # what a silo that comes or goes leaves over is shared evenly, the remainder in order of joining
 
     def sizing(self, work: LocalWork) -> Sizing:
         return Sizing(work, floor=self.floor, cap=self.cap, adaptive=self, fitter=self.curve.fitter())
