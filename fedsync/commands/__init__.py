@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fedsync.commands import certs, keys, server, silo
+from fedsync.commands import certs, keys, server, silo, trace
 from fedsync.commands.doctor import doctor
 from fedsync.commands.export import export
 from fedsync.commands.new import new
@@ -23,6 +23,9 @@ def register(app: typer.Typer) -> None:
     app.command()(probe)
     app.command()(report)
     app.command()(watch)
+    keys.app.command()(trace.consent)
+    keys.app.command()(trace.trace)
+    server.app.command()(trace.disclose)
     app.add_typer(certs.app, name="certs")
     app.add_typer(keys.app, name="keys")
     app.add_typer(server.app, name="server")

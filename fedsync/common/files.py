@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fedsync.core.errors import ConfigError
@@ -52,6 +52,11 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
     Raises:
         ConfigError: nothing can be written there.
     """
+    write_pieces(path, (data,), mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int = ANYBODY_FILE) -> None:
+    """As `write_atomically`, piece by piece: what is large need not be in memory as a whole."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
@@ -59,7 +64,7 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), mode)  # The process may mask bits that were asked for.
-                file.write(data)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)

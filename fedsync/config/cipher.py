@@ -51,6 +51,13 @@ class _SealedConfig(Section):
     colluding: Annotated[int, Field(ge=1)] = 1
     """Silos that may lie together: so many votes on how to round change nothing."""
 
+    kept_versions: Annotated[int, Field(ge=0)] = 8
+    """Versions whose updates the server keeps one by one, sealed as they came, in the run's folder, so that a majority
+    of the silos' owners can have it examined who spoiled one. 0 keeps none."""
+
+    kept_bytes: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Most that these may take of the server's disk [bytes]; older ones go first."""
+
     kind: str
 
     @property
@@ -103,11 +110,16 @@ class MaskedConfig(Section):
         return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
 
 
+def sealing(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
+    """The options of the suite that seals; None in the clear."""
+    cipher = cipher.inner if isinstance(cipher, MaskedConfig) else cipher
+    return None if isinstance(cipher, PlainConfig) else cipher
+
+
 def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
     """The options of a cipher that seals figures; None where silos tell the server their own."""
-    if isinstance(cipher, MaskedConfig):
-        cipher = cipher.inner
-    return None if isinstance(cipher, PlainConfig) or cipher.metrics == "plain" else cipher
+    sealed = sealing(cipher)
+    return None if sealed is None or sealed.metrics == "plain" else sealed
 
 
 CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]

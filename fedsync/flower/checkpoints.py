@@ -50,7 +50,7 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 2
+FORMAT = 3
 """Of the files; another one is refused."""
 
 _DIGEST_BYTES = 32

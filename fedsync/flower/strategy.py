@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,12 +170,13 @@ class FedSync(Strategy):
         given: bool,
     ) -> Result:
         layout, moment, result = begin.origin.layout, begin.moment, Result()
-        plan = RunSpec.parse(begin.origin.spec).encryption_plan(layout)
+        spec = RunSpec.parse(begin.origin.spec)
+        plan = spec.encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
         policies = run.policies()
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
-        aggregator = run.aggregator(begin.model, policies, plan, keys, begin.model if given else None)
+        aggregator = run.aggregator(begin.model, policies, plan, keys, begin.model if given else None, spec.run)
         if moment is not None:
             coordinator.restore(moment.coordinator)
             aggregator.restore(moment.aggregator)
@@ -240,8 +242,11 @@ class FedSync(Strategy):
 
         What is left of another run goes.
         """
+        from fedsync.cipher.server.evidence import FOLDER as EVIDENCE
+
         config, spec = run.config, run.spec().model_copy(update={"run": new_identity()}).dump()
         clear(self.out)
+        shutil.rmtree(self.out / EVIDENCE, ignore_errors=True)
         if given is not None:
             model, layout = payloads.from_arrays(given)
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
@@ -64,6 +65,7 @@ class RunBuilder:
         plan: EncryptionPlan | None,
         keys: ServerKeys | None,
         given: Vector | None = None,
+        run: str = "",
     ) -> DurableAggregator:
         """What adds updates.
 
@@ -73,12 +75,17 @@ class RunBuilder:
             plan: how updates are encrypted; None in the clear.
             keys: of the server, if they are.
             given: version 0 where silos cannot build it, if they are.
+            run: the run's identity; without one, as in virtual time, no single updates are kept.
         """
         if plan is None or keys is None:
             return PlainAggregator(model, keep_bases=policies.weigher.toward)
         from fedsync.cipher.server.aggregator import EncryptedAggregator
+        from fedsync.cipher.server.evidence import FOLDER, Evidence
 
-        return EncryptedAggregator(plan, keys, given)
+        sealed, evidence = sealing(self.config.cipher), None
+        if run and sealed is not None and sealed.kept_versions:
+            evidence = Evidence(self.out / FOLDER, run, sealed.kept_versions, sealed.kept_bytes)
+        return EncryptedAggregator(plan, keys, given, evidence)
 
     def recorder(
         self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False

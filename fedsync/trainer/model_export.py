@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsync.common.checksums import undigested
 from fedsync.config.run_spec import RunSpec
@@ -15,6 +16,11 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
+
+if TYPE_CHECKING:
+    from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.cipher.silo.replica_state import ReplicaState
+    from fedsync.tasks.protocol import Task
 
 MODEL = "model.pt"
 
@@ -143,10 +149,24 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec) -> int:
     """Write the copy with the highest version of those of one run, and return that."""
-    from fedsync.cipher.silo.replica_state import ReplicaState
-    from fedsync.train.weights import initial_model, save_model
+    from fedsync.train.weights import save_model
 
     task = spec.task.build()
+    newest, _ = kept_state(copies, spec, task)
+    save_model(out / MODEL, task, newest.model)
+    return newest.version
+
+
+def kept_state(copies: Sequence[Path], spec: RunSpec, task: Task) -> tuple[ReplicaState, EncryptionPlan | None]:
+    """The state with the highest version among copies of one run, and how updates of the run are sealed.
+
+    Raises:
+        RunError: a copy is damaged.
+        ConfigError: the task is another one now.
+    """
+    from fedsync.cipher.silo.replica_state import ReplicaState
+    from fedsync.train.weights import initial_model
+
     layout = initial_model(task, spec.seed)[1]
     plan = spec.encryption_plan(layout)
     states = []
@@ -159,6 +179,4 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec) -> int:
         except ValueError as error:
             remedy = "Put the task's file back as it was in the run"
             raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error
-    newest = max(states, key=lambda state: state.version)
-    save_model(out / MODEL, task, newest.model)
-    return newest.version
+    return max(states, key=lambda state: state.version), plan

@@ -20,6 +20,7 @@ from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.evidence import FOLDER, Evidence
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
@@ -31,6 +32,7 @@ from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
 from fedsync.trainer.owner_policy import owner_environment
 from fedsync.trainer.protocol import (
+    STATE_FOLDER,
     AskModel,
     Describe,
     Hello,
@@ -139,6 +141,7 @@ class Federation:
         run: name of the run.
         owner: what else the silos' owners say in silo.yaml.
         changes: to the run's specification.
+        on_disk: silos keep their state in their folders, and the server single updates in ``out``.
     """
 
     root: Path
@@ -148,6 +151,7 @@ class Federation:
     run: str = "run-1"
     owner: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
+    on_disk: bool = False
 
     def __post_init__(self) -> None:
         self.names = [f"silo-{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"[: self.count]]
@@ -189,22 +193,38 @@ class Federation:
     def silo(self, name: str, spec: RunSpec | None = None, folder: Path | None = None, **owner: Any) -> Victim:
         """A trainer that knows nothing yet: of a silo that joins, or the first one for another run."""
         identity = Identity((spec or self.spec()).dump(), self.names.index(name), name)
+        if folder is not None:
+            identity.save(folder)
         return Victim(identity, self.config(name, **owner), folder)
 
     def begin(self, run: str | None = None) -> None:
         """Greet all silos of a run, as an honest server does."""
         self.run = run or self.run
         spec = self.spec()
-        self.silos = {name: self.silo(name, spec) for name in self.names}
+        self.silos = {name: self.silo(name, spec, self._home(name)) for name in self.names}
         described = self.silos[self.names[0]].ask(AskModel()).reply
         assert isinstance(described, InitialModel), described
         plan = spec.encryption_plan(described.layout)
         assert plan is not None
         self.plan = plan
-        self.aggregator = EncryptedAggregator(plan, self.keys)
+        kept = Evidence(self.out / FOLDER, self.run, 8, 2**30) if self.on_disk else None
+        self.aggregator = EncryptedAggregator(plan, self.keys, evidence=kept)
         self.version = 0
         for name, silo in self.silos.items():
             self.greet(name, silo)
+
+    @property
+    def out(self) -> Path:
+        """The server's folder of the run."""
+        return self.folder / "run"
+
+    def _home(self, name: str) -> Path | None:
+        """Folder of a silo's trainer."""
+        if not self.on_disk:
+            return None
+        home = Path(self.config(name).state) / STATE_FOLDER / self.run
+        home.mkdir(parents=True, exist_ok=True)
+        return home
 
     def greet(self, name: str, silo: Victim) -> Heard:
         heard = silo.ask(Describe())

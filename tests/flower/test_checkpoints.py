@@ -253,7 +253,7 @@ def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
         with pytest.raises(ConfigError, match=r"written by FedSync .*; this is 99\.0"):
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
         patch.undo()
-        patch.setattr("fedsync.flower.checkpoints.FORMAT", 3)
+        patch.setattr("fedsync.flower.checkpoints.FORMAT", 0)
         with pytest.raises(ConfigError, match=r"format 2.*Resume with that version; this is .*, format 3"):
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
     (tmp_path / FOLDER / "1.ckpt").chmod(0o644)

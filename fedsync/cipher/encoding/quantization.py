@@ -146,10 +146,28 @@ class QuantizationGrid:
         self._check(out)
         spans = _Spans(self.layout, [factor * step for step in self.steps])
 
-        def scale(integers: Integers, start: int) -> None:
+        for integers, start in self._integers(chunks):
             self._check_range(integers, start, updates, sender)
             spans.scale(integers, start, out)
 
+    def largest(self, chunks: Iterable[Slots]) -> tuple[int, bool]:
+        """The largest absolute value in slots, and whether one lies where the layout has none.
+
+        Args:
+            chunks: as for `decode`.
+        """
+        most, beyond = 0, False
+        for integers, start in self._integers(chunks):
+            most = max(most, int(integers.max(initial=0)), -int(integers.min(initial=0)))
+            beyond |= bool(integers[max(self.layout.size - start, 0) :].any())
+        return most, beyond
+
+    def _integers(self, chunks: Iterable[Slots]) -> Iterator[tuple[Integers, int]]:
+        """What is in slots behind the header, and the number of its first value.
+
+        Raises:
+            ValueError: too few or too many chunks.
+        """
         chunk = 0
         for portion in chunks:
             slots = portion
@@ -157,9 +175,9 @@ class QuantizationGrid:
                 raise ValueError(f"more than the {self.chunks} chunks that the layout takes")
             if chunk == 0 and len(slots):
                 first = self.packing.unpack(slots[:1]).reshape(self.packing.count, SLOTS)[:, self.head :]
-                scale(first.reshape(-1), 0)
+                yield first.reshape(-1), 0
                 slots, chunk = slots[1:], 1
-            scale(self.packing.unpack(slots), self._values(chunk, len(slots))[0])
+            yield self.packing.unpack(slots), self._values(chunk, len(slots))[0]
             chunk += len(slots)
         if chunk != self.chunks:
             raise ValueError(f"{chunk} chunks, the layout takes {self.chunks}")

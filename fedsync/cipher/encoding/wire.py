@@ -13,6 +13,8 @@ Numbers are little-endian. An update has one member, itself, and its receiver co
 names every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can
 send the first chunks while it seals the last.
 
+A *slip* is an update with the SHA-256 of the payload in its place: a few hundred bytes under the same signature.
+
 A message is hostile until `decode` returns: it reads no field before it knows that the field is there, compares the
 length with what the header announces before it touches the payload, allocates nothing in proportion to a number in
 the message, and returns words that are all below their modulus.
@@ -30,7 +32,7 @@ import numpy as np
 from fedsync.cipher.encoding.fields import FieldCheck, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
-from fedsync.cipher.suites.suite import MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
+from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
 
 VERSION = 2
 TAG_PARTS = 2
@@ -108,13 +110,15 @@ class Envelope:
 
     Args:
         head: see `Head`.
-        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus.
+        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus; of a slip none.
         tag: see `fedsync.cipher.encoding.integrity`.
+        signature: the sender's, 64 bytes.
     """
 
     head: Head
     words: Words
     tag: Tag
+    signature: bytes = bytes(SIGNATURE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,31 @@ def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
     return b"".join((writer.header, writer.payload(words), writer.trailer(tag)))
 
 
+def pieces(envelope: Envelope) -> tuple[Buffer, ...]:
+    """The message that an envelope was read from, without a copy of its words."""
+    writer = Writer(envelope.head, None)
+    payload = writer.payload(envelope.words)
+    return writer.header, payload, _TAG.pack(*envelope.tag) + envelope.signature
+
+
+def slip(envelope: Envelope) -> bytes:
+    """The slip of an update that was read."""
+    digest = envelope.head.members[0].digest
+    return b"".join((_pack(envelope.head), digest, _TAG.pack(*envelope.tag), envelope.signature))
+
+
+def read_slip(data: Buffer, expected: Expected) -> Envelope:
+    """An update without its words, from its slip; arguments and errors as of `decode`."""
+    view = memoryview(data).cast("B")
+    check = FieldCheck(expected.sender)
+    head, size = _read_head(view, expected, check, DIGEST_BYTES)
+    end = size + DIGEST_BYTES
+    head, tag = _digested(head, bytes(view[size:end])), _read_tag(view, end, head, check)
+    signature = bytes(view[end + _TAG.size :])
+    _check_signature(view[:size], head, tag, signature, expected, check)
+    return Envelope(head, np.empty((0, head.form.words), dtype=np.uint64), tag, signature)
+
+
 def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
     """Read a message after every check that needs no secret; the member of an update gets its digests.
 
@@ -242,28 +271,40 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     """
     view = memoryview(data).cast("B")
     check = FieldCheck(expected.sender)
-    head, size = _read_head(view, expected, check)
+    head, size = _read_head(view, expected, check, expected.chunks * expected.form.chunk_bytes)
     end = size + head.chunks * head.form.chunk_bytes
     # A view: the length was compared before.
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
-    tag: Tag = _TAG.unpack_from(view, end)
-    if max(tag) >= head.form.modulus:
-        check.fail("tag", "a number of the tag is not below its modulus")
+    tag = _read_tag(view, end, head, check)
+    signature = bytes(view[end + _TAG.size :])
     if head.kind is Kind.UPDATE:
-        head = _digested(head, view[size:end])
-        signed = b"".join((view[:size], head.members[0].digest, view[end : end + _TAG.size]))
-        public = expected.public
-        if public is not None and not is_signed(public, _CONTEXT, signed, bytes(view[end + _TAG.size :])):
-            check.fail("signature", "not signed by the sender, or changed on its way")
+        head = _digested(head, hashlib.sha256(view[size:end]).digest())
+        _check_signature(view[:size], head, tag, signature, expected, check)
     native = words.astype(np.uint64, copy=False)
     (adder or Adder(head.form)).check(native, expected.sender)
-    return Envelope(head, native, tag)
+    return Envelope(head, native, tag, signature)
 
 
-def _read_head(view: memoryview, expected: Expected, check: FieldCheck) -> tuple[Head, int]:
+def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:
+    tag: Tag = _TAG.unpack_from(view, at)
+    if max(tag) >= head.form.modulus:
+        check.fail("tag", "a number of the tag is not below its modulus")
+    return tag
+
+
+def _check_signature(
+    header: memoryview, head: Head, tag: Tag, signature: bytes, expected: Expected, check: FieldCheck
+) -> None:
+    """See that an update is signed by who it should be from, if that is known."""
+    signed = b"".join((header, head.members[0].digest, _TAG.pack(*tag)))
+    if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
+        check.fail("signature", "not signed by the sender, or changed on its way")
+
+
+def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload: int) -> tuple[Head, int]:
     """The header with the annex, and where the payload begins, after a comparison of both with what is expected.
 
-    Suite, lanes and chunks are compared first: the length depends on them.
+    Suite, lanes and chunks are compared first: the length, with so many bytes of payload, depends on them.
     """
     if len(view) < _FIXED.size + _TRAILER_BYTES:
         check.fail("length", f"{len(view)} bytes are no message")
@@ -284,7 +325,7 @@ def _read_head(view: memoryview, expected: Expected, check: FieldCheck) -> tuple
     if annexed > most:
         check.fail("annex", f"{annexed} bytes, at most {most}")
     start = size + annexed + -annexed % _ALIGN
-    check.same("length", len(view), start + chunks * expected.form.chunk_bytes + _TRAILER_BYTES)
+    check.same("length", len(view), start + payload + _TRAILER_BYTES)
     sender, at = read_name(view[:size], _FIXED.size, check)
     members: list[Member] = []
     for _ in range(count):
@@ -304,9 +345,8 @@ def _read_head(view: memoryview, expected: Expected, check: FieldCheck) -> tuple
     return head, start
 
 
-def _digested(head: Head, payload: memoryview) -> Head:
-    """The head of an update with what its receiver computes."""
-    digest = hashlib.sha256(payload).digest()
+def _digested(head: Head, digest: bytes) -> Head:
+    """The head of an update with what its receiver computes; ``digest`` is that of the payload."""
     return replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
 
 

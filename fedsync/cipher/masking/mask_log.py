@@ -115,6 +115,20 @@ class MaskLog:
             yield self._folder / self._name
 
 
+def kept_pair(ring: Ring, run: bytes) -> SiloKeys | None:
+    """The silo's keys with its pair for a run, if its book is still there; nothing is made or changed.
+
+    Args:
+        ring: the silo's keys, in their folder.
+        run: the run's digest, 32 bytes.
+
+    Raises:
+        ConfigError: the book is damaged.
+    """
+    file = None if ring.folder is None else ring.folder / _FOLDER / run.hex()
+    return fresh_pair(ring.own, _read(file)[0]) if file is not None and file.exists() else None
+
+
 class Masking:
     """One silo's masks.
 

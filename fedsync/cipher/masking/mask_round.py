@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
+from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys
 from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.mask_stream import masked
@@ -32,6 +33,17 @@ from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.core.errors import SERVER, PolicyError, ProtocolError
 
 _PAIR = b"mask pair 2\0"
+
+
+def pair_seeds(own: SiloKeys, keys: Mapping[str, PublicKeys], context: bytes) -> dict[str, bytes]:
+    """Seeds of the masks that a silo has with each other one, by name.
+
+    Args:
+        own: the silo's keys with its pair for the run.
+        keys: of all in the roster.
+        context: what the masks are bound to, 32 bytes.
+    """
+    return {name: own.agree(other, _PAIR + context) for name, other in keys.items() if name != own.name}
 
 
 class MaskRound:
@@ -55,9 +67,7 @@ class MaskRound:
         self._own = own
         self._roster = roster
         self.context = context
-        others = {name: keys for name, keys in roster.keys.items() if name != own.name}
-        pairs = {name: own.agree(keys, _PAIR + context) for name, keys in others.items()}
-        self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pairs)
+        self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds(own, roster.keys, context))
         self.annex = annex.seal(own, roster.keys, roster.threshold, context, self._seeds).pack()
         self._survivors: Survivors | None = None
         self._masked = 0

@@ -89,6 +89,12 @@ def pack_opening(annexes: Mapping[str, bytes], seeds: Mapping[str, Seeds]) -> by
     return pack_named({name: pack([annex, seeds[name].pack()]) for name, annex in annexes.items()})
 
 
+def own_seeds(opening: bytes) -> dict[str, bytes]:
+    """Seeds of the survivors' own masks, by name, in what `pack_opening` made."""
+    entries = {name: unpack(data, SERVER, 2) for name, data in unpack_named(opening, SERVER).items()}
+    return {name: Seeds.unpack(seeds, SERVER).own for name, (_, seeds) in entries.items()}
+
+
 class Masked:
     """A `Sealer` that masks before sealing and unmasks after opening.
 

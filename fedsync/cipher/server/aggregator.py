@@ -22,10 +22,12 @@ from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.announcements import Announcements
+from fedsync.cipher.masking.masks import own_seeds
 from fedsync.cipher.masking.roster import announced, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, total
+from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.inbox import Inbox
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder, Member
@@ -76,12 +78,20 @@ class EncryptedAggregator:
         plan: how updates are sealed.
         keys: what the server may know.
         initial: version 0 in the clear, where silos cannot build it themselves.
+        evidence: keeps single updates of the last versions on disk; None keeps none.
     """
 
-    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, initial: Vector | None = None) -> None:
+    def __init__(
+        self,
+        plan: EncryptionPlan,
+        keys: ServerKeys,
+        initial: Vector | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         self._plan = plan
         self._keys = keys
         self._adder = Adder(plan.form)
+        self._evidence = evidence
         self._inbox = Inbox(plan, keys, self._adder)
         self._chain = Chain()
         self._held: dict[str, int] = {}
@@ -233,7 +243,12 @@ class EncryptedAggregator:
                 "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(members)
             )
             self._pause()
-        elif self._plan.masked:
+            return
+        if self._evidence is not None:
+            envelopes = [update.envelope for update in updates.values()]
+            roster = self._announcements.roster(envelopes[0].head.sender) if self._plan.masked else b""
+            self._evidence.begin(version, envelopes, self._plan.members, bytes(brought.entry.clear), roster)
+        if self._plan.masked:
             annexes = {one.envelope.head.sender: one.envelope.head.annex for one in updates.values()}
             self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), brought
             self._close()
@@ -243,6 +258,8 @@ class EncryptedAggregator:
     def _add(self, brought: _Brought) -> None:
         """The next version, and where enough silos have voted, the next grid."""
         self._chain.add(brought.entry)
+        if self._evidence is not None:
+            self._evidence.settle(own_seeds(bytes(brought.entry.reveals)))
         self._since_scale += len(brought.members)
         if self._since_scale >= self._plan.quorum:
             self._since_scale, self._scale = 0, self._scale + 1

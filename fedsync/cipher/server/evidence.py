@@ -1,0 +1,142 @@
+"""Single updates of the last versions, sealed, on the server's disk: so that who spoiled one can be found afterwards.
+
+The server had each of them anyway, before it added them up, and can open none. It keeps them for a number of versions
+and of bytes, in the run's folder, and gives them out if owners consent: see `fedsync.cipher.tracing`.
+
+    17.updates    what went into version 17, see `fedsync.cipher.tracing.disclosure`
+    17.notice     what owners are shown; it comes last, so what has none is not whole
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.keys.keywrap import ServerKeys
+from fedsync.cipher.tracing.consent import Consents
+from fedsync.cipher.tracing.disclosure import disclose, kept_pieces
+from fedsync.cipher.tracing.notice import Notice
+from fedsync.common.files import OWNER_FILE, private_folder, write_pieces, write_private
+from fedsync.core.errors import ConfigError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "evidence"
+"""Name of the folder, in that of the run's files."""
+
+NOTICE, UPDATES = ".notice", ".updates"
+
+
+class Evidence:
+    """Keeps updates in a folder. A disk that takes nothing costs nothing but the trace.
+
+    Args:
+        folder: for the files; made when the first is written.
+        run: the run's identity.
+        versions: that are kept, the newest.
+        most_bytes: that all files together may have.
+    """
+
+    def __init__(self, folder: Path, run: str, versions: int, most_bytes: int) -> None:
+        self._folder = folder
+        self._run = run
+        self._versions = versions
+        self._most_bytes = most_bytes
+        self._begun: Notice | None = None
+        self._warned = False
+
+    def begin(
+        self, version: int, updates: Sequence[wire.Envelope], members: int, clear: bytes = b"", roster: bytes = b""
+    ) -> None:
+        """Write the updates that are to make a version; other arguments as of `Notice`."""
+        self._begun = None
+        size = sum(update.head.nbytes for update in updates)
+        if size > self._most_bytes:
+            self._warn(f"they have {size} bytes, and {self._most_bytes} may be kept")
+            return
+        # No words: the notice is in memory until the version is made.
+        slips = tuple(replace(one, words=np.empty((0, one.head.form.words), dtype=np.uint64)) for one in updates)
+        try:
+            file = private_folder(self._folder) / f"{version}{UPDATES}"
+            self._file(version, NOTICE).unlink(missing_ok=True)
+            write_pieces(file, kept_pieces(updates), OWNER_FILE)
+        except ConfigError as error:
+            self._warn(str(error))
+            return
+        self._begun = Notice(self._run, version, members, slips, clear, roster)
+
+    def settle(self, seeds: Mapping[str, bytes] | None = None) -> None:
+        """The version is made; what is older than what may be kept goes.
+
+        Args:
+            seeds: of silos' own masks, as they were revealed.
+        """
+        if self._begun is None:
+            return
+        notice, self._begun = replace(self._begun, seeds=seeds or {}), None
+        try:
+            write_private(self._file(notice.version, NOTICE), notice.encode())
+        except (ConfigError, ProtocolError) as error:
+            self._warn(str(error))
+        left = self._most_bytes
+        for count, version in enumerate(versions(self._folder)):
+            files = [self._file(version, NOTICE), self._file(version, UPDATES)]
+            left -= sum(file.stat().st_size for file in files if file.exists())
+            if count >= self._versions or left < 0 or not files[0].exists():
+                for file in files:
+                    file.unlink(missing_ok=True)
+
+    def _file(self, version: int, suffix: str) -> Path:
+        return self._folder / f"{version}{suffix}"
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            logger.warning("updates are not kept, so nobody can find out who spoiled a version: %s", why)
+        self._warned = True
+
+
+def versions(folder: Path) -> list[int]:
+    """Versions of which something is kept, newest first."""
+    names: Iterable[str] = {file.stem for file in folder.glob(f"*{UPDATES}")}
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def give_out(
+    folder: Path, version: int, examiner: str, consents: Iterable[tuple[str, bytes]], keys: ServerKeys, out: Path
+) -> Consents:
+    """Write the updates of a version into a file for an examiner, if enough owners consent.
+
+    Args:
+        folder: where they are kept.
+        version: that they made.
+        examiner: name of the silo that is to examine them.
+        consents: what each file is called, and its bytes.
+        keys: of the epoch in which the run was.
+        out: file to write, for its owner alone.
+
+    Returns:
+        What counts, and why the rest does not.
+
+    Raises:
+        ConfigError: the version is not kept, or nothing can be written.
+        ProtocolError: too few consents count, or what is kept is of another group.
+    """
+    file = folder / f"{version}{NOTICE}"
+    if not file.exists():
+        kept = ", ".join(map(str, versions(folder))) or "none"
+        raise ConfigError(str(folder), f"updates of version {version} are not kept here", f"Kept are: {kept}")
+    data = file.read_bytes()
+    matter = (notice := Notice.read(data, keys.senders)).matter
+    if (matter.group, matter.epoch) != (keys.fingerprint, keys.epoch):
+        remedy = f"Name the server.json of key epoch {matter.epoch}"
+        raise ConfigError("--keys", f"these are of key epoch {keys.epoch}", remedy)
+    found = Consents.read(consents, matter, keys.senders, examiner)
+    found.check(len(keys.senders), notice.members)
+    files = [consent.canonical() for consent in found.by_silo.values()]
+    disclose(out, data, files, folder / f"{version}{UPDATES}")
+    return found

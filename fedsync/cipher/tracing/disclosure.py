@@ -1,0 +1,106 @@
+"""Single updates in files: what the server keeps of a version, and what it gives an examiner.
+
+    kept        each: name bytes [2], message bytes [8] | update id | the message as its silo sent it
+    disclosed   magic [8] | notice bytes [8], consents bytes [8] | notice | consents, as frames | what was kept
+
+Files are read as memory that the system maps, so an update takes room only while it is looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.masking.frames import pack, unpack
+from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+
+_MAGIC = b"FSDISC1\0"
+_LENGTHS = struct.Struct("<QQ")
+_RECORD = struct.Struct("<HQ")
+_PORTION = 2**20
+
+
+def kept_pieces(updates: Iterable[wire.Envelope]) -> Iterator[bytes | bytearray | memoryview]:
+    """What the server keeps of updates, without a copy of their words."""
+    for update in updates:
+        name = update.head.members[0].update_id.encode()
+        yield _RECORD.pack(len(name), update.head.nbytes) + name
+        yield from wire.pieces(update)
+
+
+@dataclass(frozen=True, slots=True)
+class Disclosure:
+    """What an examiner is given.
+
+    Args:
+        notice: of the version.
+        consents: their files.
+        updates: of each the id that the server gives it, and its message.
+    """
+
+    notice: bytes
+    consents: tuple[bytes, ...]
+    updates: tuple[tuple[str, memoryview], ...]
+
+    @classmethod
+    def open(cls, path: Path) -> Disclosure:
+        """Read what `disclose` wrote; updates are not looked into.
+
+        Raises:
+            ConfigError: the file cannot be read.
+            ProtocolError: it is another kind of file, or ends early.
+        """
+        try:
+            with path.open("rb") as file:
+                whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(path), f"cannot be read: {error}", "Check the path") from None
+        start = len(_MAGIC) + _LENGTHS.size
+        if len(whole) < start or whole[: len(_MAGIC)] != _MAGIC:
+            raise ProtocolError(SERVER, "disclosure", "not what `fedsync server disclose` writes")
+        notice, consents = _LENGTHS.unpack_from(whole, len(_MAGIC))
+        if notice + consents > len(whole) - start:
+            raise ProtocolError(SERVER, "disclosure", "it ends early")
+        at = start + notice
+        given = tuple(unpack(bytes(whole[at : at + consents]), SERVER))
+        return cls(bytes(whole[start:at]), given, tuple(_records(whole[at + consents :])))
+
+
+def disclose(out: Path, notice: bytes, consents: Iterable[bytes], kept: Path) -> None:
+    """Write what an examiner is given.
+
+    Args:
+        out: file to write, for its owner alone.
+        notice: of the version.
+        consents: that count.
+        kept: file with its updates.
+
+    Raises:
+        ConfigError: it cannot be read, or not be written.
+    """
+    packed = pack(consents)
+    head = _MAGIC + _LENGTHS.pack(len(notice), len(packed)) + notice + packed
+
+    def portions() -> Iterator[bytes]:
+        yield head
+        with kept.open("rb") as file:
+            while portion := file.read(_PORTION):
+                yield portion
+
+    write_pieces(out, portions(), OWNER_FILE)
+
+
+def _records(view: memoryview) -> Iterator[tuple[str, memoryview]]:
+    at = 0
+    while at < len(view):
+        start = at + _RECORD.size
+        name, size = _RECORD.unpack_from(view, at) if start <= len(view) else (0, len(view))
+        at = start + name + size
+        if at > len(view):
+            raise ProtocolError(SERVER, "disclosure", "it ends within an update")
+        yield str(view[start : start + name], "utf-8", "replace"), view[start + name : at]

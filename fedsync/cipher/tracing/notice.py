@@ -1,0 +1,180 @@
+"""What went into one version: the *notice* by which owners know what they consent to, and examiners what to look for.
+
+    magic [8] | frames: run, numbers [5 x 8], group fingerprint, suite, values in the clear, roster, seeds, updates
+    numbers: version, least members of a version, bits, chunks of an update, key epoch
+    each update: its id, base version [8], slip
+
+It has no words of any update, so it tells nothing that the server does not know. The server writes it, and can write
+what it likes. But each slip is signed by its silo, and the content C of the version follows from the slips: silos that
+came to that version remember the same C (`fedsync.cipher.silo.history`), or the notice is not that of the version.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.packing import Packing
+from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES
+from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
+from fedsync.cipher.silo.history import History, added_content
+from fedsync.cipher.suites.suite import FORMS, Form, Member
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+
+_MAGIC = b"FSNOTE1\0"
+_NUMBERS = struct.Struct("<5Q")
+_ROUND = struct.Struct("<Q")
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Matter:
+    """What a consent is about: one version of one run.
+
+    Args:
+        group: fingerprint of the group key.
+        epoch: of the group key.
+        run: the run's identity.
+        version: of the model.
+        content: C of what the version added, 32 bytes.
+    """
+
+    group: bytes
+    epoch: int
+    run: str
+    version: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Notice:
+    """See the module.
+
+    Args:
+        run: the run's identity.
+        version: that the updates led to.
+        members: least number of updates of a version, as the run has it.
+        updates: slips, in the order in which the server added them.
+        clear: what the values in the clear changed by, float32 bytes.
+        roster: what silos announced for masks, or nothing.
+        seeds: of the silos' own masks, by name, as they were revealed.
+    """
+
+    run: str
+    version: int
+    members: int
+    updates: tuple[wire.Envelope, ...]
+    clear: bytes = b""
+    roster: bytes = b""
+    seeds: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def head(self) -> wire.Head:
+        """Of the first update: epoch, suite and chunks are those of all."""
+        return self.updates[0].head
+
+    @cached_property
+    def matter(self) -> Matter:
+        """What a consent to its examination is about."""
+        by_grid: dict[bytes, list[Member]] = {}
+        heads: dict[bytes, wire.Head] = {}
+        for update in self.updates:
+            heads.setdefault(update.head.grid, update.head)
+            by_grid.setdefault(update.head.grid, []).append(update.head.members[0])
+        # As the server adds up: a sum for each grid, in their order.
+        sums = [
+            replace(self.updates[0], head=replace(heads[grid], members=tuple(members)))
+            for grid, members in sorted(by_grid.items())
+        ]
+        content = added_content(sums, self.clear)
+        return Matter(self.head.fingerprint, self.head.epoch, self.run, self.version, content)
+
+    def slip(self, silo: str) -> wire.Envelope | None:
+        """The update of a silo; the first where there are several."""
+        return next((update for update in self.updates if update.head.sender == silo), None)
+
+    def known(self, history: History) -> bool:
+        """Whether a silo came to this version by these very updates; False where it has not come so far.
+
+        Args:
+            history: of the silo.
+
+        Raises:
+            ProtocolError: it came to the version by others, or the version does not follow on what it has.
+            ConfigError: it has forgotten.
+        """
+        records = history.records
+        if self.version > records.newest:
+            if any(update.head.round > records.newest for update in self.updates) or self.version > records.newest + 1:
+                detail = f"of version {self.version}, and this silo has come to {records.newest}"
+                raise ProtocolError(SERVER, "notice", detail)
+            return False
+        at = self.version - records.newest - 1
+        if at < -len(records.last):
+            problem = f"this silo has forgotten what version {self.version} added"
+            raise ConfigError("notice", problem, f"It remembers the last {len(records.last)} versions")
+        if records.last[at].content != self.matter.content:
+            raise ProtocolError(SERVER, "notice", f"these updates are not those that made version {self.version}")
+        return True
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` where it would be too long to be read."""
+        head, packing = self.head, self.head.packing
+        numbers = _NUMBERS.pack(self.version, self.members, packing.bits, head.chunks, head.epoch)
+        slips = [
+            pack([update.head.members[0].update_id.encode(), _ROUND.pack(update.head.round), wire.slip(update)])
+            for update in self.updates
+        ]
+        frames = [self.run.encode(), numbers, head.fingerprint, head.form.kind.encode(), self.clear, self.roster]
+        body = pack([*frames, pack_named(self.seeds), pack(slips)])
+        unpack(body, SERVER)
+        return _MAGIC + body
+
+    @classmethod
+    def read(cls, data: bytes, senders: Mapping[str, bytes]) -> Notice:
+        """The inverse of `encode`, once every slip was found to be signed by its silo.
+
+        Args:
+            data: what came.
+            senders: Ed25519 public keys of all silos of the group.
+
+        Raises:
+            ProtocolError: it is no notice, or not of this group.
+        """
+        if not data.startswith(_MAGIC):
+            raise ProtocolError(SERVER, "notice", "it is none")
+        run, packed, group, kind, clear, roster, seeds, slips = unpack(data[len(_MAGIC) :], SERVER, 8)
+        if len(packed) != _NUMBERS.size or len(group) != FINGERPRINT_BYTES or not 1 <= len(run) <= _MAX_NAME:
+            raise ProtocolError(SERVER, "notice", "numbers, fingerprint or name of another length")
+        version, members, bits, chunks, epoch = _NUMBERS.unpack(packed)
+        form, packing = _form(kind, bits)
+        found = []
+        for one in unpack(slips, SERVER):
+            name, base, slip = unpack(one, SERVER, 3)
+            if len(base) != _ROUND.size:
+                raise ProtocolError(SERVER, "notice", "a base of another length")
+            update_id, (round_,) = name.decode("utf-8", "replace"), _ROUND.unpack(base)
+            silo = update_id.rpartition("/")[0]
+            if silo not in senders:
+                raise ProtocolError(SERVER, "notice", f"{update_id[:80]!r} is of no silo that has a key")
+            expected = wire.Expected(
+                wire.Kind.UPDATE, form, packing, silo, round_, None, epoch, group, None, chunks, update_id,
+                senders[silo],
+            )  # fmt: skip
+            found.append(wire.read_slip(slip, expected))
+        ids = {one.head.members[0].update_id for one in found}
+        if not 1 <= len(ids) <= wire.MAX_MEMBERS or len(ids) < len(found):
+            raise ProtocolError(SERVER, "notice", f"{len(found)} updates, or one of them twice")
+        told = unpack_named(seeds, SERVER, KEY_BYTES)
+        return cls(run.decode("utf-8", "replace"), version, members, tuple(found), clear, roster, told)
+
+
+def _form(kind: bytes, bits: int) -> tuple[Form, Packing]:
+    try:
+        form = FORMS[kind.decode()]
+        return form, Packing(bits, form.slot_bits)
+    except (KeyError, ValueError, ConfigError):
+        raise ProtocolError(SERVER, "notice", "of a suite that there is not") from None

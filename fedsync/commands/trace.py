@@ -1,0 +1,118 @@
+"""``fedsync keys consent`` and ``trace``, ``fedsync server disclose``: who spoiled a version, if the owners consent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedsync.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsync.cipher.tracing.trace import Finding
+
+_MAX_FILE_BYTES = 2**24
+_WIDTH = 120
+
+Silo = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's file.")]
+
+
+def consent(
+    notice: Annotated[Path, typer.Argument(help="What the server says went into the version: VERSION.notice.")],
+    silo: Silo,
+    examiner: Annotated[
+        list[str], typer.Option("--examiner", metavar="NAME", help="Silo that may examine; several may be named.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the consent.")],
+) -> None:
+    """Consent, at a silo, that others examine the updates of one version one by one."""
+    from fedsync.common.files import check_result, write_result
+    from fedsync.config.silo_start import SiloStartConfig
+    from fedsync.trainer.examination import consent_to
+
+    check_result(out, "--out")
+    done = consent_to(SiloStartConfig.load(silo), _read(notice), examiner)
+    write_result(out, done.consent.canonical() + b"\n")
+    about = done.consent
+    typer.echo(f"{out}: {about.silo} consents that {', '.join(about.examiners)} examine version {about.version}")
+    ids = ", ".join(one.head.members[0].update_id for one in done.notice.updates)
+    typer.echo(f"of run {about.run}, key epoch {about.epoch}: {ids}")
+    if done.known is None:
+        typer.echo("this silo keeps nothing of the run: what went into the version is the server's word")
+    elif not done.known:
+        typer.echo("this silo has not come to that version: what went into it is the server's word")
+    if done.unmasks is False:
+        typer.echo("the masks of this silo's update are not known here any more: it cannot be examined")
+
+
+def trace(
+    file: Annotated[Path, typer.Argument(help="What `fedsync server disclose` wrote.")],
+    silo: Silo,
+) -> None:
+    """Examine, at a silo, the updates of one version one by one. The status is 1 if one of them is not in order."""
+    from fedsync.config.silo_start import SiloStartConfig
+    from fedsync.trainer.examination import trace as examine
+
+    done = examine(SiloStartConfig.load(silo), file)
+    for reason in done.consents.refused:
+        typer.echo(f"does not count: {reason}", err=True)
+    if not done.known:
+        typer.echo("this silo has not come to that version: what went into it is the server's word", err=True)
+    consenting = ", ".join(sorted(done.consents.by_silo))
+    title = f"run {done.notice.run}, version {done.notice.version}; with the consent of {consenting}"
+    Console(width=_WIDTH).print(_table(done.findings, title))
+    if any(one.faults for one in done.findings):
+        raise typer.Exit(1)
+    unseen = [one.silo for one in done.findings if one.unexamined]
+    if unseen:
+        typer.echo(f"What was examined is in order. What is wrong, if anything is, came from {', '.join(unseen)}.")
+
+
+def disclose(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run's files.")],
+    version: Annotated[int, typer.Option("--version", help="That the updates made.")],
+    examiner: Annotated[str, typer.Option("--examiner", metavar="NAME", help="Silo that is to examine.")],
+    consents: Annotated[
+        list[Path], typer.Option("--consent", metavar="FILE", help="An owner's consent; give one of each.")
+    ],
+    key_file: Annotated[Path, typer.Option("--keys", metavar="FILE", help="The server's key file, server.json.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the examiner.")],
+) -> None:
+    """Give a silo the sealed updates of one version one by one, if more than half of all owners consent."""
+    from fedsync.cipher.keys.keywrap import read_server_file
+    from fedsync.cipher.server.evidence import FOLDER, give_out
+    from fedsync.common.files import check_result
+
+    check_result(out, "--out")
+    known = read_server_file(_read(key_file), str(key_file))
+    given = [(f"the file {path}", _read(path)) for path in consents]
+    found = give_out(folder / FOLDER, version, examiner, given, known, out)
+    for reason in found.refused:
+        typer.echo(f"does not count: {reason}", err=True)
+    typer.echo(f"{out}: for {examiner}, with the consent of {', '.join(sorted(found.by_silo))}")
+
+
+def _table(findings: Sequence[Finding], title: str) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("silo", "update", "what is wrong"):
+        table.add_column(column, no_wrap=column != "what is wrong")
+    table.add_column("largest / limit", justify="right", no_wrap=True)
+    for one in findings:
+        wrong = ", ".join(one.faults) or ("" if one.unexamined else "nothing")
+        wrong += f"{'; ' if one.faults else ''}not examined: {one.unexamined}" if one.unexamined else ""
+        table.add_row(one.silo, one.update_id, wrong, "-" if one.largest is None else f"{one.largest:.3f}")
+    return table
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
