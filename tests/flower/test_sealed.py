@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Context, Message
 from flwr.app.error import Error
 
+from fedsync.cipher.server.evidence import FOLDER, UPDATES, versions
 from fedsync.common.files import private_folder
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -101,7 +102,12 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
         return reply
 
     grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
-    _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: bfv}", grid=grid)
+    _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: bfv, kept_versions: 2}", grid=grid)
+    folder = tmp_path / "run" / FOLDER
+    kept = b"".join(file.read_bytes() for file in folder.glob(f"*{UPDATES}"))
+    newest = versions(folder)
+    assert len(newest) == 2 and newest[0] == newest[1] + 1
+    assert sum(data in kept for data in sent) == 6, "single updates are kept as they were sent, of so many versions"
     updates = [np.frombuffer(data, dtype=np.uint8) for data in sent if len(data) > 100_000]
     assert len(updates) == 12, "of three rounds, and of the version that scores the last"
     for update in updates:

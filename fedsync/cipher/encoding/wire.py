@@ -202,9 +202,7 @@ class Writer:
         if words.ndim != 2 or words.shape[1] != self._form.words or len(words) > self._left:
             raise ValueError(f"chunks {words.shape} do not fit the message")
         self._left -= len(words)
-        if not len(words):
-            return memoryview(b"")
-        data = np.ascontiguousarray(words, dtype="<u8").data.cast("B")
+        data = _payload(words)
         self._hash.update(data)
         return data
 
@@ -227,6 +225,11 @@ class Writer:
         return packed + sign(self._signing, _CONTEXT, self.header + self.digest + packed)
 
 
+def _payload(words: Words) -> memoryview:
+    # An array without words has no bytes to look at.
+    return np.ascontiguousarray(words, dtype="<u8").data.cast("B") if len(words) else memoryview(b"")
+
+
 def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
     """A whole message; see `Writer`."""
     writer = Writer(head, signing)
@@ -235,9 +238,7 @@ def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
 
 def pieces(envelope: Envelope) -> tuple[Buffer, ...]:
     """The message that an envelope was read from, without a copy of its words."""
-    writer = Writer(envelope.head, None)
-    payload = writer.payload(envelope.words)
-    return writer.header, payload, _TAG.pack(*envelope.tag) + envelope.signature
+    return _pack(envelope.head), _payload(envelope.words), _TAG.pack(*envelope.tag) + envelope.signature
 
 
 def slip(envelope: Envelope) -> bytes:

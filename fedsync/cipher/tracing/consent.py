@@ -30,7 +30,7 @@ from fedsync.cipher.masking.roster import fresh_pair
 from fedsync.cipher.tracing.notice import Matter
 from fedsync.core.errors import ProtocolError
 
-MAX_CONSENT_BYTES = 2**18
+MAX_CONSENT_BYTES = 2**20
 _SIGNED, _SEALED = b"consent 1", b"consent masks 1\0"
 _NONCE = bytes(12)
 
