@@ -54,7 +54,7 @@ def test_law():
     try:
         assert larger(3, 4) == 4
     except AssertionError as error:
-        error.add_note("broken: the_larger_wins")
+        error.add_note("broken: the larger wins (in some corner)")
         raise
 
 def test_loop():
@@ -87,7 +87,7 @@ def test_the_runner_tells_killers_survivors_and_broken_mutants_and_leaves_the_fi
         jobs=1,
         kept=tmp_path / "results" / "kept.json",
     )
-    assert fates["least-wins"].killers == ("tests/test_code.py::test_larger", "the_larger_wins")
+    assert fates["least-wins"].killers == ("tests/test_code.py::test_larger", "the larger wins")
     assert fates["stops-at-one"].killers == ("tests/test_code.py::test_loop",)
     assert (fates["nobody-looks"].killers, fates["nobody-looks"].error) == ((), "")
     assert "NameError" in fates["no-name"].error

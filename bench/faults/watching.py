@@ -9,7 +9,7 @@ What it is to do stands in the JSON file that `BREAKAGE` names, what it has seen
   ``unread``, what was wrong with test files that could not be collected.
 
 A test that takes much longer than usual is interrupted, and fails. A *killer* is a law, if the failure names some in
-notes ``broken: <law>``, else the test's function.
+notes ``broken: <law> (...)``, else the test's function.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Watch:
         test["seconds"] += report.duration
         if report.failed:
             function = report.nodeid.split("[")[0]
-            test["killers"] = sorted(set(re.findall(r"broken: (\w+)", report.longreprtext))) or [function]
+            laws = {name.strip() for name in re.findall(r"broken: ([^(\n]+)", report.longreprtext)}
+            test["killers"] = sorted(laws) or [function]
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:

@@ -21,12 +21,14 @@ def run(root: str, arguments: list[str], variables: dict[str, str], output: str,
     if child == 0:
         _be_pytest(root, arguments, variables, output)
     ended = os.pidfd_open(child)
-    timed_out = not select.select([ended], [], [], limit_s)[0]
+    ready, _, _ = select.select([ended, sys.stdin], [], [], limit_s)
     os.close(ended)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return timed_out
+    if sys.stdin in ready:
+        raise SystemExit("whoever asked is gone")
+    return not ready
 
 
 def _be_pytest(root: str, arguments: list[str], variables: dict[str, str], output: str) -> None:

@@ -1,0 +1,204 @@
+"""What is refused is said to the letter: who sent it, which check it failed, and what was found."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.core import codec
+from fedsync.core.checks import check_evaluation, check_facts, check_report, check_sealed, sound
+from fedsync.core.curve import Curve
+from fedsync.core.errors import ConfigError, ProtocolError, not_installed
+from fedsync.core.forecasts import Forecasts
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport, fast_dataclass
+from fedsync.core.orders import UpdateMeta as Meta
+from fedsync.core.orders import Window as Seen
+from fedsync.core.transfer import PlainReplica
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.predict.ema import Ema
+from tests.core.make import Coordinator as Deciding
+from tests.core.make import Scripted, answer, begin, joined, policies
+
+ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"base_version": 9}, "'version': started from version 9"),
+        ({"steps": 5}, "'steps': 5 of 4 steps"),
+        ({"steps": 0}, "'steps': 0 of 4 steps"),
+        ({"steps": 2, "samples": 17}, "'samples': 17 samples in steps that hold 16"),
+        ({"loss": float("nan")}, "'loss': training loss nan"),
+        ({"compute_s": 0.0}, "'compute time': 0.0 s of training"),
+        ({"compute_s": 32e10}, "'speed': 1e-10 samples/s lies outside [1e-09, 1e+09]"),
+        ({"overhead_s": {f"{number}": 0.0 for number in range(65)}}, "'overhead': 65 kinds, at most 64"),
+        ({"overhead_s": {"load": -1.0}}, "'overhead': -1.0 s of 'load'"),
+        ({"overhead_s": {"x" * 129: 0.5}}, f"'overhead': 0.5 s of '{'x' * 128}'"),
+        ({"windows": (Seen(1.0),) * 65}, "'windows': 65 windows, at most 64"),
+        ({"windows": (Seen(2e9),)}, "'speed': 2e+09 samples/s lies outside [1e-09, 1e+09]"),
+        ({"windows": (Seen(1.0, 1.5),)}, "'resources': Window(speed=1.0, cpu=1.5, memory=None)"),
+        ({"windows": (Seen(1.0, None, -0.5),)}, "'resources': Window(speed=1.0, cpu=None, memory=-0.5)"),
+        ({"metrics": {f"x{number}": 0.0 for number in range(33)}}, "'metrics': 33 metrics, at most 32"),
+        ({"metrics": {"Energy": 1.0}}, "'metrics': 'Energy' = 1.0"),
+        ({"batch_cap": 0}, "'batch cap': 0"),
+    ],
+)
+def test_a_report_that_cannot_be(changes: dict[str, Any], told: str) -> None:
+    event = answer("a", ORDER, **changes)
+    with pytest.raises(ProtocolError) as caught:
+        check_report("a", ORDER, event.meta, event.report)
+    assert str(caught.value) == f"silo 'a' failed the check {told}"
+    assert not sound(ORDER, event.meta, event.report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"steps": 3}, "report and update disagree"),
+        ({"samples": 3}, "report and update disagree"),
+        ({"examples": 0}, "0 examples, 40 bytes"),
+        ({"nbytes": -1}, "1000 examples, -1 bytes"),
+    ],
+)
+def test_an_update_that_cannot_be(changes: dict[str, Any], told: str) -> None:
+    event = answer("a", ORDER)
+    with pytest.raises(ProtocolError) as caught:
+        check_report("a", ORDER, replace(event.meta, **changes), event.report)
+    assert str(caught.value) == f"silo 'a' failed the check 'meta': {told}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (SiloFacts(0), "'examples': 0 training samples, at most 1000000000"),
+        (SiloFacts(1, memory_samples=0), "'memory': room for 0 samples"),
+        (SiloFacts(1, declared_speed=0.0), "'speed': 0 samples/s lies outside [1e-09, 1e+09]"),
+        (SiloFacts(1, device="x" * 129), "'device': a name of 129 characters, at most 128"),
+    ],
+)
+def test_a_silo_that_cannot_be(facts: SiloFacts, told: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        check_facts("a", facts)
+    assert str(caught.value) == f"silo 'a' failed the check {told}"
+
+
+def test_an_evaluation_that_cannot_be() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        check_evaluation("a", Evaluation(1.0, 0.5, 0))
+    found = "Evaluation(loss=1.0, correct=0.5, samples=0)"
+    assert str(caught.value) == f"silo 'a' failed the check 'evaluation': {found}"
+
+
+@pytest.mark.parametrize(
+    "own", [{"loss": 1.0}, {"evaluation": Evaluation(1.0, 1.0, 1)}, {"metrics": {"energy_j": 1.0}}]
+)
+def test_figures_of_its_own_where_they_are_sealed(own: dict[str, Any]) -> None:
+    """What they are is not said: it would be written down."""
+    sealed: WorkReport = answer("a", ORDER, loss=None).report
+    check_sealed("a", sealed)
+    with pytest.raises(ProtocolError) as caught:
+        check_sealed("a", replace(sealed, **own))
+    assert str(caught.value) == "silo 'a' failed the check 'metrics': it tells figures that the run wants sealed"
+
+
+def test_a_text_that_is_no_json() -> None:
+    with pytest.raises(
+        codec.DecodeError, match=r"not JSON: JSONDecodeError: Expecting value: line 1 column 1 \(char 0\)"
+    ):
+        codec.loads(Meta, "?")
+
+
+def test_a_silo_that_declares_no_speed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Forecasts(Ema(), declared=True).first("a", SiloFacts(1))
+    assert str(caught.value) == (
+        "balancer.speeds: 'declared', but silo 'a' declares no speed. "
+        "Give the silo a speed in the silo file, or write `speeds: measured`"
+    )
+    assert Forecasts(Ema(), declared=True).first("a", SiloFacts(1, declared_speed=5.0)) == Curve(5.0)
+
+
+def test_a_library_that_is_missing() -> None:
+    error = not_installed("the command", "ray", "sim")
+    told = 'the command: ray is not installed. In a clone of FedSync: pip install -c constraints.txt ".[sim]"'
+    assert str(error) == told
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        (Verdict(commit=("x/1",)), "the barrier commits 'x/1', which is not pending"),
+        (Verdict(discard=("x/1",)), "the barrier discards 'x/1', which is not pending"),
+        (Verdict(release=("x",)), "the barrier releases 'x', which is not an idle silo"),
+        (Verdict(stop_now=("a",)), "the barrier stops 'a', which is not at work"),
+        (Verdict(probe=("x",)), "the barrier probes 'x', which is not at work"),
+    ],
+)
+def test_a_barrier_that_breaks_its_contract(verdict: Verdict, told: str) -> None:
+    """With the entries that came before, for the report."""
+
+    def nothing(view: ClusterView) -> Verdict:
+        return Verdict(reason="nothing yet")
+
+    coordinator = Deciding(policies(barrier=Scripted([nothing, lambda view: verdict])))
+    before = coordinator.handle(joined("a"), 0.0)
+    with pytest.raises(Exception, match="bug in FedSync") as caught:
+        coordinator.handle([], 1.0)
+    assert str(caught.value) == f"{told}. This is a bug in FedSync; the last entries were:\n  {before!r}"
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "told"),
+    [
+        ((1.0, 2.0), "the weigher gives 1 updates 2 coefficients"),
+        ((float("nan"),), "the weigher gives 'a/1' the coefficient nan"),
+        ((0.0,), "the weigher gives 'a/1' the coefficient 0.0"),
+    ],
+)
+def test_a_weigher_that_breaks_its_contract(coefficients: tuple[float, ...], told: str) -> None:
+    class Odd:
+        weighting = None
+        toward = False
+
+        def coefficients(self, metas: Any, version: int) -> tuple[float, ...]:
+            return coefficients
+
+    coordinator, orders = begin("a", weigher=Odd())
+    with pytest.raises(Exception, match="bug in FedSync") as caught:
+        coordinator.handle([answer("a", orders["a"])], 1.0)
+    assert str(caught.value).startswith(f"{told}. This is a bug in FedSync; the last entries were:\n  JournalEntry(")
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda silo: silo.model, "a silo that keeps no model is asked for it"),
+        (lambda silo: silo.snapshot(), "a silo that keeps no model is asked for it"),
+        (
+            lambda silo: silo.answer(np.zeros(1)),
+            "the server failed the check 'question': asked about masks where nothing is encrypted",
+        ),
+    ],
+)
+def test_a_silo_in_the_clear_is_asked_what_it_has_not(ask: Callable[[PlainReplica], object], told: str) -> None:
+    with pytest.raises(Exception, match="asked") as caught:
+        ask(PlainReplica())
+    assert str(caught.value) == told
+
+
+def test_a_fast_dataclass_has_an_init_of_its_own_that_does_the_same() -> None:
+    slow = type("Slow", (), {"__annotations__": {"one": int, "more": tuple}, "more": ()})
+    from dataclasses import dataclass
+
+    made = dataclass(frozen=True, slots=True)(slow)
+    before = made.__init__
+    fast: Any = fast_dataclass(made)
+    assert fast.__init__ is not before
+    assert fast.__init__.__qualname__ == "Slow.__init__"
+    assert fast.__init__.__annotations__ == before.__annotations__
+    assert (fast(1).one, fast(1).more, fast(one=2, more=(3,)).more) == (1, (), (3,))
+    with pytest.raises(TypeError):
+        fast()
