@@ -344,3 +344,19 @@ def test_a_version_cannot_add_more_updates_than_the_barrier_commits(name: str, b
     with pytest.raises(ConfigError, match=rf"commits {most} at a time.*[Ww]rite members: {most}, or choose a barrier"):
         StrategyConfig.load(name, [f"cipher={{kind: bfv, members: {most + 1}}}", *common])
     StrategyConfig.load(name, [f"cipher={{kind: bfv, members: {most}}}", *common])
+
+
+@pytest.mark.parametrize(
+    ("cipher", "most"),
+    [
+        ("{kind: plain}", 0),
+        ("{kind: bfv, metrics: plain}", 0),
+        ("{kind: bfv}", 200),
+        ("{kind: bfv, bits: 12}", 15),
+        ("{kind: pad}", 32),
+        ("{kind: masked}", 200),
+    ],
+)
+def test_as_many_silos_score_the_last_version_as_one_sum_holds(cipher: str, most: int) -> None:
+    """As the table of parameters in docs/security.md says; none where each silo tells its own."""
+    assert StrategyConfig.load("bsp", [f"cipher={cipher}"]).policies().tally == most

@@ -73,7 +73,7 @@ def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path)
     events = [event for entry in entries for event in entry.events]
     actions = [action for entry in entries for action in entry.actions]
     commits = [action for action in actions if isinstance(action, Commit)]
-    assert [commit.version for commit in commits] == list(range(1, ROUNDS + 1))
+    assert [commit.version for commit in commits] == list(range(1, ROUNDS + 2)), "and what scores the last"
     used = [update_id for commit in commits for update_id in commit.weights]
     dropped = {action.update_id for action in actions if isinstance(action, Discard)}
     arrived = {event.meta.update_id for event in events if isinstance(event, UpdateArrived)}
