@@ -17,6 +17,7 @@ from fedsync.core.orders import UpdateMeta as Meta
 from fedsync.core.orders import Window as Seen
 from fedsync.core.transfer import PlainReplica
 from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.policies.predict.ema import Ema
 from tests.core.make import Coordinator as Deciding
 from tests.core.make import Scripted, answer, begin, joined, policies
@@ -109,6 +110,19 @@ def test_a_text_that_is_no_json() -> None:
         codec.DecodeError, match=r"not JSON: JSONDecodeError: Expecting value: line 1 column 1 \(char 0\)"
     ):
         codec.loads(Meta, "?")
+
+
+def test_a_complaint_about_a_number_without_end_is_cut() -> None:
+    told = "Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits"
+    with pytest.raises(codec.DecodeError) as caught:
+        codec.loads(Meta, "9" * 5000)
+    assert str(caught.value) == f"not JSON: ValueError: {told[:80]}"
+
+
+def test_a_snapshot_that_nobody_asked_for() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        PlainAggregator(np.zeros(1, dtype=np.float32)).put_snapshot("a", 1, np.zeros(1, dtype=np.float32))
+    assert str(caught.value) == "silo 'a' failed the check 'snapshot': nobody asked for one"
 
 
 def test_a_silo_that_declares_no_speed() -> None:

@@ -1,16 +1,18 @@
 """What policies refuse is said to the letter, with what to write instead."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from fedsync.core.actions import Commit
 from fedsync.core.curve import Curve
 from fedsync.core.errors import FedSyncError
 from fedsync.core.protocols import Bounds
 from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.policies.balance.base import CurvePolicy
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.policies.balance.proportional import ProportionalBalancer
 from fedsync.policies.barrier.climbing import ClimbingInterval
@@ -26,6 +28,7 @@ from fedsync.policies.barrier.zipline import find_sync_point
 from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import load
+from fedsync.policies.schema import Chosen
 
 ONE, TWO = Bounds(np.array([1]), np.array([9])), Bounds(np.array([1, 2]), np.array([4, 5]))
 
@@ -183,6 +186,24 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "weights for a hidden layer of 2, not of 1",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (5, "Input should be a valid dictionary"),
+        ({}, "Unable to extract tag using discriminator 'kind'"),
+        (
+            {"kind": "cubic"},
+            "Input tag 'cubic' found using 'kind' does not match any of the expected tags: 'affine', 'linear'",
+        ),
+        ({"kind": 5}, "Input tag '5' found using 'kind' does not match any of the expected tags: 'affine', 'linear'"),
+    ],
+)
+def test_a_choice_that_there_is_not(value: object, told: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Annotated[CurvePolicy, Chosen("curve")]).validate_python(value)
+    assert [error["msg"] for error in caught.value.errors()] == [told]
 
 
 @pytest.mark.parametrize(("refused", "told"), REFUSED, ids=[told[:40] for _, told in REFUSED])
