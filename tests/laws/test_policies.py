@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts, UpdateMeta
 from fedsync.core.protocols import SpeedSample
 from fedsync.core.views import SiloView
-from fedsync.core.weighting import Weighting
+from fedsync.core.weighting import Weighting, progress
 from tests.laws.kinds import BATCH_SIZE, STEPS, cases, policies_of
 
 Case = tuple[str, str, dict[str, Any]]
@@ -105,6 +106,60 @@ def test_coefficients_are_positive_and_finite_however_stale_the_updates(
     assert isinstance(weigher.toward, bool)
     if weigher.weighting is not None:
         assert coefficients == pytest.approx(_by_three_sums(weigher.weighting, metas), rel=1e-9)
+
+
+@of_section("aggregation")
+@given(metas=st.lists(metas, min_size=1, max_size=6), later=st.integers(1, 50))
+def test_coefficients_are_those_of_the_papers(case: Case, metas: list[UpdateMeta], later: int) -> None:
+    """Shares p_i; FedNova's p_i tau_eff / a_i; FedBuff's eta_g s(t) / K; FedAsync's alpha s(t) of one update."""
+    _, kind, more = case
+    version = max(meta.base_version for meta in metas) + later
+    amounts = [_AMOUNTS[more.get("weight", "silo")](meta) for meta in metas]
+    expected = [amount / sum(amounts) for amount in amounts]
+    if kind == "fednova":
+        effective = sum(p * meta.steps for p, meta in zip(expected, metas, strict=True))
+        expected = [p * effective / meta.steps for p, meta in zip(expected, metas, strict=True)]
+    discount = _discount(
+        more.get("staleness", {"kind": "polynomial" if kind in ("fedbuff", "fedasync") else "constant"})
+    )
+    rate = more.get("mixing", 0.6) if kind == "fedasync" else more.get("server_rate", 1.0)
+    # An update that starts from the version before the one that is made is fresh: staleness 0.
+    ages = [version - 1 - meta.base_version for meta in metas]
+    expected = [rate * discount(age) * c for age, c in zip(ages, expected, strict=True)]
+    weigher = policies_of(case, STOP).weigher
+    assert list(weigher.coefficients(metas, version)) == pytest.approx(expected, rel=1e-12)
+    assert weigher.toward == (kind == "fedasync")
+
+
+_AMOUNTS: dict[str, Callable[[UpdateMeta], float]] = {
+    "silo": lambda meta: 1.0,
+    "examples": lambda meta: meta.examples,
+    "samples": lambda meta: meta.samples,
+}
+
+
+def _discount(settings: dict[str, Any]) -> Callable[[int], float]:
+    """FedAsync, section 5.2, with t - tau the versions between an update's base and the model that it is added to."""
+    if settings["kind"] == "constant":
+        return lambda age: 1.0
+    if settings["kind"] == "polynomial":
+        return lambda age: (age + 1) ** -settings.get("exponent", 0.5)
+    slope, grace = settings.get("slope", 10.0), settings.get("grace", 4)
+    return lambda age: 1.0 if age <= grace else 1 / (slope * (age - grace) + 1)
+
+
+@given(
+    steps=st.integers(1, 40),
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+    pull=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+)
+def test_progress_is_how_far_a_constant_gradient_leads(steps: int, momentum: float, pull: float) -> None:
+    """FedNova's a_i, step by step: the velocity takes up the gradient less the pull back to where the silo began."""
+    way = speed = 0.0
+    for _ in range(steps):
+        speed = momentum * speed + 1 - pull * way
+        way += speed
+    assert progress(steps, momentum, pull) == pytest.approx(way, rel=1e-9)
 
 
 def _by_three_sums(weighting: Weighting, metas: list[UpdateMeta]) -> list[float]:
