@@ -326,10 +326,12 @@ class Coordinator:
                 return "; ".join(reasons)
 
     def _wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
-        """Have the barrier asked again then, unless it will be anyway: at an earlier time that was asked for before."""
-        wake_s = self._state.wake_s
-        if at_s is not None and not now_s < wake_s <= at_s:
-            self._state.wake_s = at_s
+        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
+        alarms = self._state.alarms
+        while alarms and alarms[-1] <= now_s:
+            alarms.pop()
+        if at_s is not None and not (alarms and alarms[-1] <= at_s):
+            alarms.append(at_s)
             actions.append(WakeAt(at_s))
 
     def _current_plan(self) -> Plan:

@@ -31,7 +31,7 @@ COORDINATOR: Names = {
         name: name
         for name in (
             *("version", "commits", "pending", "barrier", "found_caps", "issued"),
-            *("closing", "owing", "evaluating", "awaiting", "halted", "wake_s", "timed", "stopped"),
+            *("closing", "owing", "evaluating", "awaiting", "halted", "alarms", "timed", "stopped"),
         )
     },
     "forecasts.predictors": "forecasts._states",

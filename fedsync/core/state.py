@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from fedsync.core.actions import Action, Commit
@@ -115,7 +115,7 @@ class CoordinatorState:
         evaluating: they are all in, and `awaiting` holds.
         awaiting: silos that are still to evaluate the last version.
         halted: the order of each silo that was told to stop last.
-        wake_s: when the barrier was last to be asked again.
+        alarms: when the barrier is to be asked again, the earliest last: each one set was earlier than those before.
         timed: the end by time is on the clock.
         stopped: `Stop` was given.
     """
@@ -138,7 +138,7 @@ class CoordinatorState:
     evaluating: bool = False
     awaiting: set[str] = field(default_factory=set)
     halted: dict[str, str] = field(default_factory=dict)
-    wake_s: float = inf
+    alarms: list[float] = field(default_factory=list)
     timed: bool = False
     stopped: bool = False
 
