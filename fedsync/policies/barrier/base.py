@@ -47,6 +47,14 @@ class BarrierPolicy(Policy, Generic[S]):
         return True
 
     @property
+    def most_ahead(self) -> float | None:
+        """Orders that a silo may be ahead of the slowest when it begins another, infinite if nothing bounds them.
+
+        Who has sent its update and is not further ahead begins at once. None if something else than orders decides.
+        """
+        return None
+
+    @property
     def most_updates(self) -> int | None:
         """Most updates of a commit; None where it commits what is there."""
         return None

@@ -23,6 +23,7 @@ class Bsp(BarrierPolicy[None]):
     """
 
     lockstep = True
+    most_ahead = 0
     mixes_rounds = False
 
     def init(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.base import BarrierPolicy
@@ -26,6 +27,10 @@ class Buffered(BarrierPolicy[Failures]):
 
     size: PositiveInt
     """Updates of a commit, whoever sent them; K in the paper."""
+
+    @property
+    def most_ahead(self) -> float:
+        return inf
 
     @property
     def most_updates(self) -> int:

@@ -50,6 +50,7 @@ class Elastic(BarrierPolicy[None]):
     method: Literal["sweep", "zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan"] = "sweep"
     """How the instant is searched; all but the two scans are exact, and ``sweep`` is the fastest."""
 
+    most_ahead = 0
     sets_steps = True
     mixes_rounds = False
 

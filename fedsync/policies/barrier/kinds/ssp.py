@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.barrier.base import BarrierPolicy
@@ -34,14 +35,16 @@ class Clocks(Mapping[str, Tick]):
 
     Args:
         ticks: by name.
+        away: likewise, of silos that are not shown any more: because their orders are late, or for good.
 
     Attributes:
         slowest: the least number of ticks, 0 if nobody is here.
     """
 
-    __slots__ = ("_counts", "_heir", "_table", "_undo", "slowest")
+    __slots__ = ("_counts", "_heir", "_table", "_undo", "away", "slowest")
 
-    def __init__(self, ticks: Mapping[str, Tick] | None = None) -> None:
+    def __init__(self, ticks: Mapping[str, Tick] | None = None, away: Mapping[str, Tick] | None = None) -> None:
+        self.away = away or {}
         self._heir: Clocks | None = None
         self._undo: list[tuple[str, Tick | None]] = []
         self._fill(dict(ticks or {}))
@@ -55,8 +58,8 @@ class Clocks(Mapping[str, Tick]):
     def __len__(self) -> int:
         return len(self._own())
 
-    def __reduce__(self) -> tuple[type[Clocks], tuple[dict[str, Tick]]]:
-        return Clocks, (dict(self._own()),)
+    def __reduce__(self) -> tuple[type[Clocks], tuple[dict[str, Tick], Mapping[str, Tick]]]:
+        return Clocks, (dict(self._own()), self.away)
 
     def after(self, changes: Mapping[str, Tick | None]) -> Clocks:
         """The clocks once these ticks have taken the place of the old ones; None is of a silo that is gone."""
@@ -64,6 +67,7 @@ class Clocks(Mapping[str, Tick]):
             return self
         table, counts, slowest = self._own(), self._counts, self.slowest
         self._undo = [(name, table.get(name)) for name in changes]
+        gone = {name: before for name, before in self._undo if before is not None and changes[name] is None}
         for (name, tick), (_, before) in zip(changes.items(), self._undo, strict=True):
             if before is not None:
                 counts[before.ticks] -= 1
@@ -76,6 +80,9 @@ class Clocks(Mapping[str, Tick]):
             elif before is not None:
                 del table[name]
         heir = self._heir = Clocks.__new__(Clocks)
+        heir.away = self.away
+        if gone or not heir.away.keys().isdisjoint(changes):
+            heir.away = {name: tick for name, tick in {**self.away, **gone}.items() if changes.get(name) is None}
         heir._heir, heir._undo, heir._table, heir._counts = None, [], table, counts
         heir.slowest = slowest if slowest in counts else min(counts, default=0)
         return heir
@@ -109,6 +116,9 @@ def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) 
 
     - A silo that is new, or has joined again, counts from the slowest: nobody waits until it has made
       up for a past in which it was not there.
+    - One that was not shown for a while, because its order was late, counts on from where it was, or from the slowest
+      if that is further. Else two silos that are late in turn would each count from the other for ever, and all others
+      would wait for them.
     - A failed order is a tick without an update, as in BSP: nobody waits for a silo that keeps failing.
     - A silo that is gone has no clock: nobody waits for it.
     """
@@ -126,7 +136,15 @@ def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) 
             if tick is not seen:
                 changes[name] = tick
     known = clocks.after(changes)
-    return known.after({name: Tick(known.slowest, silo.clock, silo.failures) for name, silo in newcomers.items()})
+    return known.after({name: _first(known, name, silo) for name, silo in newcomers.items()})
+
+
+def _first(clocks: Clocks, name: str, silo: SiloView) -> Tick:
+    """The tick of a silo that had none before."""
+    was, ticks = clocks.away.get(name), clocks.slowest
+    if was is not None and was.clock <= silo.clock:  # it did not join anew, or its clock would have begun anew
+        ticks = max(ticks, _after(was, silo).ticks)
+    return Tick(ticks, silo.clock, silo.failures)
 
 
 def _after(seen: Tick, silo: SiloView) -> Tick:
@@ -211,6 +229,10 @@ class Ssp(BarrierPolicy[SspState]):
     but commits one by one."""
 
     @property
+    def most_ahead(self) -> int:
+        return self.staleness
+
+    @property
     def most_updates(self) -> int:
         return 1
 
@@ -249,6 +271,10 @@ class Asp(BarrierPolicy[Failures]):
 
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """
+
+    @property
+    def most_ahead(self) -> float:
+        return inf
 
     @property
     def most_updates(self) -> int:
