@@ -64,6 +64,12 @@ def unequal(seed: int) -> Corner:
     return Corner(Scenario("unequal", seed, silos, told=()), {"seconds": 85.0})
 
 
+def long(seed: int) -> Corner:
+    """Two silos, for hundreds of rounds."""
+    silos = _silos(seed, [80, 120], [5000, 800])
+    return Corner(Scenario("long", seed, silos, told=()), {"rounds": 520})
+
+
 def forty(seed: int) -> Corner:
     luck = Random(seed)
     speeds = [10 * 16 ** luck.random() for _ in range(40)]
@@ -179,7 +185,7 @@ def spare(seed: int) -> Corner:
 
 
 _CORNERS: list[Callable[[int], Corner]] = [
-    *(quiet, alone, unequal, forty, at_once, comings, failing, lying, chaos),
+    *(quiet, alone, unequal, long, forty, at_once, comings, failing, lying, chaos),
     *(hopeless, target, patience, converged, sealed, spare),
 ]
 

@@ -77,6 +77,10 @@ class Scenario:
         """A stream of its own for each use."""
         return Random(f"{self.seed}/{silo.stream}/{purpose}/{number}")
 
+    def silo(self, name: str) -> Silo:
+        """The silo of that name."""
+        return next(silo for silo in self.silos if silo.name == name)
+
     def later(self, seconds: float) -> "Scenario":
         """The same, so many seconds later."""
         return self._with_times(lambda at_s: at_s + seconds)

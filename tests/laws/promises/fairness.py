@@ -4,15 +4,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
+from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from tests.laws.law import law
 from tests.laws.watched import Run
 
-PATIENCE_ORDERS = 5.0
-"""Seconds for which an idle silo may have to watch, in orders of the slowest silo."""
-PATIENCE_COMMITS = 8
+PATIENCE_ORDERS = {True: 1.5, False: 3.0}
+"""Seconds for which an idle silo may have to watch, in orders of the slowest silo: where the run is quiet, and else."""
+PATIENCE_COMMITS = 4
 """Commits that it may have to watch, for each silo there is."""
 
 
@@ -79,11 +81,11 @@ def longest_order_s(run: Run) -> float:
 
 @law(least=20)
 def nobody_starves_for_longer_than_orders_take(run: Run) -> int:
-    """A silo without an order gets one before `PATIENCE_ORDERS` times the run's longest order have passed.
+    """A silo without an order gets one before `PATIENCE_ORDERS` times the longest order have passed.
 
     Counted are waits that began so long before the end that one without end would be noticed.
     """
-    patience_s, exposed = PATIENCE_ORDERS * longest_order_s(run), 0
+    patience_s, exposed = PATIENCE_ORDERS[run.scenario.quiet] * longest_order_s(run), 0
     for wait in waits(run):
         until_s = run.outcome.closing_s if wait.until_s is None else wait.until_s
         assert until_s - wait.since_s <= patience_s, f"{wait}, patience {patience_s} s"
@@ -103,3 +105,114 @@ def nobody_starves_while_others_go_on(run: Run) -> int:
     for wait in found:
         assert wait.watched <= patience, f"{wait}, patience {patience} commits"
     return sum(commits - wait.commits > patience for wait in found)
+
+
+def nothing_bounds_it(config: StrategyConfig) -> str:
+    most = config.barrier.most_ahead
+    return f"its `most_ahead` is {most}: nothing bounds how far a silo may be ahead" if most in (None, inf) else ""
+
+
+def other_things_decide(config: StrategyConfig) -> str:
+    most = config.barrier.most_ahead
+    return "its `most_ahead` is None: other things than orders decide who goes on" if most is None else ""
+
+
+def ahead(run: Run) -> Iterator[tuple[dict[str, int], set[str], set[str], set[str]]]:
+    """After each entry: orders that each silo has ended, who began one, who is idle, and of these whose order failed.
+
+    Empty where silos come, go or rest: what they are ahead of is not so easily said then.
+    """
+    if any(silo.here != (0.0,) or silo.restarts for silo in run.scenario.silos):
+        return
+    ended = dict.fromkeys((silo.name for silo in run.scenario.silos), 0)
+    idle, failures = set(ended), set[str]()
+    for entry in run.entries:
+        if entry.at_s >= run.outcome.closing_s or "set aside" in entry.reason:
+            return
+        for event in entry.events:
+            if isinstance(event, UpdateArrived | WorkFailed):
+                update_id = event.meta.update_id if isinstance(event, UpdateArrived) else event.update_id
+                job = run.outcome.jobs.get(update_id)
+                if job is not None and job.end_s == entry.at_s and job.silo not in idle:
+                    ended[job.silo] += 1
+                    idle.add(job.silo)
+                    (failures.discard if update_id in run.outcome.accepted else failures.add)(job.silo)
+        begun = {action.silo for action in entry.actions if isinstance(action, Dispatch)}
+        idle -= begun
+        yield ended, begun, idle, failures & idle
+
+
+@law(least=20, unless=nothing_bounds_it)
+def nobody_runs_further_ahead_than_the_barrier_allows(run: Run) -> int:
+    """A silo that begins an order has ended at most `most_ahead` more of them than the slowest silo.
+
+    Counted are beginnings of silos that are ahead by just so many.
+    """
+    most, exposed = run.config.barrier.most_ahead, 0
+    for ended, begun, _, _ in ahead(run):
+        for name in begun:
+            lead = ended[name] - min(ended.values())
+            assert lead <= most, f"{name} begins, {lead} orders ahead"
+            exposed += lead == most
+    return exposed
+
+
+@law(least=100, unless=other_things_decide)
+def who_may_go_on_goes_on_at_once(run: Run) -> int:
+    """A silo that is no further ahead of the slowest than `most_ahead` has an order, unless its last one failed."""
+    most, exposed = run.config.barrier.most_ahead, 0
+    for ended, begun, idle, failures in ahead(run):
+        slowest = min(ended.values())
+        for name in idle - failures:
+            assert ended[name] - slowest > most, f"{name} waits, {ended[name] - slowest} orders ahead"
+        exposed += len(begun)
+    return exposed
+
+
+@law(least=10)
+def nobody_works_before_enough_are_here(run: Run) -> int:
+    """No order is given before ``min_silos`` silos have joined, and then some are at once."""
+    here: set[str] = set()
+    for entry in run.entries:
+        for event in entry.events:
+            if isinstance(event, SiloJoined):
+                here.add(event.silo)
+            elif isinstance(event, SiloLost):
+                here.discard(event.silo)
+        begun = any(isinstance(action, Dispatch) for action in entry.actions)
+        assert begun == (len(here) >= run.corner.min_silos), f"{len(here)} are here at {entry.at_s} s"
+        if begun:
+            return 1
+    return 0
+
+
+@law(least=3)
+def who_keeps_failing_rests(run: Run) -> int:
+    """A silo that failed three orders in a row gets none for 10 s, after the fourth for 20 s, and so on.
+
+    Joining again ends the rest. Counted are rests.
+    """
+    failed: Counter[str] = Counter()
+    until_s: dict[str, float] = {}
+    rests = 0
+    for entry in run.entries:
+        for event in entry.events:
+            if isinstance(event, SiloJoined | SiloLost):
+                failed.pop(event.silo, None)
+                until_s.pop(event.silo, None)
+            elif isinstance(event, UpdateArrived | WorkFailed):
+                update_id = event.meta.update_id if isinstance(event, UpdateArrived) else event.update_id
+                job = run.outcome.jobs.get(update_id)
+                if job is None or job.void or job.end_s != entry.at_s:
+                    continue
+                if update_id in run.outcome.accepted:
+                    failed.pop(job.silo, None)
+                elif job.serial in run.scenario.silo(job.silo).failing and isinstance(event, WorkFailed):
+                    failed[job.silo] += 1
+                    if failed[job.silo] >= 3:
+                        rests += 1
+                        until_s[job.silo] = entry.at_s + 10.0 * 2 ** (failed[job.silo] - 3)
+        for action in entry.actions:
+            if isinstance(action, Dispatch):
+                assert entry.at_s >= until_s.get(action.silo, 0.0) - 1e-9, f"{action.silo} was to rest"
+    return rests
