@@ -59,6 +59,11 @@ def _counts_twice(patch: pytest.MonkeyPatch, liar: Any) -> None:
     patch.setattr(replica.tally, "build", lie)
 
 
+def _claims_progress(patch: pytest.MonkeyPatch, liar: Any) -> None:
+    honest = replica.tally.build
+    patch.setattr(replica.tally, "build", lambda own, cap: honest(replace(own, progress=2.0**74), cap))
+
+
 def _grid_of_its_own(patch: pytest.MonkeyPatch, liar: Any) -> None:
     scales = replace(liar._state.scales, exponents=((9, 9),))
     patch.setattr(liar, "_state", replace(liar._state, scales=scales))
@@ -83,14 +88,17 @@ SPOILERS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Any], None], str]] = {
     "beyond the limit": (_beyond_the_limit, "clipping"),
     "a header of two": (_counts_twice, "count"),
     "two votes": (_votes_twice, "votes"),
+    "progress without end": (_claims_progress, "size"),
     "a grid of its own": (_grid_of_its_own, "grid"),
     "a wrong tag": (_wrong_tag, "tag"),
 }
 
 
-def spoiled(make: Make, cipher: str = "bfv", spoiler: str = "beyond the limit", count: int = 3) -> Federation:
+def spoiled(
+    make: Make, cipher: str = "bfv", spoiler: str = "beyond the limit", count: int = 3, **options: Any
+) -> Federation:
     """One honest version, and one that the liar spoiled."""
-    federation: Federation = make(count, cipher=CIPHERS[cipher], on_disk=True)
+    federation: Federation = make(count, cipher=CIPHERS[cipher], on_disk=True, **options)
     federation.round()
     with pytest.MonkeyPatch.context() as patch:
         # The order's package first: only what it seals is a lie.
@@ -161,7 +169,8 @@ def test_the_silo_that_went_beyond_the_clipping_limit_is_found(cipher: str, make
 @pytest.mark.parametrize("spoiler", SPOILERS)
 def test_each_way_to_spoil_a_version_is_named(spoiler: str, make: Make) -> None:
     # Of three silos that say which grid it is, the server leaves out the one that says otherwise.
-    federation = spoiled(make, spoiler=spoiler, count=2 if "grid" in spoiler else 3)
+    changes = {"aggregation": {"kind": "fednova"}} if "progress" in spoiler else {}
+    federation = spoiled(make, spoiler=spoiler, count=2 if "grid" in spoiler else 3, changes=changes)
     found = accused(traced(federation, disclosed(federation, consents(federation))))
     assert list(found) == [LIAR] and SPOILERS[spoiler][1] in found[LIAR]
 

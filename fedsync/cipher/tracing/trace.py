@@ -12,6 +12,7 @@ nothing that silos did not seal. Then it has to be what an honest silo may send:
 | count, weights, progress, votes, evaluation | its header is none of a single silo |
 | clipping | a value is beyond what clipping leaves |
 | filling | there are values where the model has none |
+| size | with what the header says of weight and progress, the model would change by more than any model does |
 
 What is told of an update is which checks it fails, and its largest value relative to the clipping limit.
 """
@@ -34,6 +35,9 @@ from fedsync.cipher.suites.suite import Sealer
 from fedsync.cipher.tracing.consent import Consent
 from fedsync.cipher.tracing.notice import Notice
 from fedsync.core.errors import SERVER, ProtocolError
+
+_HUGE = 2.0**64
+"""No value of a model changes by so much in one version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,8 @@ class Tracer:
         self._sealer = sealer
         self._state = state
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
-        self._grids = {ring.group.conceal(plan.grid(one).digest) for one in state.scales.exponents}
+        grids = [plan.grid(exponents) for exponents in state.scales.exponents]
+        self._grids = {ring.group.conceal(grid.digest): grid for grid in grids}
 
     def trace(
         self, notice: Notice, consents: Mapping[str, Consent], updates: Iterable[tuple[str, memoryview]]
@@ -153,13 +158,15 @@ class Tracer:
     def _inside(self, envelope: wire.Envelope, sealer: Sealer) -> tuple[list[str], float]:
         """Checks that what is in it fails, and its largest value relative to the limit."""
         plan, members, silo = self._plan, envelope.head.members, envelope.head.sender
-        grid, faults = plan.grid(plan.first_exponents), []
+        grid, faults, factor = self._grids.get(envelope.head.grid, plan.grid(plan.first_exponents)), [], 0.0
         try:
             slots = sealer.open(envelope.words[:1], members, sender=silo)
-            tally.read(slots, 1, plan.cap, len(plan.sealed.names), silo)
+            header = tally.read(slots, 1, plan.cap, len(plan.sealed.names), silo)
+            factor = plan.weighting.rate * header.mean_factor(plan.cap, normalised=plan.weighting.normalised)
         except ProtocolError as error:
             faults.append(error.check)
         most, beyond = grid.largest(open_portions(envelope.words, members, Serial(sealer), silo))
+        faults += ["size"] if factor * max(grid.steps) * most > _HUGE else []
         faults += ["clipping"] if most > plan.packing.peak else []
         return faults + (["filling"] if beyond else []), most / plan.packing.peak
 
