@@ -127,12 +127,21 @@ def test_what_a_mutant_changes_is_told_by_its_lines() -> None:
     assert mutation_score.difference(before, before.replace("1,", "None,")) == (3, "1,", "None,")
 
 
-def test_near_and_fast_tests_run_first_as_far_as_the_budget_goes() -> None:
-    seconds = {"tests/sim/a": 1.0, "tests/core/b": 5.0, "tests/core/c": 2.0, "tests/sim/d": 4.0, "tests/sim/e": 0.5}
+def test_tests_of_the_changed_file_run_first_then_near_ones_and_the_fastest_as_far_as_the_budget_goes() -> None:
+    seconds = {
+        "tests/sim/test_a.py::x": 1.0,
+        "tests/sim/test_d.py::x": 4.0,
+        "tests/laws/test_e.py::x": 0.5,
+        "tests/core/test_b.py::x": 5.0,
+        "tests/policies/test_c.py::x": 2.0,
+        "tests/sim/test_bsp_too.py::x": 3.0,
+    }
 
     def names(budget_s: float) -> list[list[str]]:
-        return [list(stage) for stage in mutation_score.stages(seconds.keys(), seconds, budget_s)]
+        every = mutation_score.stages(seconds.keys(), seconds, budget_s, "fedsync/policies/barrier/kinds/bsp.py")
+        return [[name.removeprefix("tests/").removesuffix(".py::x") for name in stage] for stage in every]
 
-    assert names(100.0) == [["tests/core/c", "tests/core/b"], ["tests/sim/e", "tests/sim/a", "tests/sim/d"]]
-    assert names(9.0) == [["tests/core/c", "tests/core/b"], ["tests/sim/e", "tests/sim/a"]]
-    assert names(0.1) == [["tests/core/c"]]
+    near = [["sim/test_bsp_too"], ["policies/test_c", "core/test_b"], ["laws/test_e"]]
+    assert names(100.0) == [*near, ["sim/test_a", "sim/test_d"]]
+    assert names(11.5) == [*near, ["sim/test_a"]]
+    assert names(0.1) == near[:1]

@@ -2,8 +2,9 @@
 
 The tool is mutmut 3: it makes the mutants, all inside functions, and none of annotations, docstrings and what is
 decorated. Of all that it makes, so many are drawn by seed, in random order. None is left out, so some of them change
-nothing that anybody could see. Each is shown to the tests that execute the statement it changes, first those of
-`tests/core`, `tests/policies` and `tests/laws`, then the others, the fastest first, until one fails.
+nothing that anybody could see. Each is shown to the tests that execute the statement it changes, until one fails:
+first those whose file is named after the changed one, then `tests/core` and `tests/policies`, the laws, and the others,
+the fastest first.
 
 Tests that take real processes are left out, and so are those beyond `--budget` seconds: the figure is a lower bound.
 One that takes far longer than usual counts as a failure. Prints a table by folder, the share with Wilson's 95 %
@@ -32,7 +33,7 @@ from bench.faults.breakages import ROOT
 from bench.faults.repository_copy import Copy, Session, copies, in_copies, usually
 
 MUTATED = ("fedsync/core", "fedsync/policies")
-NEAR = ("tests/core/", "tests/policies/", "tests/laws/")
+NEAR = (("tests/core/", "tests/policies/"), "tests/laws/")
 # Flower's processes, command lines in processes of their own, and scripts: minutes, and little of it in these parts.
 PROCESSES = ("e2e", "docs", "trainer", "ops", "attacks", "commands", "flower", "identity", "cipher", "train", "tasks")
 FILES = ("test_bench.py", "test_packaging.py", "test_deploy.py", "test_cli.py", "test_architecture.py")
@@ -120,7 +121,7 @@ def judge(copy: Copy, mutant: Drawn, usual: Session, budget_s: float) -> tuple[s
     tree, mutation = _mutations(mutant.file, code)[mutant.number]
     copy.write(mutant.file, tree.deep_replace(mutation.original_node, mutation.mutated_node).code)
     try:
-        for stage in stages(covering, seconds, budget_s):
+        for stage in stages(covering, seconds, budget_s, mutant.file):
             files = sorted({name.partition("::")[0] for name in stage})
             session = copy.run(files, only=stage, enough=1, limit_s=60.0 + 20.0 * sum(stage.values()))
             killers = session.killers or tuple(session.unread)[:1]
@@ -131,19 +132,24 @@ def judge(copy: Copy, mutant: Drawn, usual: Session, budget_s: float) -> tuple[s
     return "", time.monotonic() - begin_s
 
 
-def stages(covering: Collection[str], seconds: Mapping[str, float], budget_s: float) -> list[dict[str, float]]:
-    """Tests to run, near ones first, the fastest first, as far as the budget goes."""
-    found: list[dict[str, float]] = []
+def stages(
+    covering: Collection[str], seconds: Mapping[str, float], budget_s: float, file: str
+) -> list[dict[str, float]]:
+    """Tests to run, those named after the mutated file first, then near ones, as far as the budget goes."""
+
+    def distance(name: str) -> int:
+        if PurePath(file).stem in PurePath(name.partition("::")[0]).stem:
+            return 0
+        return next((place for place, part in enumerate(NEAR, start=1) if name.startswith(part)), len(NEAR) + 1)
+
+    found: dict[int, dict[str, float]] = defaultdict(dict)
     spent_s = 0.0
-    for near in (True, False):
-        stage: dict[str, float] = {}
-        for name in sorted((n for n in covering if n.startswith(NEAR) == near), key=seconds.__getitem__):
-            spent_s += seconds[name]
-            if spent_s > budget_s and (found or stage):
-                break
-            stage[name] = seconds[name]
-        found += [stage] if stage else []
-    return found
+    for name in sorted(covering, key=lambda name: (distance(name), seconds[name])):
+        spent_s += seconds[name]
+        if spent_s > budget_s and found:
+            break
+        found[distance(name)][name] = seconds[name]
+    return list(found.values())
 
 
 def wilson(hits: int, of: int) -> tuple[float, float]:
