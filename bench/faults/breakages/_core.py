@@ -65,11 +65,11 @@ CORE: Changes = {
             "if self._plan is None or set(self._plan[1]) != set(roster):",
         ),
         ("a-silo-is-told-to-stop-twice", "if state.halted.get(name) != update_id:", "if update_id:"),
-        ("no-second-alarm-is-ever-set", "not now_s < wake_s <= at_s", "not wake_s <= at_s"),
+        ("no-second-alarm-is-ever-set", "while alarms and alarms[-1] <= now_s:", "while alarms and alarms[-1] < 0:"),
         (
             "every-event-sets-another-alarm",
-            "if at_s is not None and not now_s < wake_s <= at_s:",
-            "if at_s is not None and not now_s > wake_s > at_s:",
+            "if at_s is not None and not (alarms and alarms[-1] <= at_s):",
+            "if at_s is not None:",
         ),
         (
             "a-run-in-which-nothing-happens-does-not-end-in-time",
@@ -135,7 +135,7 @@ CORE: Changes = {
             '"barrier", "found_caps", "issued"),',
             '"barrier", "found_caps"),',
         ),
-        ("a-restored-run-forgets-its-alarm", '"halted", "wake_s", "timed"', '"halted", "timed"'),
+        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "timed"', '"halted", "timed"'),
         ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
     "core/roster.py": (

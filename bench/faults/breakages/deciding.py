@@ -51,8 +51,8 @@ _POLICIES: Changes = {
         ),
         (
             "ssp-waits-until-a-newcomer-has-made-up-for-its-absence",
-            "Tick(known.slowest, silo.clock, silo.failures)",
-            "Tick(0, silo.clock, silo.failures)",
+            "was, ticks = clocks.away.get(name), clocks.slowest",
+            "was, ticks = clocks.away.get(name), 0",
         ),
         (
             "ssp-waits-for-silos-that-are-gone",
