@@ -102,7 +102,8 @@ def test_keys_other_than_the_pinned_ones_are_refused(place: Place) -> None:
     imposter = announce(SiloKeys.generate("a")).encode()
     held = open_silo(place.silo("a"))
     alias = announce(SiloKeys("b", held.exchange, held.signing)).encode()
-    for line, check in ((imposter, "pinned key"), (alias, "shared key")):
+    half = announce(SiloKeys("b", held.exchange, SiloKeys.generate("b").signing)).encode()
+    for line, check in ((imposter, "pinned key"), (alias, "shared key"), (half, "shared key")):
         with pytest.raises(ProtocolError, match=check):
             issue(place.admin, [("line", line)], some_context)
     assert list(open_authority(place.admin).members) == ["a"]

@@ -5,6 +5,7 @@ import hmac
 import pickle
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,12 @@ def test_sub_keys_are_hkdf_of_epoch_and_purpose() -> None:
     expected = hkdf_by_hand(b"k" * 32, b"salt", b"fedsync group 1/3/pad")
     assert group.derive(Purpose.PAD, b"salt") == expected
     assert group.derive(Purpose.PAD, b"salt", 8) == expected[:8]
+
+
+def test_a_digest_is_concealed_under_a_key_that_the_server_does_not_have() -> None:
+    group = group_of(A, epoch=3)
+    key = hkdf_by_hand(b"k" * 32, b"", b"fedsync group 1/3/name")
+    assert group.conceal(b"digest") == hmac.digest(key, b"digest", "sha256")
 
 
 def test_every_purpose_epoch_salt_and_key_has_a_sub_key_of_its_own() -> None:
@@ -73,6 +80,14 @@ def test_two_silos_agree_and_a_third_does_not() -> None:
     others = {A.agree(C.public, b"mask"), B.agree(C.public, b"mask"), A.agree(B.public, b"other")}
     assert len(others | {A.agree(B.public, b"mask")}) == 4
     assert len(A.agree(B.public, b"mask", 100)) == 100
+
+
+def test_what_two_silos_agree_on_is_hkdf_of_the_exchange_and_both_public_keys() -> None:
+    shared = X25519PrivateKey.from_private_bytes(A.exchange).exchange(
+        X25519PublicKey.from_public_bytes(B.public.exchange)
+    )
+    salt = b"".join(sorted((A.public.exchange, B.public.exchange)))
+    assert A.agree(B.public, b"mask") == hkdf_by_hand(shared, salt, b"fedsync agree 1\0mask")
 
 
 def test_a_key_of_low_order_is_not_usable() -> None:

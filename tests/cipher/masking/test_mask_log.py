@@ -5,6 +5,7 @@ import itertools
 import os
 import pickle
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import BFV_PLAIN
+from fedsync.common.locks import taken
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
@@ -119,9 +121,54 @@ def test_books_of_runs_that_are_long_over_go_when_another_begins(federation: Fed
         MaskLog(ring, run)
         then = time.time() - days * 86_400
         os.utime(_book(ring, run), (then, then))
+    lock = _book(ring).with_name("lock")
+    os.utime(lock, (0.0, 0.0))
+    before = lock.stat().st_ino
     MaskLog(ring, bytes(32))
     assert _book(ring).exists() and _book(ring, bytes(32)).exists()
     assert not _book(ring, OTHER).exists()
+    assert lock.stat().st_ino == before, "somebody may have it just now"
+
+
+def test_a_book_is_one_process_s_at_a_time(federation: Federation) -> None:
+    """Two that read it at the same time would both find the masks unused."""
+    ring = _ring(federation)
+    log = MaskLog(ring, RUN)
+    with ThreadPoolExecutor(1) as other:
+        with taken(_book(ring).with_name("lock")):
+            waiting = other.submit(log.enter, 0, 0)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+        waiting.result()
+
+
+def test_a_run_under_another_name_has_other_masks(federation: Federation) -> None:
+    """It goes on from before what silos had heard of, so versions come again; what was sealed is of the same run."""
+    first, second = federation.copy("a", run="first"), federation.copy("a", run="second", origin="first")
+    assert first._run == second._run
+    assert first._masking is not None and second._masking is not None
+    assert first._masking.announcement[:64] != second._masking.announcement[:64]
+    assert first._masking.pair.exchange != second._masking.pair.exchange
+
+
+def test_seeds_of_few_rounds_are_remembered(federation: Federation) -> None:
+    """A server that begins rounds and ends none fills no memory."""
+    federation.begin("a", 0)
+    masking, roster = federation.silos["a"]._masking, federation.silos["a"]._roster
+    assert masking is not None and roster is not None
+    rounds = [masking.begin(order("a/1", 0), RUN, attempt, roster) for attempt in range(8)]
+    assert [one for _, one in masking._rounds.values()] == rounds[-4:]
+
+
+def test_an_update_under_masks_with_a_stranger_is_refused(federation: Federation) -> None:
+    """A silo that makes up others: whoever is not of the group can never tell shares, and the sum would stay closed."""
+    federation.begin("a", 0)
+    silo = federation.silos["a"]
+    roster = silo._roster
+    assert roster is not None
+    silo._roster = replace(roster, keys={**roster.keys, "z": roster.keys["b"]})
+    with pytest.raises(ProtocolError, match="issued no key to"):
+        federation.answer("a", change(1))
 
 
 def test_a_server_cannot_fill_the_disk_with_attempts(federation: Federation) -> None:

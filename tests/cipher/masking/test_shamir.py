@@ -24,6 +24,12 @@ def test_shares_are_values_of_a_polynomial_as_computed_by_hand() -> None:
     assert join({x: shares[x] for x in (1, 2, 4)}) == _number(5)
 
 
+def test_coefficients_are_drawn_from_all_numbers_below_the_prime() -> None:
+    """From fewer, one share and a guess of the rest would give the secret."""
+    slopes = [int.from_bytes(split(bytes(32), 2, (1,))[1], "little") for _ in range(20)]
+    assert len(set(slopes)) == 20 and max(slopes) > PRIME // 2**10
+
+
 def test_values_wrap_round_at_the_prime() -> None:
     """f(x) = 7 + (p - 1) x = 7 - x."""
     shares = split(_number(7), 2, (1, 8), lambda below: below - 1)

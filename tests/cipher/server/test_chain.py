@@ -1,10 +1,14 @@
 """The links that the server keeps: one for each version, never joined."""
 
+import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import LinkEntry, LinkKind
-from fedsync.cipher.server.chain import Chain
+from fedsync.cipher.encoding.wire import NO_TAG, Envelope
+from fedsync.cipher.server.chain import Chain, total
+from fedsync.cipher.suites.suite import PAD, Adder
 from fedsync.core.errors import PolicyError
+from tests.cipher.messages import head
 
 
 def chain_of(*kinds: LinkKind) -> Chain:
@@ -45,3 +49,10 @@ def test_what_is_forgotten_cannot_be_taken_back_nor_what_took_back() -> None:
     chain.undo(2)
     with pytest.raises(PolicyError, match="taking something back"):
         chain.undo(1)
+
+
+def test_a_sum_that_nobody_could_open_is_not_made() -> None:
+    update = Envelope(head("pad"), np.zeros((2, PAD.words), dtype=np.uint64), NO_TAG)
+    total([update] * 2, Adder(PAD), 2)
+    with pytest.raises(PolicyError, match="at most 2 can be opened"):
+        total([update] * 3, Adder(PAD), 2)

@@ -1,4 +1,4 @@
-"""What silos send the server: one silo with another grid does not keep the others out."""
+"""What silos send the server: it counts once, and one silo with another grid does not keep the others out."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsync.cipher.encoding.catch_up import WINDOW
+from fedsync.cipher.server.aggregator import MAX_SNAPSHOT_EXTRA, EncryptedAggregator
+from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
-from tests.cipher.make import INITIAL, Federation, change, close, plan
+from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
 
@@ -54,3 +57,48 @@ def test_an_update_from_before_an_agreement_is_no_spoiler(tmp_path: Path) -> Non
     before = federation.silos["a"].model
     federation.commit(2, ids)
     close(federation.begin("a", 2), before + np.mean([change(ord(name)) for name in "abc"], axis=0), 3)
+
+
+def test_an_update_counts_once_and_its_order_is_over(tmp_path: Path) -> None:
+    federation = Federation(plan("pad"), tmp_path, FOUR)
+    federation.begin("a", 0)
+    update_id, payload = federation.seal("a", change(1))
+    federation.aggregator.put("a", update_id, payload)
+    with pytest.raises(ProtocolError, match="is here already"):
+        federation.aggregator.put("a", update_id, payload)
+    federation.commit(1, [update_id])
+    with pytest.raises(ProtocolError, match="was not ordered"):
+        federation.aggregator.put("a", update_id, payload)
+    with pytest.raises(KeyError):
+        federation.commit(2, [update_id])
+
+
+@pytest.mark.parametrize(("newest", "kept"), [(WINDOW - 1, 1), (WINDOW, 0)])
+def test_an_update_from_a_version_that_silos_have_forgotten_does_not_count(
+    newest: int, kept: int, tmp_path: Path
+) -> None:
+    """Silos take one that started up to `WINDOW` versions before the version that it leads to."""
+    federation = Federation(plan("pad"), tmp_path, FOUR)
+    federation.begin("a", 0)
+    update_id = federation.answer("a", change(1))
+    assert len(federation.aggregator._inbox.take([update_id], newest)) == kept
+
+
+def test_too_few_greetings_are_not_added_up(tmp_path: Path) -> None:
+    """A calibration of one silo would tell how large its updates are."""
+    federation = Federation(plan("pad", members=2), tmp_path, FOUR)
+    alone = EncryptedAggregator(federation.plan, federation.keys.server)
+    alone.greet("a", -1, federation.silos["a"].greeting())
+    with pytest.raises(PolicyError, match="too few to add up"):
+        alone.outgoing("a")
+    alone.greet("b", -1, federation.silos["b"].greeting())
+    alone.outgoing("a")
+
+
+def test_a_snapshot_is_no_larger_than_a_model_and_a_mebibyte(tmp_path: Path) -> None:
+    federation = Federation(plan("pad"), tmp_path, FOUR)
+    most = LAYOUT.nbytes + MAX_SNAPSHOT_EXTRA
+    federation.aggregator.put_snapshot("a", 0, np.zeros(most, dtype=np.uint8))
+    for bad in (np.zeros(most + 1, dtype=np.uint8), np.zeros(3, dtype=np.float32)):
+        with pytest.raises(ProtocolError, match="bytes, at most"):
+            federation.aggregator.put_snapshot("a", 0, bad)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
-from fedsync.cipher.silo.history import History, LinkRecords, digest_of, run_digest
+from fedsync.cipher.encoding.wire import NO_TAG, Envelope, Kind
+from fedsync.cipher.silo.history import History, LinkRecords, added_content, digest_of, run_digest
+from fedsync.cipher.suites.suite import PAD
 from fedsync.core.errors import ProtocolError
+from tests.cipher.messages import head
+from tests.cipher.sealers import member
 
 ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
+WORDS = np.zeros((2, PAD.words), dtype=np.uint64)
 
 
 def content(version: int) -> bytes:
@@ -44,6 +50,28 @@ def test_each_digest_is_of_all_before_it() -> None:
     assert history_of(ADD, EMPTY, ADD).chain(3) != usual, "of what was added"
     other = history_of(ADD).after(ADD, ((2, content(2)),), state(9)).after(ADD, ((3, content(3)),), state(3))
     assert other.chain(3) != usual, "of the states"
+
+
+def test_the_beginning_is_of_calibration_and_first_model() -> None:
+    run = History(bytes(32))
+    begun = [run.begin(content(one), state(other)).chain(0) for one, other in ((0, 0), (1, 0), (0, 1))]
+    assert len({*begun, History(b"1" * 32).begin(content(0), state(0)).chain(0)}) == 4
+
+
+def test_what_a_version_adds_is_of_all_members_sums_and_values_in_the_clear() -> None:
+    a, b, c = (
+        Envelope(head("pad", members=(member(0), member(at)), what=Kind.AGGREGATE), WORDS, NO_TAG) for at in (1, 2, 3)
+    )
+    given = [([a, b], b"1"), ([a, c], b"1"), ([a], b"1"), ([b, a], b"1"), ([a, b], b"2"), ([a, b], b"")]
+    assert len({added_content(*one) for one in given}) == len(given)
+
+
+def test_a_history_of_one_version_fits_one_state() -> None:
+    """That of a snapshot of the beginning; and one of which all but the newest is cut off fits none."""
+    assert history_of().fits(state(0)) and not history_of().fits(state(1))
+    whole = history_of(ADD, ADD)
+    records = LinkRecords(2, whole.records.last[-1:])
+    assert not History(whole.run, records, whole.chains[-1:]).fits(state(2))
 
 
 def test_the_last_versions_are_remembered() -> None:

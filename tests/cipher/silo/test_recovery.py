@@ -1,6 +1,7 @@
 """A silo gets the model of all again, whatever became of its copy; and whatever it says, the server goes on."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.silo import replica_state
+from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.transfer import OtherVersion
 from tests.cipher.make import Federation, change, order, plan, report
@@ -114,6 +116,20 @@ def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
     federation.silos["c"] = federation.copy("c", file)  # its machine was restarted, too
     federation.aggregator.greet("c", federation.silos["c"].holds, None)
     np.testing.assert_array_equal(federation.begin("c", 5), federation.begin("a", 5))
+
+
+def test_a_model_is_not_kept_before_it_is_put_down_which_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a trainer that died between the two could be led along another chain in another folder."""
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    silo = federation.copy("c", tmp_path / "copy.bin")
+
+    def full(self: ChainLog, known: Mapping[int, bytes]) -> None:
+        raise ConfigError("chains", "cannot be written: No space left on device", "Check the disk")
+
+    monkeypatch.setattr(ChainLog, "enter", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        silo.receive(federation.aggregator.outgoing("c"), 0)
+    assert silo.holds == -1 and not (tmp_path / "copy.bin").exists()
 
 
 def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lacks(

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import BITS, SLOTS, Packing
-from fedsync.cipher.suites import bfv, pad, seal_format, suite
+from fedsync.cipher.keys.material import Purpose
+from fedsync.cipher.suites import bfv, open_suite, pad, seal_format, suite
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.pad import Pad, redraw
 from fedsync.cipher.suites.suite import (
@@ -247,6 +248,16 @@ def test_a_pad_is_added_and_taken_off_modulo_its_prime() -> None:
     expected = [(n - k) % PAD_MODULUS for n, k in zip(numbers[0].tolist(), sum(streams), strict=True)]
     centred = [number - PAD_MODULUS if number > half else number for number in expected]
     assert own.open(numbers, members)[0].tolist() == centred
+
+
+def test_pads_and_tags_have_keys_of_their_own() -> None:
+    """A tag's key tells what a pad of the same key would be."""
+    own = open_suite("pad", group("pad"))
+    zeros = np.zeros((1, SLOTS), np.int64)
+    pads = [Pad(group("pad").derive(purpose)).seal(zeros, member(0)).tobytes() for purpose in Purpose]
+    assert [at for at, one in enumerate(pads) if one == own.seal(zeros, member(0)).tobytes()] == [
+        list(Purpose).index(Purpose.PAD)
+    ]
 
 
 def test_a_pad_depends_on_key_nonce_update_round_and_chain() -> None:

@@ -1,0 +1,212 @@
+"""What a silo refuses of sums that are authentic: of whom they are, on what they build, and where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Start
+from fedsync.cipher.encoding.tally import Contribution, build
+from fedsync.cipher.keys.keyring import Ring
+from fedsync.cipher.keys.material import SiloKeys
+from fedsync.cipher.silo.history import History, digest_of
+from fedsync.cipher.silo.reading import CatchUpReader, ReadEntry, ReadLink
+from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
+from fedsync.cipher.silo.sealing import Serial, seal_message
+from fedsync.cipher.suites.suite import PAD, Member
+from fedsync.core.errors import ProtocolError
+from tests.cipher.given_keys import group_of
+from tests.cipher.make import Federation, plan
+from tests.cipher.messages import head
+
+A, B, C = (SiloKeys.generate(name) for name in "abc")
+RUN = bytes(32)
+WORDS = np.zeros((2, PAD.words), dtype=np.uint64)
+
+
+# Where links belong: no key is needed to see it.
+
+
+def reader(kind: str = "pad", members: int = 2) -> CatchUpReader:
+    nobody: Any = None
+    return CatchUpReader(plan(kind, members=members), Ring(A, group_of(A, B, C)), nobody, RUN)
+
+
+def chain_of(version: int) -> bytes:
+    return digest_of(version.to_bytes(8, "little"))
+
+
+def state(version: int, added: dict[str, tuple[int, ...]] | None = None) -> ReplicaState:
+    """A silo's after so many versions that brought nothing; D of each is made up."""
+    history = History(RUN).begin(RUN, RUN)
+    for _ in range(version):
+        history = history.after(LinkKind.EMPTY, (), RUN)
+    first = version + 1 - len(history.chains)
+    history = replace(history, chains=tuple(chain_of(at) for at in range(first, version + 1)))
+    return ReplicaState(version, np.zeros(1, np.float32), Scales(((0,),)), added or {}, history)
+
+
+def adding(version: int, *members: Member) -> ReadLink:
+    envelope = wire.Envelope(head("pad", members=members, what=wire.Kind.AGGREGATE), WORDS, wire.NO_TAG)
+    return ReadLink(LinkKind.ADD, (ReadEntry(version, RUN, (envelope,), np.empty(0, np.float32), None),))
+
+
+def of(update_id: str, base: int = 3, chain: bytes | None = None) -> Member:
+    return Member(update_id, base, update_id.encode().ljust(16)[:16], chain_of(base) if chain is None else chain)
+
+
+def refuses(links: list[ReadLink], base: ReplicaState | None, members: int = 2) -> str:
+    """The check that fails, or nothing."""
+    try:
+        reader(members=members)._place(links, base)
+    except ProtocolError as error:
+        return error.check
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("members", "check"),
+    [
+        ((of("a/1"), of("b/1")), ""),
+        ((of("a/1"), of("b/1", 0)), ""),
+        ((of("a/1"),), "members"),
+        ((of("a/1"), of("a/2")), "members"),  # two updates of one silo
+        ((of("a/1"), of("z/1")), "members"),  # of a stranger
+        ((of("a/1"), of("b/x")), "members"),
+        ((of("a/1"), of("b/-1")), "members"),
+        ((of("a/1"), of("b/0")), "members"),  # a calibration
+        ((of("a/1"), of("b/7")), "members"),  # added before
+        ((of("a/1"), of("b/07")), "members"),  # the same under another name
+        ((of("a/1"), of("b/1", 4)), "chain"),  # from the version that it leads to
+        ((of("a/1"), of("b/1", 9)), "chain"),
+        ((of("a/1"), of("b/1", 2, RUN)), "chain"),  # from another past
+    ],
+)
+def test_who_is_in_a_version(members: tuple[Member, ...], check: str) -> None:
+    assert refuses([adding(4, *members)], state(3, {"b": (7,)})) == check
+
+
+def test_one_update_is_in_one_version() -> None:
+    twice = [adding(4, of("a/1"), of("b/1")), adding(5, of("a/2"), of("b/1"))]
+    assert refuses(twice, state(3)) == "members"
+
+
+def test_all_serials_of_late_are_remembered() -> None:
+    links = [adding(4, of("a/1"), of("b/8")), adding(5, of("a/2"), of("b/5"))]
+    assert refuses(links, state(3, {"b": (5, 7)})) == "members"
+
+
+def test_a_serial_older_than_those_remembered_counts_as_added() -> None:
+    seen = tuple(range(10, 10 + SEEN))
+    assert refuses([adding(4, of("a/1"), of("b/9"))], state(3, {"b": seen})) == "members"
+    assert refuses([adding(4, of("a/1"), of("b/9"))], state(3, {"b": seen[1:]})) == ""
+
+
+@pytest.mark.parametrize(("base", "check"), [(WINDOW + 10 - WINDOW + 1, ""), (WINDOW + 10 - WINDOW, "chain")])
+def test_an_update_from_a_version_that_is_not_remembered_is_refused(base: int, check: str) -> None:
+    newest = WINDOW + 10
+    assert refuses([adding(newest + 1, of("a/1", newest), of("b/1", base))], state(newest)) == check
+
+
+def test_updates_that_build_on_a_version_to_come_agree_on_it() -> None:
+    first = adding(4, of("a/1"), of("b/1"))
+    assert refuses([first, adding(5, of("a/2", 4, RUN), of("b/2", 4, RUN))], state(3)) == ""
+    assert refuses([first, adding(5, of("a/2", 4, RUN), of("b/2", 4, b"1" * 32))], state(3)) == "chain"
+    later = [
+        first,
+        adding(5, of("a/2", 4, RUN), of("b/2", 4, RUN)),
+        adding(6, of("a/3", 4, b"1" * 32), of("b/3", 4, RUN)),
+    ]
+    assert refuses(later, state(3)) == "chain"
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_a_sum_leads_to_the_version_that_is_next(version: int) -> None:
+    assert refuses([adding(version, of("a/1"), of("b/1"))], state(3)) == "version"
+
+
+def test_masks_of_one_round_are_on_one_sum() -> None:
+    masked = reader("masked")
+    sums = tuple(envelope for _ in range(2) for envelope in adding(1, of("a/1")).entries[0].sums)
+    with pytest.raises(ProtocolError, match="2 sums under masks"):
+        masked._unmasker(LinkEntry(1, (b"", b""), reveals=b""), sums)
+
+
+# Calibrations, which silos that lie have sealed.
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return Federation(plan("pad", members=2), tmp_path_factory.mktemp("reading"), dict.fromkeys("abc", 10))
+
+
+def calibration(federation: Federation, names: str = "ab", **changes: Any) -> bytes:
+    """That of these silos; all of them change the same."""
+    server, envelopes = federation.aggregator, []
+    grid = federation.plan.grid(changes.pop("exponents", federation.plan.first_exponents))
+    attempt = changes.pop("attempt", 0)
+    beyond = changes.pop("beyond", 0)
+    for number, name in enumerate(names):
+        silo = federation.silos[name]
+        member = Member(
+            f"{name}{changes.get('suffix', '/0')}", changes.get("round", 0), bytes([number] * 16), silo._run
+        )
+        slots = grid.header_only(build(Contribution(1, federation.plan.first_exponents), federation.plan.cap))
+        slots[0, -1] = beyond
+        sealer = Serial(silo._sealer)
+        made = seal_message(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None)
+        expected = wire.Expected(
+            wire.Kind.UPDATE, PAD, federation.plan.packing, name, member.round, attempt, server._keys.epoch,
+            server._keys.fingerprint, None, 1,
+        )  # fmt: skip
+        envelopes.append(wire.decode(bytes(made), expected))
+    return server._total(envelopes, 0, 1)
+
+
+Lie = Callable[[Federation], bytes]
+LIES: dict[str, tuple[Lie, str]] = {
+    "of another model": (lambda f: calibration(f, exponents=(5, 5, 5)), "calibration"),
+    "of an attempt": (lambda f: calibration(f, attempt=1), "calibration"),
+    "of updates": (lambda f: calibration(f, suffix="/1"), "members"),
+    "of a later version": (lambda f: calibration(f, round=1), "members"),
+    "of strangers": (lambda f: calibration(f, suffix="z/0"), "members"),
+    "of one silo": (lambda f: calibration(f, "a"), "members"),
+}
+
+
+def begin(federation: Federation, sealed: bytes, path: Path | None = None) -> None:
+    federation.copy("c").receive(CatchUp(Start.HELD, -1, 0, (), b"", sealed).encode(), 0)
+
+
+def test_an_honest_calibration_is_opened(federation: Federation) -> None:
+    begin(federation, calibration(federation))
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_calibration_that_is_none_is_not_opened(lie: str, federation: Federation) -> None:
+    make, check = LIES[lie]
+    with pytest.raises(ProtocolError) as caught:
+        begin(federation, make(federation))
+    assert caught.value.check == check
+
+
+def test_values_in_a_calibration_spoil_it(federation: Federation) -> None:
+    with pytest.raises(ProtocolError, match="values in a calibration"):
+        begin(federation, calibration(federation, beyond=1))
+
+
+def test_what_travels_in_the_clear_is_taken_back_too(tmp_path: Path) -> None:
+    federation = Federation(plan("pad", only=("head.*",)), tmp_path, dict.fromkeys("ab", 10))
+    before = federation.begin("a", 0).copy()
+    federation.begin("b", 0)
+    ones = np.ones(len(before), dtype=np.float32)
+    federation.aggregator.savepoint()
+    federation.commit(1, [federation.answer(name, ones) for name in "ab"])
+    federation.aggregator.rollback()
+    np.testing.assert_allclose(federation.begin("a", 2), before, atol=1e-3)
