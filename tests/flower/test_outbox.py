@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
@@ -56,6 +57,16 @@ def test_an_order_that_nobody_was_sent_is_not_halted(outbox: Outbox) -> None:
     assert not outbox.halt("a/1")
 
 
+def test_what_a_node_that_is_gone_was_sent_is_not_waited_for(outbox: Outbox) -> None:
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    outbox.evaluate("a", 3, 0.0)
+    outbox.forget(2)
+    assert len(outbox.waiting) == 2
+    outbox.forget(1)
+    assert outbox.waiting == [] and outbox.flush() == []
+
+
 def test_what_has_no_answer_is_asked_for_again_ever_later(outbox: Outbox) -> None:
     outbox.ask(1, Describe(), 0.0)
     times = []
@@ -94,3 +105,86 @@ def test_an_answer_may_be_as_large_as_what_was_asked_for(outbox: Outbox, request
         reply = saying(messages.request(1, "{}", request_, None, 1.0), Answer(), np.zeros(nbytes + more, np.uint8))
         with pytest.raises(ProtocolError, match="at most") if more else nullcontext():
             outbox.read(sent, Arrival("", reply))
+
+
+class Recording:
+    """Two silos that never answer, the payloads that they were sent, and what an aggregator was asked and told."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, bytes]] = []
+        self.given_up: list[str] = []
+        self.asks = [{"a": np.zeros(1, np.uint8), "gone": np.zeros(1, np.uint8)}]
+        nodes = Nodes(DirectGrid(0))
+        nodes.by_name.update(a=1, b=2)
+        aggregator: Any = SimpleNamespace(
+            outgoing=lambda silo: np.frombuffer(silo.encode(), dtype=np.uint8),
+            upload_bytes=10,
+            questions=lambda: self.asks.pop() if self.asks else {},
+            give_up=self.given_up.append,
+        )
+        silent = DirectGrid(2, {1: self.keep, 2: self.keep})
+        self.outbox = Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 5.0, aggregator, 10)
+
+    def keep(self, message: Message, context: Context) -> None:
+        payload = messages.read_request(message)[2]
+        self.sent.append((message.metadata.dst_node_id, b"" if payload is None else payload.tobytes()))
+
+    def answers(self, *identifiers: str) -> list[PendingMessage]:
+        """What these messages turn out to have been, once their answers are here."""
+        arrived: Any = SimpleNamespace(pull=lambda most: [Arrival(one, None, "") for one in identifiers])
+        self.outbox._arrivals = arrived
+        return [sent for sent, _ in self.outbox.replies()]
+
+
+def test_each_silo_is_sent_its_own_order_and_what_it_lacks() -> None:
+    recording = Recording()
+    for name in "ab":
+        recording.outbox.train(name, ORDER, 0.0)
+    recording.outbox.flush()
+    recording.outbox.flush()
+    assert recording.sent == [(1, b"a"), (2, b"b")], "once each"
+
+
+def test_an_answer_counts_once_and_ends_what_asked_for_the_same() -> None:
+    recording = Recording()
+    outbox = recording.outbox
+    outbox.train("b", ORDER, 0.0)
+    outbox.ask(1, Describe(), 0.0)
+    outbox.flush()
+    for now_s in (10.0, 30.0):
+        (sent,) = (one for one in outbox.unanswered(now_s) if one.node == 1)
+        outbox.ask_again(sent, now_s)
+        outbox.flush()
+    first, *_, last = (identifier for identifier, sent in outbox._sent.items() if sent.node == 1)
+    assert [sent.request for sent in recording.answers(last)] == [Describe()]
+    assert [sent.node for sent in outbox.waiting] == [2]
+    assert recording.answers(last) == recording.answers(first) == []
+
+
+def test_what_nobody_answered_in_time_is_waited_for_no_longer() -> None:
+    outbox = Recording().outbox
+    outbox.ask(1, Describe(), 0.0)
+    outbox.flush()
+    (sent,) = outbox.waiting
+    assert outbox.overdue(sent.due_s - 1) == []
+    assert outbox.overdue(sent.due_s) == [sent] and outbox.waiting == []
+
+
+def test_an_order_is_asked_for_once_its_silo_should_have_reported() -> None:
+    outbox = Recording().outbox
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    assert outbox.unanswered(14.0) == [] and len(outbox.unanswered(15.0)) == 1, "5 s for the report, 10 s of patience"
+
+
+def test_what_is_sent_once_more_is_known_to_be() -> None:
+    outbox = Recording().outbox
+    outbox.repeat(PendingMessage(1, Train(ORDER), 9.0), "a", 0.0)
+    assert [sent.again for sent in outbox.waiting] == [True]
+
+
+def test_a_question_about_masks_waits_a_minute_and_not_for_who_is_gone() -> None:
+    recording = Recording()
+    recording.outbox.questions(7.0)
+    assert [(sent.node, sent.due_s) for sent in recording.outbox.waiting] == [(1, 67.0)]
+    assert recording.given_up == ["gone"]

@@ -74,6 +74,7 @@ def test_a_model_comes_with_its_layout() -> None:
         (("w",), ((30, 30),), [1.0] * 250, "length"),
         (("w",), ((0, 900, 900),), [1.0] * 1000, "length"),
         (("a", "b"), ((3,), (3,)), [1.0] * 5, "length"),
+        (("a", "b"), ((0, *(4,) * 31), (1,)), [1.0], "length"),  # of as many bytes as there are
         (("w",), ((3,),), [1.0] * 4, "length"),
         (("w",), ((2,),), [1.0, np.nan], "finite"),
         (("w",), ((2,),), [1.0, -np.inf], "finite"),

@@ -1,0 +1,124 @@
+"""When a checkpoint is due, which of them stay, and from which a run goes on: files alone, without a run."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsync.core.actions import Action, Commit, Dispatch, Evaluate, Rollback, WakeAt
+from fedsync.core.errors import ConfigError
+from fedsync.core.events import Event, SiloJoined, SiloLost
+from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.core.layout import Layout
+from fedsync.core.orders import SiloFacts, WorkOrder
+from fedsync.flower.checkpoints import FOLDER, Checkpoints, Moment, Origin, newest_version, prepare
+
+ORDER = Dispatch("a", WorkOrder("a/1", 0, 1, 8, 1, 0.1, seed=0))
+COMMIT = b'{"actions":[{"type":"Commit"}]}\n'
+
+
+def origin(kind: str = "plain") -> Origin:
+    return Origin("config", json.dumps({"run": "first", "cipher": {"kind": kind}}), Layout(("x",), ((1,),)))
+
+
+def checkpoints(out: Path, kind: str = "plain", keep: int = 3, resumed: Moment | None = None) -> Checkpoints:
+    return Checkpoints(out, origin(kind), keep, resumed)
+
+
+def entry(*actions: Action, events: tuple[Event, ...] = ()) -> JournalEntry:
+    return JournalEntry(1.0, events, actions, "")
+
+
+def save(files: Checkpoints, version: int, position: int = 0) -> None:
+    coordinator: Any = SimpleNamespace(version=version, state=lambda: {"version": version})
+    files.save(coordinator, {}, 2.5, position, (7.0,))
+
+
+def journal(out: Path, data: bytes = b"") -> None:
+    out.mkdir(exist_ok=True)
+    (out / JOURNAL).write_bytes(data)
+
+
+def test_one_is_due_before_silos_learn_what_no_checkpoint_has(tmp_path: Path) -> None:
+    files = checkpoints(tmp_path)
+    assert files.due(None), "what a run is sent first is made with the beginning"
+    assert not files.due(entry(WakeAt(3.0)))
+    assert files.due(entry(ORDER)), "there is a first model"
+    assert not files.due(entry(ORDER))
+    assert files.due(entry(Commit(1, {"a/1": 1.0}))) and files.due(entry(Rollback(2)))
+
+
+def test_a_run_that_goes_on_has_begun(tmp_path: Path) -> None:
+    journal(tmp_path)
+    save(checkpoints(tmp_path), 0)
+    moment = prepare(tmp_path, "config").moment
+    assert (moment.elapsed_s, moment.timers) == (2.5, (7.0,))
+    assert not checkpoints(tmp_path, resumed=moment).due(entry(ORDER))
+
+
+def test_who_is_here_and_what_is_evaluated_is_in_it(tmp_path: Path) -> None:
+    journal(tmp_path)
+    files = checkpoints(tmp_path)
+    joined = tuple(SiloJoined(0.0, name, SiloFacts(10)) for name in "abc")
+    files.due(entry(events=joined))
+    files.due(entry(events=(SiloLost(1.0, "b", ""),)))
+    files.due(entry(Evaluate(4, ("a", "c"))))
+    save(files, 4)
+    moment = prepare(tmp_path, "config").moment
+    assert (moment.silos, moment.evaluating) == (("a", "c"), 4)
+    again = checkpoints(tmp_path, resumed=moment)
+    again.due(entry(events=(SiloLost(2.0, "a", ""),)))
+    save(again, 5)
+    assert prepare(tmp_path, "config").moment.silos == ("c",)
+
+
+def test_the_newest_by_number_stay_and_the_newest_of_them_is_gone_on_from(tmp_path: Path) -> None:
+    journal(tmp_path)
+    files = checkpoints(tmp_path)
+    for version in range(8, 12):
+        save(files, version)
+    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["10.ckpt", "11.ckpt", "9.ckpt"]
+    assert newest_version(tmp_path) == prepare(tmp_path, "config").moment.version == 11
+
+
+def test_a_journal_that_lacks_what_its_checkpoint_knows_is_refused(tmp_path: Path) -> None:
+    journal(tmp_path, b"12345")
+    save(checkpoints(tmp_path), 1, position=6)
+    with pytest.raises(ConfigError, match="shorter than its checkpoint's 6 bytes"):
+        prepare(tmp_path, "config")
+
+
+def test_fields_are_written_by_name(tmp_path: Path) -> None:
+    """A later version may order them otherwise."""
+    save(checkpoints(tmp_path), 1)
+    data = (tmp_path / FOLDER / "1.ckpt").read_bytes()
+    assert all(name in data for name in (b"elapsed_s", b"position", b"evaluating", b"aggregator"))
+
+
+@pytest.mark.parametrize(("kind", "anew"), [("plain", True), ("pad", False)])
+def test_silos_begin_anew_where_they_may_know_more_and_it_is_said_once(kind: str, anew: bool, tmp_path: Path) -> None:
+    """A commit behind the checkpoint: under encryption nobody has heard of it, for none goes out without one."""
+    journal(tmp_path, b"line\n")
+    save(checkpoints(tmp_path, kind), 1, position=5)
+    journal(tmp_path, b"line\n" + COMMIT + b"half a li")
+    first = prepare(tmp_path, "config").origin.spec
+    assert (json.loads(first)["run"] != "first") == anew
+    assert (tmp_path / JOURNAL).read_bytes() == b"line\n"
+    assert prepare(tmp_path, "config").origin.spec == first, "asked twice it says the same"
+
+
+def test_a_torn_one_is_remembered_and_the_run_keeps_its_first_name(tmp_path: Path) -> None:
+    journal(tmp_path, COMMIT)
+    files = checkpoints(tmp_path, "pad")
+    save(files, 1)
+    save(files, 2, position=len(COMMIT))
+    (tmp_path / FOLDER / "2.ckpt").write_bytes(b"torn")
+    names = []
+    for _ in range(2):
+        spec = json.loads(prepare(tmp_path, "config").origin.spec)
+        names.append((spec["run"], spec["began"]))
+        journal(tmp_path, COMMIT)
+    assert [began for _, began in names] == ["first", "first"]
+    assert len({"first", *(run for run, _ in names)}) == 3, "each time silos may have heard of another version"
