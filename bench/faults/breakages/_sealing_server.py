@@ -1,0 +1,118 @@
+"""The part of `sealing` that breaks the server without a key, and what a silo's owner allows."""
+
+from __future__ import annotations
+
+from bench.faults.breakages._core import Changes
+
+SERVER: Changes = {
+    "cipher/server/aggregator.py": (
+        (
+            "a-calibration-of-too-few",
+            "if len(self._calibrations) < self._plan.members:",
+            "if False:",
+        ),
+        (
+            "a-sum-of-too-few-goes-out",
+            "if len(members) < least:",
+            "if False:",
+        ),
+        (
+            "a-snapshot-of-any-size-is-kept",
+            "if snapshot.dtype != np.uint8 or len(snapshot) > most:",
+            "if snapshot.dtype != np.uint8:",
+        ),
+    ),
+    "cipher/server/chain.py": (
+        (
+            "a-sum-that-cannot-be-opened-is-made",
+            "if len(envelopes) > limit:",
+            "if False:",
+        ),
+        (
+            "one-member-of-a-sum-is-forgotten",
+            "for envelope in envelopes[1:]:",
+            "for envelope in envelopes[2:]:",
+        ),
+        (
+            "one-member-s-tag-is-forgotten",
+            "        tag = added(tag, envelope.tag, adder.form)\n",
+            "",
+        ),
+    ),
+    "cipher/server/inbox.py": (
+        (
+            "masks-with-strangers-are-taken",
+            "if not roster <= self._keys.senders.keys():",
+            "if False:",
+        ),
+        (
+            "signatures-of-updates-are-ignored",
+            "keys.fingerprint, None, chunks, update_id, self.key_of(silo),",
+            "keys.fingerprint, None, chunks, update_id, self.key_of(silo) and None,",
+        ),
+        (
+            "an-update-that-silos-have-forgotten-is-added",
+            "update.base <= newest - WINDOW",
+            "update.base < newest - WINDOW",
+        ),
+        (
+            "one-silo-of-another-past-ends-the-round",
+            '        self._agree(taken, lambda one: one.base, lambda one: one.chain, "is built on '
+            'another past than the others")\n',
+            "",
+        ),
+        (
+            "a-sealed-update-is-committed-twice",
+            "taken = {update_id: self._pending.pop(update_id) for update_id in update_ids}",
+            "taken = {update_id: self._pending[update_id] for update_id in update_ids}",
+        ),
+        (
+            "a-committed-order-is-answered-again",
+            "            self._ordered.pop(update_id, None)\n        _drop",
+            "            pass\n        _drop",
+        ),
+        (
+            "a-restarted-server-asks-for-masks-again",
+            "            self._attempts.restart(version)",
+            "            pass",
+        ),
+    ),
+    "cipher/server/snapshots.py": (
+        (
+            "an-update-from-before-attests",
+            "if one.round >= self.candidate.version}",
+            "}",
+        ),
+    ),
+    "trainer/lockout.py": (
+        (
+            "a-silo-answers-a-fourth-forgery",
+            "LIMIT = 3",
+            "LIMIT = 4",
+        ),
+        (
+            "forgeries-are-not-written-down",
+            "self._write(replace(counted, failures=(*counted.failures, failure)[-LIMIT:]))",
+            "pass",
+        ),
+    ),
+    "trainer/session.py": (
+        (
+            "a-locked-silo-trains",
+            "        with self._exchange:\n            self.check_open()\n            try:",
+            "        with self._exchange:\n            try:",
+        ),
+        (
+            "the-server-can-tell-checks-apart",
+            "                raise IntegrityError(failure.sender, failure.check, failure.detail) from error",
+            "                raise failure from error",
+        ),
+    ),
+    "trainer/owner_policy.py": (
+        (
+            "a-run-without-masks-is-taken",
+            "if self.seal.masks and not plan.masked:",
+            "if False:",
+        ),
+    ),
+}

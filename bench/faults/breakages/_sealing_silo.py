@@ -1,0 +1,287 @@
+"""The part of `sealing` that breaks what a silo reads, follows and remembers."""
+
+from __future__ import annotations
+
+from bench.faults.breakages._core import Changes
+
+SILO: Changes = {
+    "cipher/silo/chain_log.py": (
+        (
+            "what-a-silo-came-to-is-not-written-down",
+            "                write_private(self._folder / self._file, self._memory.to_bytes())",
+            "                pass",
+        ),
+        (
+            "a-run-has-names-without-end",
+            "if len(entries.names) >= MOST_NAMES:",
+            "if False:",
+        ),
+        (
+            "each-new-name-leads-back-further",
+            "oldest = min(entries.chains, default=0)",
+            "oldest = 0",
+        ),
+        (
+            "a-run-that-is-over-is-played-again",
+            "if self._run in self._over():",
+            "if False:",
+        ),
+        (
+            "all-runs-share-a-log",
+            'return f"{self._epoch}-{self._run.hex()}"',
+            "return f\"{self._epoch}-{'0' * 64}\"",
+        ),
+    ),
+    "cipher/silo/figure_pool.py": (
+        (
+            "figures-of-one-silo-are-told",
+            "least = max(2, quorum // 2 + 1)",
+            "least = 1",
+        ),
+        (
+            "an-evaluation-that-one-silo-left-out-is-told",
+            "if tally.evaluation is not None and tally.evaluators == tally.count:",
+            "if tally.evaluation is not None:",
+        ),
+        (
+            "two-pools-share-updates",
+            "return FigurePool(), pool._figures(version, least)",
+            "return pool, pool._figures(version, least)",
+        ),
+    ),
+    "cipher/silo/history.py": (
+        (
+            "values-in-the-clear-are-not-in-the-past",
+            "*parts, hashlib.sha256(clear).digest())",
+            "*parts)",
+        ),
+        (
+            "one-member-is-not-in-the-past",
+            "for member in one.head.members)) for one in sums]",
+            "for member in one.head.members[:1])) for one in sums]",
+        ),
+        (
+            "anything-is-taken-back",
+            "        if kind is LinkKind.UNDO:\n            self._check_undo(entries)\n",
+            "",
+        ),
+        (
+            "one-version-is-taken-back-twice",
+            '                raise ProtocolError(SERVER, "undo", detail)\n            at -= 1',
+            '                raise ProtocolError(SERVER, "undo", detail)',
+        ),
+        (
+            "the-model-is-not-in-the-past",
+            "version, records.last[-1].content, state)",
+            "version, records.last[-1].content)",
+        ),
+        (
+            "a-history-of-one-version-fits-anything",
+            "return len(chains) > 1 and chains[-1] == self._next(records, chains[-2], state)",
+            "return len(chains) < 2 or chains[-1] == self._next(records, chains[-2], state)",
+        ),
+    ),
+    "cipher/silo/opening.py": (
+        (
+            "what-one-silo-spoiled-locks-the-others",
+            "raise SpoiledSum(error.sender, error.check, error.detail) from error",
+            "raise",
+        ),
+        (
+            "values-in-a-calibration-are-passed-over",
+            "if slots.reshape(-1)[plan.grid(plan.first_exponents).head :].any():",
+            "if False:",
+        ),
+        (
+            "one-vote-sets-the-first-grid",
+            "spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)",
+            "spared = 0",
+        ),
+        (
+            "the-server-sees-the-state",
+            "        concealed = self._ring.group.conceal(state.digest)\n"
+            "        return replace(state, history=state.history.after",
+            "        concealed = state.digest\n        return replace(state, history=state.history.after",
+        ),
+        (
+            "clear-values-are-not-taken-back",
+            "clear = entry.clear * np.float32(sign)",
+            "clear = entry.clear",
+        ),
+    ),
+    "cipher/silo/reading.py": (
+        (
+            "a-calibration-for-another-model-is-opened",
+            "if envelope.head.grid != first or envelope.head.attempt:",
+            "if envelope.head.attempt:",
+        ),
+        (
+            "a-calibration-of-another-run-is-opened",
+            "if member.chain != self._run:",
+            "if False:",
+        ),
+        (
+            "a-calibration-of-one-silo-is-opened",
+            "        self._enough(members)\n        return envelope",
+            "        return envelope",
+        ),
+        (
+            "two-masked-sums-in-one-version",
+            "if len(sums) != 1:",
+            "if False:",
+        ),
+        (
+            "only-the-first-sum-is-authenticated",
+            "for envelope in sums if calibration is None else [calibration, *sums]:",
+            "for envelope in sums[:1] if calibration is None else [calibration, *sums[:1]]:",
+        ),
+        (
+            "a-calibration-is-opened-unauthenticated",
+            "for envelope in sums if calibration is None else [calibration, *sums]:",
+            "for envelope in sums:",
+        ),
+        (
+            "sums-are-opened-unauthenticated",
+            "            self._authenticator.authenticate(envelope, SERVER)\n",
+            "            pass\n",
+        ),
+        (
+            "what-is-taken-back-is-opened-unauthenticated",
+            "sums = [one for link in links for entry in link.entries for one in entry.sums]",
+            "sums = [\n"
+            "            one for link in links if link.kind is LinkKind.ADD for entry in link.entries "
+            "for one in entry.sums\n"
+            "        ]",
+        ),
+        (
+            "members-are-counted-not-silos",
+            "silos = len({member.silo for member in members})",
+            "silos = len(members)",
+        ),
+        (
+            "an-update-is-added-twice",
+            "                    admit(member, added, self._ring)\n",
+            "",
+        ),
+        (
+            "an-update-of-another-past-is-added",
+            "                    self._built_on(member, following.newest, known, claimed)\n",
+            "",
+        ),
+        (
+            "an-update-of-a-forgotten-version-is-added",
+            "if not oldest <= member.round < version:",
+            "if not member.round < version:",
+        ),
+        (
+            "updates-of-two-pasts-are-added",
+            "if member.chain != (known.get(member.round) or claimed.setdefault(member.round, member.chain)):",
+            "if member.chain != (known.get(member.round) or member.chain):",
+        ),
+        (
+            "a-joiner-believes-one-silo",
+            "            self._attested(links, base.version, author)\n",
+            "            pass\n",
+        ),
+        (
+            "an-old-serial-counts-again",
+            " or (len(seen) == SEEN and number < seen[0]) or",
+            " or",
+        ),
+        (
+            "only-one-serial-is-remembered",
+            "added[name] = tuple(sorted((*seen, number)))[-SEEN:]",
+            "added[name] = tuple(sorted((*seen, number)))[-1:]",
+        ),
+    ),
+    "cipher/silo/replica.py": (
+        (
+            "a-silo-seals-under-another-s-name",
+            "if not re.fullmatch(re.escape(self._ring.own.name) + _SERIAL, order.update_id):",
+            "if False:",
+        ),
+        (
+            "updates-have-one-nonce",
+            "member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), chain)",
+            "member = Member(order.update_id, order.base_version, bytes(NONCE_BYTES), chain)",
+        ),
+        (
+            "a-nonce-follows-from-the-order",
+            "member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), chain)",
+            "member = Member(order.update_id, order.base_version, "
+            "hashlib.md5(order.update_id.encode()).digest(), chain)",
+        ),
+        (
+            "an-update-is-sealed-without-its-masks",
+            "pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex",
+            "annex = masks.annex",
+        ),
+        (
+            "the-server-reads-steps-from-updates",
+            "group.fingerprint, group.conceal(grid.digest), chunks",
+            "group.fingerprint, grid.digest, chunks",
+        ),
+        (
+            "what-was-followed-is-not-noted",
+            "            self._chain_log.enter(state.history.known())\n",
+            "",
+        ),
+        (
+            "a-model-is-used-before-its-chain-is-noted",
+            "            self._chain_log.enter(state.history.known())\n"
+            "            if self._file is not None:\n"
+            "                state.save(self._file)\n",
+            "            if self._file is not None:\n"
+            "                state.save(self._file)\n"
+            "            self._chain_log.enter(state.history.known())\n",
+        ),
+        (
+            "a-model-is-used-before-it-is-on-disk",
+            "            if self._file is not None:\n"
+            "                state.save(self._file)\n"
+            "            self._state, self._pooled = state, pooled[-MAX_POOLED:]",
+            "            self._state, self._pooled = state, pooled[-MAX_POOLED:]\n"
+            "            if self._file is not None:\n"
+            "                state.save(self._file)",
+        ),
+        (
+            "another-past-is-followed",
+            "            self._compare(here, followed)\n",
+            "",
+        ),
+        (
+            "what-was-noted-beside-the-keys-does-not-count",
+            "followed = {**self._state.history.known(), **self._chain_log.followed}",
+            "followed = {**self._state.history.known()}",
+        ),
+        (
+            "the-server-chooses-the-first-model",
+            "if self._pinned not in (ANY_MODEL, found):",
+            "if False:",
+        ),
+        (
+            "masks-come-again-under-another-name",
+            "self._masked_run = run_digest(run, specification",
+            "self._masked_run = run_digest(origin or run, specification",
+        ),
+    ),
+    "cipher/silo/replica_state.py": (
+        (
+            "a-damaged-state-is-loaded",
+            '            if body is None:\n                raise ValueError("its checksum does not fit")\n',
+            "            body = body or file.read_bytes()[32:]\n",
+        ),
+    ),
+    "cipher/silo/snapshot.py": (
+        (
+            "anybody-s-snapshot-is-taken",
+            "if author is None or not is_signed(author.signing, _SIGNED, _signed(state, data), signature):",
+            "if author is None:",
+        ),
+        (
+            "a-snapshot-of-another-run-is-taken",
+            "if state.history.run != run or state.version",
+            "if state.version",
+        ),
+    ),
+}

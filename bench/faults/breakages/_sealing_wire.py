@@ -1,0 +1,168 @@
+"""The part of `sealing` that breaks what travels: encoding of sums, headers, tags and tallies."""
+
+from __future__ import annotations
+
+from bench.faults.breakages._core import Changes
+
+WIRE: Changes = {
+    "cipher/encoding/catch_up.py": (
+        (
+            "fewer-than-half-stand-for-a-snapshot",
+            "return -(-silos // 2)",
+            "return silos // 2",
+        ),
+        (
+            "any-number-of-links-is-read",
+            "if count > MAX_LINKS or not",
+            "if not",
+        ),
+        (
+            "a-catch-up-leads-backwards",
+            "not -1 <= base <= to or attempt",
+            "attempt",
+        ),
+        (
+            "an-attempt-of-any-size-is-kept",
+            " or attempt > MAX_ATTEMPT:",
+            ":",
+        ),
+        (
+            "one-link-counts-for-many-versions",
+            "if count != to - max(base, 0):",
+            "if False:",
+        ),
+        (
+            "an-entry-of-no-version-is-read",
+            "if not 1 <= version <= newest or not 1 <= sums <= MAX_SUMS:",
+            "if not 1 <= sums <= MAX_SUMS:",
+        ),
+        (
+            "one-link-adds-two-versions",
+            "if not link.well_formed:",
+            "if False:",
+        ),
+        (
+            "a-catch-up-may-have-a-tail",
+            "if self._at != len(self._view):",
+            "if False:",
+        ),
+    ),
+    "cipher/encoding/integrity.py": (
+        (
+            "forged-sums-are-opened",
+            "if not hmac.compare_digest(_packed(expected), _packed(tag)):",
+            "if False:",
+        ),
+        (
+            "half-of-a-tag-is-compared",
+            "hmac.compare_digest(_packed(expected), _packed(tag))",
+            "hmac.compare_digest(_packed(expected)[:8], _packed(tag)[:8])",
+        ),
+        (
+            "both-checks-of-a-tag-share-a-pad",
+            "wide[32 * check : 32 * check + 32]",
+            "wide[:32]",
+        ),
+        (
+            "a-tag-has-no-pad",
+            'wide = hmac.digest(key, b"fedsync pad of a tag 1\\0" + member_context(head, member), "sha512")',
+            "wide = bytes(64)",
+        ),
+        (
+            "pads-and-factors-share-a-key",
+            'key = self._derived(b"pad")',
+            'key = self._derived(b"s")',
+        ),
+        (
+            "chunks-can-be-exchanged",
+            "factors = self._factors.words(2 * TAG_PARTS * count).reshape",
+            "factors = np.tile(self._factors.words(2 * TAG_PARTS * count)[: 2 * TAG_PARTS], count).reshape",
+        ),
+    ),
+    "cipher/encoding/wire.py": (
+        (
+            "a-tag-beyond-the-modulus-is-added",
+            "if max(tag) >= head.form.modulus:",
+            "if False:",
+        ),
+        (
+            "anybody-seals-in-a-silo-s-name",
+            "if expected.public is not None and not is_signed(",
+            "if False and not is_signed(",
+        ),
+        (
+            "words-beyond-the-modulus-are-added",
+            "    (adder or Adder(head.form)).check(native, expected.sender)\n",
+            "",
+        ),
+        (
+            "an-annex-of-any-size-is-read",
+            '    if annexed > most:\n        check.fail("annex", f"{annexed} bytes, at most {most}")\n',
+            "",
+        ),
+        (
+            "updates-of-an-older-key-are-taken",
+            '    check.same("key epoch", head.epoch, expected.epoch)\n',
+            "",
+        ),
+        (
+            "another-update-is-taken-for-the-one-that-was-ordered",
+            '            check.same("update id", head.members[0].update_id, expected.update_id)\n',
+            "            pass\n",
+        ),
+        (
+            "the-epoch-is-not-under-the-tag",
+            "packing.count, head.epoch, head.attempt, head.chunks),",
+            "packing.count, 0, head.attempt, head.chunks),",
+        ),
+        (
+            "the-attempt-is-not-under-the-tag",
+            "packing.count, head.epoch, head.attempt, head.chunks),",
+            "packing.count, head.epoch, 0, head.chunks),",
+        ),
+        (
+            "the-grid-is-not-under-the-tag",
+            "*(head.fingerprint, head.grid),\n    )\n    return bound",
+            "*(head.fingerprint, bytes(32)),\n    )\n    return bound",
+        ),
+        (
+            "words-and-annex-are-not-under-the-tag",
+            "return bound + write_member(member, digests=True)",
+            "return bound + write_member(member, digests=False)",
+        ),
+    ),
+    "cipher/encoding/quantization.py": (
+        (
+            "one-silo-s-value-fills-the-lane",
+            "if integers.max(initial=0) > bound or integers.min(initial=0) < -bound:",
+            "if False:",
+        ),
+        (
+            "values-behind-the-model-are-passed-over",
+            "if integers[max(self.layout.size - start, 0) :].any():",
+            "if False:",
+        ),
+    ),
+    "cipher/encoding/tally.py": (
+        (
+            "a-silo-counts-for-another-number",
+            "if count != members or not 1 <= count <= MAX_COUNT:",
+            "if not 1 <= count <= MAX_COUNT:",
+        ),
+        (
+            "one-silo-weighs-more-than-the-cap",
+            "if not count <= weight <= count * cap:",
+            "if not count <= weight:",
+        ),
+        (
+            "one-vote-sets-the-grid",
+            "enough = np.cumsum(tally.votes, axis=1) >= tally.count - spared",
+            "enough = np.cumsum(tally.votes, axis=1) >= tally.count",
+        ),
+        (
+            "a-busy-liar-s-second-vote-sets-the-grid",
+            "return sum(sorted(voters.values(), reverse=True)[:lying])",
+            "return min(lying, sum(voters.values()) - 1)",
+        ),
+    ),
+}

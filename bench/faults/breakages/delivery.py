@@ -1,0 +1,304 @@
+"""Mutants of what carries orders and answers and survives a restart, for `tests/flower` to notice."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/flower/test_checkpoint_files.py",
+    "tests/flower/test_outbox.py",
+    "tests/flower/test_payloads.py",
+    "tests/flower/test_timeouts.py",
+    "tests/flower/test_messages.py",
+    "tests/flower/test_first_model.py",
+    "tests/flower/test_checkpoints.py",
+    "tests/flower/test_driver.py",
+    "tests/trainer/test_last_order.py",
+    "--deselect=tests/flower/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
+)
+
+_CHANGES: Changes = {
+    "flower/checkpoints.py": (
+        (
+            "a-commit-is-not-in-a-checkpoint",
+            "return self._begun > begun or any(isinstance(action, Commit | Rollback) for action in entry.actions)",
+            "return self._begun > begun",
+        ),
+        (
+            "a-rollback-is-not-in-a-checkpoint",
+            "any(isinstance(action, Commit | Rollback) for action in entry.actions)\n\n    def save",
+            "any(isinstance(action, Commit) for action in entry.actions)\n\n    def save",
+        ),
+        (
+            "the-first-model-is-not-in-a-checkpoint",
+            "return self._begun > begun or any",
+            "return any",
+        ),
+        (
+            "the-beginning-is-not-in-a-checkpoint",
+            "        if entry is None:\n            return True",
+            "        if entry is None:\n            return False",
+        ),
+        (
+            "a-silo-that-joined-is-forgotten-at-a-restart",
+            "self._silos[event.silo] = None",
+            "pass",
+        ),
+        (
+            "a-silo-that-left-is-waited-for-after-a-restart",
+            "self._silos.pop(event.silo, None)",
+            "pass",
+        ),
+        (
+            "the-last-evaluation-is-forgotten-at-a-restart",
+            "                self._evaluating = action.version",
+            "                pass",
+        ),
+        (
+            "an-encrypted-run-goes-on-without-checkpoints",
+            "if self._required:",
+            "if False:",
+        ),
+        (
+            "checkpoints-are-kept-for-ever",
+            "        for old in _newest_first(self._folder)[self._keep :]:\n            old.unlink(missing_ok=True)\n",
+            "",
+        ),
+        (
+            "the-newest-checkpoints-are-removed",
+            "for old in _newest_first(self._folder)[self._keep :]:",
+            "for old in _newest_first(self._folder)[: -self._keep]:",
+        ),
+        (
+            "older-checkpoints-win",
+            "return sorted(found, key=lambda path: int(path.stem), reverse=True)",
+            "return sorted(found, key=lambda path: int(path.stem))",
+        ),
+        (
+            "checkpoint-9-is-newer-than-10",
+            "return sorted(found, key=lambda path: int(path.stem), reverse=True)",
+            "return sorted(found, key=lambda path: path.stem, reverse=True)",
+        ),
+        (
+            "a-journal-shorter-than-its-checkpoint-goes-on",
+            "if not journal.exists() or journal.stat().st_size < position:",
+            "if not journal.exists():",
+        ),
+        (
+            "silos-that-know-more-are-asked-to-go-on",
+            "if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):",
+            "if False:",
+        ),
+        (
+            "a-new-identity-is-lost-at-the-second-restart",
+            "        _write(out / FOLDER, checkpoint)\n    os.truncate",
+            "    os.truncate",
+        ),
+        (
+            "a-journal-is-continued-behind-what-was-lost",
+            "    os.truncate(journal, position)\n",
+            "",
+        ),
+        (
+            "an-encrypted-run-is-renamed-without-need",
+            "    return torn or json.loads",
+            "    return True or json.loads",
+        ),
+        (
+            "a-torn-checkpoint-is-not-known-to-have-been",
+            "    return torn or json.loads(checkpoint.origin.spec)",
+            "    return json.loads(checkpoint.origin.spec)",
+        ),
+        (
+            "silos-do-not-know-under-which-name-the-run-began",
+            '"began": known.get("began") or known["run"]}',
+            '"began": known["run"]}',
+        ),
+        (
+            "a-torn-checkpoint-ends-the-run",
+            "        except _Torn as error:",
+            "        except KeyError as error:",
+        ),
+        (
+            "a-torn-checkpoint-is-tried-for-ever",
+            "            file.rename(file.with_suffix(_TORN))\n",
+            "",
+        ),
+        (
+            "a-torn-checkpoint-is-loaded",
+            "    if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:\n        raise _Torn",
+            "    if False:\n        raise _Torn",
+        ),
+        (
+            "a-checkpoint-is-written-in-place",
+            "    write_atomically(path, hashlib.sha256(body.getbuffer()).digest() + body.getvalue(), OWNER_FILE)",
+            "    path.write_bytes(hashlib.sha256(body.getbuffer()).digest() + body.getvalue())",
+        ),
+        (
+            "a-checkpoint-of-another-configuration-is-loaded",
+            'if head["config"] != config:',
+            "if False:",
+        ),
+        (
+            "anybody-s-checkpoint-is-unpickled",
+            "data = memoryview(read_private(path, path.stat().st_size))",
+            "data = memoryview(path.read_bytes())",
+        ),
+        (
+            "checkpoints-depend-on-the-order-of-fields",
+            "        if isinstance(value, type) or not is_dataclass(value):\n            return NotImplemented\n",
+            "        return NotImplemented\n",
+        ),
+    ),
+    "flower/outbox.py": (
+        (
+            "an-order-is-sent-twice",
+            "        posted, self._posted = self._posted, []\n",
+            "        posted, self._posted = self._posted, list(self._posted)[:1] if not self._sent else []\n",
+        ),
+        (
+            "an-answer-is-taken-twice",
+            "        sent = self._sent.pop(identifier, None)\n",
+            "        sent = self._sent.get(identifier)\n",
+        ),
+        (
+            "an-answer-to-what-is-forgotten-counts",
+            "return [(sent, arrival) for sent, arrival in answered if sent is not None]",
+            "return [(sent or next(iter(self._sent.values()), None), arrival) for sent, arrival in answered]",
+        ),
+        (
+            "a-repeated-question-is-answered-twice",
+            "        if sent is not None and sent.asked:\n",
+            "        if False:\n",
+        ),
+        (
+            "a-lost-node-s-messages-are-waited-for",
+            "self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}",
+            "pass",
+        ),
+        (
+            "what-was-posted-to-a-lost-node-goes-out",
+            "        self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]\n",
+            "",
+        ),
+        (
+            "what-is-overdue-is-waited-for",
+            "        late = [identifier",
+            "        late = [identifier for identifier in ()] and [identifier",
+        ),
+        (
+            "an-order-is-asked-for-again-before-it-can-be-done",
+            "            patience_s += self._report_s\n",
+            "            pass\n",
+        ),
+        (
+            "a-model-that-was-changed-since-is-sent",
+            "if self._packed is None or self._packed[0] is not payload:",
+            "if self._packed is None:",
+        ),
+        (
+            "an-order-goes-to-another-silo",
+            "self._send(PendingMessage(self._nodes.by_name[silo], request, due_s, end_s), silo, now_s)",
+            "self._send(PendingMessage(next(iter(self._nodes.by_name.values())), request, due_s, end_s), silo, now_s)",
+        ),
+        (
+            "another-order-is-halted",
+            "isinstance(self.request, Train) and self.request.order.update_id == update_id",
+            "isinstance(self.request, Train)",
+        ),
+        (
+            "a-repeated-order-is-not-known-to-be-one",
+            "self._send(replace(sent, again=True), silo, now_s)",
+            "self._send(sent, silo, now_s)",
+        ),
+        (
+            "an-update-of-any-size-is-taken",
+            "return self._aggregator.upload_bytes\n",
+            "return MAX_SEALED_BYTES\n",
+        ),
+        (
+            "a-silo-that-is-gone-is-asked-about-its-masks",
+            "self._aggregator.give_up(silo)  # which others may be asked for\n                    continue",
+            "continue",
+        ),
+        (
+            "a-question-about-masks-is-waited-for-without-end",
+            "timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)",
+            "timeout_s = 1e9",
+        ),
+    ),
+    "flower/payloads.py": (
+        (
+            "a-payload-of-any-size-is-taken",
+            "    if len(data) > most:\n",
+            "    if False:\n",
+        ),
+        (
+            "a-shape-of-any-size-is-allocated",
+            "        if left < 0:\n",
+            "        if False:\n",
+        ),
+        (
+            "an-empty-axis-hides-the-others",
+            "math.prod(max(axis, 1) for axis in shape)",
+            "math.prod(shape)",
+        ),
+    ),
+    "flower/driver.py": (
+        (
+            "silos-hear-of-a-commit-before-it-is-on-disk",
+            "                self._save(entry)\n"
+            "                # A push that fails at once is an event of its own.\n"
+            "                events = self._flush()\n",
+            "                # A push that fails at once is an event of its own.\n"
+            "                events = self._flush()\n"
+            "                self._save(entry)\n",
+        ),
+    ),
+    "flower/timeouts.py": (
+        (
+            "an-order-has-no-limit",
+            "return min(now_s + self.order_timeout_s, end_s), end_s",
+            "return now_s + self.order_timeout_s, end_s",
+        ),
+    ),
+    "trainer/last_order.py": (
+        (
+            "an-order-is-done-twice-after-a-crash",
+            "        write_atomically(path, digested(body), OWNER_FILE)\n",
+            "        pass\n",
+        ),
+        (
+            "an-answer-is-written-in-place",
+            "        write_atomically(path, digested(body), OWNER_FILE)\n",
+            "        path.write_bytes(digested(body))\n",
+        ),
+        (
+            "a-torn-answer-is-sent",
+            "        body = undigested(path.read_bytes())\n",
+            "        body = path.read_bytes()[32:]\n",
+        ),
+        (
+            "a-torn-answer-ends-the-silo",
+            "        if body is None:\n",
+            "        if False:\n",
+        ),
+        (
+            "a-place-in-the-data-is-lost",
+            'decode(Cursor, about["cursor"], own=True))',
+            "Cursor())",
+        ),
+        (
+            "an-update-comes-back-as-another-type",
+            'np.frombuffer(update, dtype=about["dtype"])',
+            'np.frombuffer(update, dtype="uint8")',
+        ),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)
