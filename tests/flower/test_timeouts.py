@@ -153,3 +153,8 @@ def test_other_batches_do_not_count_and_a_cap_of_zero_is_never() -> None:
     spare.measure([TimerFired(0.0)], 1e-6)
     assert spare.events(2.0) == [Spare(2.0, 1)]
     assert IdleTraining(0.0).events(2.0) == []
+
+
+def test_an_order_has_failed_at_its_limit_however_long_silence_may_last() -> None:
+    assert Timeouts(order_timeout_s=10.0, order_limit_s=4.0).order_until(1.0) == (5.0, 5.0)
+    assert Timeouts(order_timeout_s=10.0, order_limit_s=40.0).order_until(1.0) == (11.0, 41.0)
