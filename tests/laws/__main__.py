@@ -1,4 +1,4 @@
-"""Print the laws of runs as the table of docs/internals/testing.md: `python -m tests.laws`; takes two minutes."""
+"""Print the laws of runs and how often they were put to the test: `python -m tests.laws`; takes minutes."""
 
 from collections import Counter
 

@@ -7,6 +7,8 @@ from functools import cache, cached_property
 from typing import Any
 from zlib import crc32
 
+import pytest
+
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JournalEntry
@@ -126,6 +128,16 @@ def run(config: StrategyConfig, corner: Corner) -> Run:
 def configured(case: int) -> StrategyConfig:
     """A case, with any end."""
     return configuration(CASES[case], {"rounds": 1})
+
+
+def cases_of(section: str, *, wraps: bool = False) -> pytest.MarkDecorator:
+    """The cases of a section, one test each; of barriers those that are around others, or those that are not."""
+    chosen = [
+        case
+        for case, (each, _, _) in enumerate(CASES)
+        if each == section and wraps == ((barrier := configured(case).barrier) is not barrier.innermost)
+    ]
+    return pytest.mark.parametrize("case", chosen, ids=NAMES.__getitem__)
 
 
 @cache

@@ -83,7 +83,8 @@ def alarms_go_off_now_and_then(run: Run) -> int:
 def state_does_not_grow(run: Run) -> int:
     """What a checkpoint holds does not grow with the length of a run, part by part.
 
-    Compared are the state after `EARLY` entries and after `LATE` and more.
+    Compared are the state after `EARLY` entries and after `LATE` and more, but for what predictors that learn remember:
+    their memory is a setting, and larger than these runs.
     """
     early = next((size for size in run.sizes if size.entries >= EARLY), None)
     if early is None or run.sizes[-1].entries < LATE or run.sizes[-1].silos != early.silos:

@@ -1,21 +1,15 @@
-"""Every case through every corner, and what the laws of `promises` say of it; see `tests.laws.law`."""
+"""The net of laws has no hole: corners bring about what they are for, and every law is known to readers."""
 
 from collections import Counter
-
-import pytest
+from pathlib import Path
 
 from fedsync.core.actions import Discard
-from tests.laws.law import keep
+from tests.laws.law import laws
 from tests.laws.watched import NAMES, Run, runs
 
 
-@pytest.mark.parametrize("case", range(len(NAMES)), ids=NAMES)
-def test_laws(case: int) -> None:
-    keep(case)
-
-
 def test_the_corners_bring_about_every_kind_of_mishap() -> None:
-    """The net has no hole: the scenarios do bring about what the laws are meant to survive."""
+    """The scenarios do bring about what the laws are meant to survive."""
     seen: Counter[str] = Counter()
     for run in runs(NAMES.index("bsp")).values():
         assert isinstance(run, Run)
@@ -26,3 +20,9 @@ def test_the_corners_bring_about_every_kind_of_mishap() -> None:
     expected += ["disk full", "the silo joined again", "the silo was lost", "nobody waits for it", "the run is over"]
     assert [name for name in expected if seen[name] < 3] == []
     assert sum(count for reason, count in seen.items() if "failed the check" in reason) >= 5
+
+
+def test_the_documentation_has_every_law_and_what_it_promises() -> None:
+    page = (Path(__file__).parents[2] / "docs/internals/testing.md").read_text(encoding="utf-8")
+    assert [law.name for law in laws() if f"| {law.name} | {law.promise} |" not in page] == []
+    assert [law.name for law in laws() if len(law.promise) < 30] == []
