@@ -1,0 +1,9 @@
+"""Every balancer through every corner, and what the laws of `promises` say of it; see `tests.laws.law`."""
+
+from tests.laws.law import keep
+from tests.laws.watched import cases_of
+
+
+@cases_of("balancer")
+def test_laws(case: int) -> None:
+    keep(case)
