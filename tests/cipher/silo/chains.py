@@ -1,0 +1,66 @@
+"""What tests of a server that lies about what was added share: rounds, and what a refusal has to leave as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsync.cipher.encoding import catch_up
+from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
+from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.core.errors import ProtocolError
+from fedsync.core.transfer import Payload
+from tests.cipher.make import Federation, change
+
+THREE = {"a": 10, "b": 10, "c": 10}
+ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
+
+
+def a_round(federation: Federation, version: int, names: str = "abc") -> None:
+    for name in names:
+        federation.begin(name, version)
+    federation.commit(version + 1, [federation.answer(name, change(100 * version + ord(name))) for name in names])
+
+
+def holding(federation: Federation, tmp_path: Path, version: int) -> EncryptedReplica:
+    """A silo that holds this version."""
+    silo = federation.copy("c", tmp_path / f"{version}.bin")
+    federation.aggregator.holds("c", -1)
+    whole = catch_up.decode(federation.aggregator.outgoing("c"))
+    silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
+    return silo
+
+
+def to(version: int, *links: Link) -> Payload:
+    """What leads from ``version`` on."""
+    return CatchUp(Start.HELD, version, version + len(links), links).encode()
+
+
+@contextmanager
+def refused(
+    silo: EncryptedReplica, check: str, *, opened: bool = False, by: type[ProtocolError] = ProtocolError
+) -> Iterator[None]:
+    """The check fails, nothing is decrypted unless it may be, and the silo is as before, also on disk."""
+    calls = []
+    opens, before, kept = (
+        silo._sealer.open,
+        silo._state,
+        silo._file.read_bytes() if silo._file and silo.holds >= 0 else b"",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silo._sealer, "open", lambda *given: calls.append(1) or opens(*given))
+        with pytest.raises(by) as caught:
+            yield
+    assert caught.value.check == check, str(caught.value)
+    assert bool(calls) == opened
+    assert silo._state is before
+    if kept and silo._file is not None:
+        assert silo._file.read_bytes() == kept
+
+
+def undo(*entries: LinkEntry) -> Link:
+    return Link(UNDO, entries)
