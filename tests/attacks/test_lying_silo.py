@@ -153,17 +153,26 @@ def test_an_update_counts_once(make: Make) -> None:
     assert taken == 0
 
 
-def test_a_spoiled_update_does_not_lock_the_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is authentic, for the liar has the key, and what is in it no silo may send."""
-    federation = make()
-    federation.round()
-    federation.follow()
+@pytest.mark.parametrize("cipher", ["{kind: pad, members: 2}", "{kind: masked}"])
+def test_a_spoiled_update_costs_one_version_and_no_run(
+    cipher: str, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is authentic, for the liar has the key, and what is in it no silo may send. All refused it for ever."""
+    federation = make(cipher=cipher, owner={"seal": {"masks": "masked" in cipher}})
+
+    def bring() -> None:
+        for name in federation.names:
+            assert not give(federation.silos[name], federation.aggregator.outgoing(name), federation.version).refused
+            federation.aggregator.holds(name, federation.version)
+        assert len({federation.silos[name].replica._state.digest for name in federation.names}) == 1
+
     with _sends(monkeypatch, 2**22):
         ids = [federation.collect(LIAR)]
     federation.commit([*ids, *(federation.collect(name) for name in federation.names[1:])])
-    silo = federation.silos[HONEST]
-    codes = []
-    for _ in range(5):
-        heard = give(silo, federation.aggregator.outgoing(HONEST), federation.version)
-        codes.append(getattr(heard.reply, "code", "fine"))
-    assert "locked" not in codes, f"{codes}: no owner has to unlock anything"
+    bring()
+    np.testing.assert_array_equal(federation.silos[HONEST].model, federation.first_model)
+    assert f"{LIAR}/1, silo-b/1, silo-c/1 brings nothing" in caplog.text, "owners see whose updates it had"
+    federation.round()
+    bring()
+    moved = np.linalg.norm(federation.silos[HONEST].model - federation.first_model)
+    assert moved > 0.1 * federation.honest_step(HONEST), "the run goes on"

@@ -28,11 +28,11 @@ from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, total
 from fedsync.cipher.server.evidence import Evidence
-from fedsync.cipher.server.inbox import Inbox
+from fedsync.cipher.server.inbox import Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.core.actions import Commit
-from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.errors import PolicyError, ProtocolError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import Payload
@@ -179,7 +179,10 @@ class EncryptedAggregator:
     def _calibrate(self) -> None:
         if len(self._calibrations) < self._plan.members:
             raise PolicyError(f"{len(self._calibrations)} silos said how large their updates are, too few to add up")
-        self._calibration = self._total([self._calibrations[name] for name in sorted(self._calibrations)], 0, 1)
+        usual = usual_greetings(self._calibrations)
+        if len(usual) < self._plan.members:
+            raise RunError("silos mean different models, runs or specifications, and it cannot be told who is right")
+        self._calibration = self._total(usual, 0, 1)
         self._calibrations.clear()
 
     def _catch_up(self, held: int) -> CatchUp:

@@ -111,6 +111,9 @@ class Inbox:
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
             raise ProtocolError(silo, "finite", "values in the clear are not finite")
+        nonce = envelope.head.members[0].nonce
+        if any(one.envelope.head.members[0].nonce == nonce for one in self._pending.values()):
+            raise ProtocolError(silo, "nonce", "that of another update: silos would not open a sum of both")
         masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
         self._pending[update_id] = Update(envelope, clear, ordered.scale, masks)
 
@@ -204,3 +207,17 @@ def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -
     for update_id in [update_id for update_id, update in updates.items() if out(update)]:
         logger.warning("%s %s: it does not count", update_id, why)
         del updates[update_id]
+
+
+def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelope]:
+    """Greetings by name, without those of another model or run than most silos mean: no silo would open the sum."""
+    grids = Counter(one.head.grid for _, one in sorted(greetings.items()))
+    ((grid, _),) = grids.most_common(1)
+    chains = Counter(one.head.members[0].chain for one in greetings.values() if one.head.grid == grid)
+    usual = []
+    for name, one in sorted(greetings.items()):
+        if one.head.grid == grid and chains[one.head.members[0].chain] == max(chains.values()):
+            usual.append(one)
+        else:
+            logger.warning("%s means another model, run or specification than most: its greeting does not count", name)
+    return usual

@@ -4,13 +4,15 @@
     C_v  of the content of the link that led to version v; see `added_content` and `link_content`
     A_v  of the silo's state at v: model, exponents, votes, updates that were added; under a key of the group, or the
          server, which sees D, could try out what the exponents of a few tensors are
+    S_v  which of the link's sums were added: what no silo may seal brings nothing, see `fedsync.cipher.silo.opening`
     D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
-    D_v = H(D_(v-1), v, C_v, A_v)
+    D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
 
 Each update names the D of the version that it starts from, under its tag. So a silo that accepts another's update knows
 that both took the same sums in the same order and have the same model to the last bit; a server that tells silos
 different stories gets updates that do not fit together. A silo remembers the last `WINDOW` versions: an update that
-started earlier is refused, and so is taking back what was added earlier.
+started earlier is refused, and so is taking back what was added earlier. All that it remembers is in D, so whoever
+begins with another silo's snapshot has the same past as those who attest it.
 
 What a link did is remembered, too: only what was added can be taken back, in the reverse order, and once.
 """
@@ -28,7 +30,7 @@ from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.core.errors import SERVER, ProtocolError
 
 _HEAD = struct.Struct(f"<qI{DIGEST_BYTES}s")
-_RECORD = struct.Struct(f"<B{DIGEST_BYTES}s{DIGEST_BYTES}s")
+_RECORD = struct.Struct(f"<BQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 def digest_of(*parts: bytes) -> bytes:
@@ -79,10 +81,12 @@ class LinkRecord:
     Args:
         kind: of the link that led to it; of version 0: `LinkKind.EMPTY`.
         content: C.
+        counted: S, bit i for sum i of a link that adds.
     """
 
     kind: LinkKind
     content: bytes
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +101,20 @@ class LinkRecords:
     newest: int
     last: tuple[LinkRecord, ...]
 
-    def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> LinkRecords:
-        """With one more version; arguments as for `link_content`.
+    def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], counted: int = 0) -> LinkRecords:
+        """With one more version; arguments as for `link_content` and `LinkRecord`.
 
         Raises:
             ProtocolError: it takes back something else than what was added last, or that a second time.
         """
         if kind is LinkKind.UNDO:
             self._check_undo(entries)
-        record = LinkRecord(kind, link_content(kind, entries))
+        record = LinkRecord(kind, link_content(kind, entries), counted)
         return LinkRecords(self.newest + 1, (*self.last, record)[-WINDOW:])
+
+    def counted(self, version: int) -> int:
+        """S of a version that is remembered."""
+        return self.last[version - self.newest - 1].counted
 
     def _check_undo(self, entries: Sequence[tuple[int, bytes]]) -> None:
         """See that the entries are what was added last, newest first.
@@ -121,7 +129,7 @@ class LinkRecords:
             if at < 0 or version != self.newest - (len(records) - 1 - at):
                 detail = f"version {version} is to be taken back, which is not the last that is left, or forgotten"
                 raise ProtocolError(SERVER, "undo", detail)
-            if records[at] != LinkRecord(LinkKind.ADD, content):
+            if (records[at].kind, records[at].content) != (LinkKind.ADD, content):
                 detail = f"version {version} is to be taken back: it added something else, or took back itself"
                 raise ProtocolError(SERVER, "undo", detail)
             at -= 1
@@ -143,13 +151,14 @@ class History:
 
     def begin(self, calibration: bytes, state: bytes) -> History:
         """At version 0, with C_0 and A_0."""
-        chain = digest_of(b"fedsync chain 1", self.run, calibration, state)
+        chain = digest_of(b"fedsync chain 2", self.run, calibration, state)
         return History(self.run, LinkRecords(0, (LinkRecord(LinkKind.EMPTY, calibration),)), (chain,))
 
-    def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], state: bytes) -> History:
+    def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], state: bytes, counted: int = 0) -> History:
         """One version later, with A_v; other arguments and errors as of `LinkRecords.after`."""
-        records = self.records.after(kind, entries)
-        return History(self.run, records, (*self.chains, self._next(records, self.chains[-1], state))[-WINDOW:])
+        records = self.records.after(kind, entries, counted)
+        kept = len(records.last) - 1
+        return History(self.run, records, self.chains[-kept:])._led_to(state)
 
     def fits(self, state: bytes) -> bool:
         """Whether the newest D is that of a state with this A, as far as the history goes back."""
@@ -158,12 +167,15 @@ class History:
             return False
         if records.newest == 0:
             return chains[-1] == self.begin(records.last[-1].content, state).chains[-1]
-        return len(chains) > 1 and chains[-1] == self._next(records, chains[-2], state)
+        return len(chains) > 1 and self == History(self.run, records, chains[:-1])._led_to(state)
 
-    @staticmethod
-    def _next(records: LinkRecords, before: bytes, state: bytes) -> bytes:
-        version = records.newest.to_bytes(8, "little")
-        return digest_of(b"fedsync chain 1", before, version, records.last[-1].content, state)
+    def _led_to(self, state: bytes) -> History:
+        """With the newest D, which is missing yet."""
+        *behind, newest = self.records.last
+        before = _packed(behind, self.chains)
+        version, counted = (number.to_bytes(8, "little") for number in (self.records.newest, newest.counted))
+        chain = digest_of(b"fedsync chain 2", self.run, before, version, newest.content, counted, state)
+        return History(self.run, self.records, (*self.chains, chain))
 
     def chain(self, version: int) -> bytes | None:
         """D of a version; None if it is not remembered, or was not reached."""
@@ -175,11 +187,8 @@ class History:
         return dict(enumerate(self.chains, self.records.newest + 1 - len(self.chains)))
 
     def to_bytes(self) -> bytes:
-        packed = [
-            _RECORD.pack(one.kind, one.content, chain)
-            for one, chain in zip(self.records.last, self.chains, strict=True)
-        ]
-        return _HEAD.pack(self.records.newest, len(packed), self.run) + b"".join(packed)
+        packed = _packed(self.records.last, self.chains)
+        return _HEAD.pack(self.records.newest, len(self.chains), self.run) + packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[History, int]:
@@ -195,7 +204,13 @@ class History:
         if count > WINDOW or len(data) < end or not count <= newest + 1:
             raise ValueError(f"a history of {count} versions up to {newest}")
         records, chains = [], []
-        for kind, content, chain in _RECORD.iter_unpack(data[_HEAD.size : end]):
-            records.append(LinkRecord(LinkKind(kind), content))
+        for kind, counted, content, chain in _RECORD.iter_unpack(data[_HEAD.size : end]):
+            records.append(LinkRecord(LinkKind(kind), content, counted))
             chains.append(chain)
         return cls(run, LinkRecords(newest, tuple(records)), tuple(chains)), end
+
+
+def _packed(records: Sequence[LinkRecord], chains: Sequence[bytes]) -> bytes:
+    return b"".join(
+        _RECORD.pack(one.kind, one.counted, one.content, chain) for one, chain in zip(records, chains, strict=True)
+    )

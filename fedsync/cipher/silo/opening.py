@@ -2,6 +2,22 @@
 
 What comes out is a pure function of the sums, in order, so that all silos have the same model to the last bit: each
 link is added by itself, in the order of versions and of its sums, with float32 operations that round alike everywhere.
+
+Authentic is what some silo sealed, and a silo may lie. A sum is *spoiled* if what is in it no silo may seal:
+
+| what | noticed by |
+|---|---|
+| the past of another run or fork | its members' D, before it is opened |
+| a grid that nobody agreed on | its grid, before it is opened |
+| a header that is no sum of headers | `tally.read` |
+| masks of other seeds than were committed to | the same, for what opens then is random |
+| values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
+| a change of the model beyond `MOST`, by a header that claims so | its values |
+
+A spoiled sum brings nothing, at no silo, and the run goes on. That is decided by what is authenticated and by the
+silo's own state, which all silos of one D share; it is remembered which sums were added (S of
+`fedsync.cipher.silo.history`), so that no more is taken back later. Nothing of it is told to anybody: who spoils sums
+costs the run their updates, and the silo's log names these.
 """
 
 from __future__ import annotations
@@ -10,7 +26,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,24 +39,34 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import History, added_content
-from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit
+from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
-from fedsync.cipher.suites.suite import Sealer
-from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
+from fedsync.cipher.suites.suite import Member, Sealer
+from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures
 
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def _sealed_by_silos() -> Iterator[None]:
-    """What fails within was authentic: it is the doing of a silo that has the key, not of the server."""
-    try:
-        yield
-    except ProtocolError as error:
-        raise SpoiledSum(error.sender, error.check, error.detail) from error
+MOST = 2.0**64
+"""No value of a model changes by more in one version: so many versions bring no infinity."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    """What one entry brings.
+
+    Args:
+        change: of the model, float32 [values].
+        tally: of its headers; None if no sum counts.
+        counted: sums that count.
+    """
+
+    change: Vector
+    tally: Tally | None
+    counted: tuple[int, ...]
 
 
 class Opener:
@@ -60,98 +86,130 @@ class Opener:
         self._pipeline = pipeline
 
     def begin(self, calibration: wire.Envelope, model: Vector, run: bytes) -> ReplicaState:
-        """Version 0.
+        """Version 0. Of a calibration that is spoiled silos learn nothing, and agree after their first updates.
 
         Args:
             calibration: what silos said of the size of their updates.
             model: before any training.
             run: R.
-
-        Raises:
-            SpoiledSum: a silo sealed something else than a calibration.
         """
         plan, members = self._plan, calibration.head.members
-        with _sealed_by_silos():
+        first = plan.first_exponents
+        try:
+            if any(member.chain != run for member in members):
+                raise _spoiled("chain", "a silo means another run")
             slots = self._sealer.open(calibration.words, members)
             added_up = self._tally(slots, calibration)
-            if slots.reshape(-1)[plan.grid(plan.first_exponents).head :].any():
-                raise ProtocolError(SERVER, "filling", "there are values in a calibration")
-        spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
-        first = tally.next_exponents(added_up, plan.first_exponents, spared, plan.headroom)
+            if slots.reshape(-1)[plan.grid(first).head :].any():
+                raise _spoiled("filling", "there are values in a calibration")
+            spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
+            first = tally.next_exponents(added_up, first, spared, plan.headroom)
+        except ProtocolError as error:
+            _log_spoiled(0, members, error)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
         concealed = self._ring.group.conceal(state.digest)
         return replace(state, history=state.history.begin(added_content([calibration], b""), concealed))
 
     def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, PooledFigures | None]:
-        """The state one version later, and figures of enough silos, if there are with what was added.
-
-        Raises:
-            SpoiledSum: a silo sealed something that no silo may.
-        """
-        figures = None
-        with _sealed_by_silos():
-            match link.kind:
-                case LinkKind.ADD:
-                    state, figures = self._add(state, link.entries[0])
-                case LinkKind.UNDO:
-                    for entry in link.entries:
-                        change, _ = self._change(state, entry, self._openable(state, entry), -1)
-                        state = replace(state, model=state.model + change)
-                case LinkKind.EMPTY:
-                    pass
+        """The state one version later, and figures of enough silos, if there are with what was added."""
+        figures, counted = None, 0
+        match link.kind:
+            case LinkKind.ADD:
+                (entry,) = link.entries
+                opened = self._judged(state, entry)
+                state, figures = self._add(state, entry, opened)
+                counted = sum(1 << index for index in opened.counted)
+            case LinkKind.UNDO:
+                for entry in link.entries:
+                    opened = self._change(state, entry, self._added(state, entry), {})
+                    state = replace(state, model=state.model - opened.change)
+            case LinkKind.EMPTY:
+                pass
         state = replace(state, version=state.version + 1)
         concealed = self._ring.group.conceal(state.digest)
-        return replace(state, history=state.history.after(link.kind, link.contents, concealed)), figures
+        return replace(state, history=state.history.after(link.kind, link.contents, concealed, counted)), figures
 
-    def _add(self, state: ReplicaState, entry: ReadEntry) -> tuple[ReplicaState, PooledFigures | None]:
+    def _add(self, state: ReplicaState, entry: ReadEntry, opened: _Opened) -> tuple[ReplicaState, PooledFigures | None]:
         added = dict(state.added)
         for member in entry.members:
             admit(member, added, self._ring)
-        openable = self._openable(state, entry)
-        voters = [member.silo for one in openable for member in one.head.members]
-        if len(voters) < len(entry.members):
-            others = ", ".join(sorted({member.silo for member in entry.members} - set(voters)))
-            logger.warning("version %d: %s sealed on a grid that nobody agreed on", entry.version, others)
-        change, added_up = self._change(state, entry, openable, 1)
-        scales = state.scales.after(len(entry.members), added_up, voters, self._plan)
+        members = members_of([entry.sums[index] for index in opened.counted])
+        voters = [member.silo for member in members]
+        scales = state.scales.after(len(entry.members), opened.tally, voters, self._plan)
         pool, figures = state.pool, None
-        if added_up is not None:
-            members = [member for one in openable for member in one.head.members]
-            pool, figures = pool.after(entry.version, added_up, members, self._plan.quorum)
-        return replace(state, model=state.model + change, scales=scales, added=added, pool=pool), figures
+        if opened.tally is not None:
+            pool, figures = pool.after(entry.version, opened.tally, members, self._plan.quorum)
+        return replace(state, model=state.model + opened.change, scales=scales, added=added, pool=pool), figures
+
+    def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
+        """What an entry brings without its spoiled sums.
+
+        Whether a sum is spoiled does not depend on the others, so they are opened twice at most.
+        """
+        spoiled: dict[int, ProtocolError] = {}
+        grids = self._grids(state)
+        for index, one in enumerate(entry.sums):
+            if one.head.grid not in grids:
+                spoiled[index] = _spoiled("grid", "sealed on a grid that nobody agreed on")
+            if any(state.history.chain(member.round) != member.chain for member in one.head.members):
+                spoiled[index] = _spoiled("chain", "built on another past")
+        known = -1
+        while known < len(spoiled):
+            known = len(spoiled)
+            good = [index for index in range(len(entry.sums)) if index not in spoiled]
+            silos = {member.silo for member in members_of([entry.sums[index] for index in good])}
+            opened = self._change(state, entry, good if len(silos) >= self._plan.members else [], spoiled)
+        for index, error in spoiled.items():
+            _log_spoiled(entry.version, entry.sums[index].head.members, error)
+        if not np.abs(opened.change).max(initial=0) <= MOST:
+            error = _spoiled("size", f"the model would change by more than {MOST:g}")
+            _log_spoiled(entry.version, entry.members, error)
+            return self._change(state, entry, [], {})
+        return opened
+
+    def _added(self, state: ReplicaState, entry: ReadEntry) -> list[int]:
+        """The sums of an earlier version that were added, if all can still be opened."""
+        counted, grids = state.history.records.counted(entry.version), self._grids(state)
+        added = [index for index in range(len(entry.sums)) if counted >> index & 1]
+        if all(entry.sums[index].head.grid in grids for index in added):
+            return added
+        logger.warning("version %d cannot be taken back: its grid is forgotten", entry.version)
+        return []
 
     def _change(
-        self, state: ReplicaState, entry: ReadEntry, openable: Sequence[wire.Envelope], sign: int
-    ) -> tuple[Vector, Tally | None]:
-        """What an entry changes the model by, float32 [values], and what was in its headers."""
-        plan, weighting = self._plan, self._plan.weighting
-        change = np.zeros(plan.sealed.size, dtype=np.float32)
-        clear = entry.clear * np.float32(sign)
-        if not openable:
-            return plan.unite(change, clear), None
-        grids = self._grids(state)
-        sealer, pipeline = self._unmasked(entry.unmasker)
-        tallies = [self._tally(sealer.open(one.words[:1], one.head.members), one) for one in openable]
-        added_up = tally.together(tallies)
-        factor = sign * weighting.rate * added_up.mean_factor(plan.cap, normalised=weighting.normalised)
-        part = np.empty_like(change)
-        for one in openable:
-            members = one.head.members
-            slots = open_portions(one.words, members, pipeline, SERVER)
-            grids[one.head.grid].decode(slots, factor, part, len(members), SERVER)
-            change += part
-        return plan.unite(change, clear), added_up
+        self, state: ReplicaState, entry: ReadEntry, chosen: Sequence[int], spoiled: dict[int, ProtocolError]
+    ) -> _Opened:
+        """What these sums of an entry change the model by.
 
-    def _openable(self, state: ReplicaState, entry: ReadEntry) -> Sequence[wire.Envelope]:
-        """Sums on grids that silos agreed on, if they are of enough silos.
-
-        A silo that seals on a grid of its own cannot be kept out by the server, which knows no grids. Its update brings
-        nothing, at no silo; to refuse the version would let one silo end the run.
+        Args:
+            state: before.
+            entry: whose sums they are.
+            chosen: which.
+            spoiled: where those of them are put down that turn out to be spoiled; what is returned is of no use then.
         """
-        grids = self._grids(state)
-        openable = [one for one in entry.sums if one.head.grid in grids]
-        silos = {member.silo for one in openable for member in one.head.members}
-        return openable if len(silos) >= self._plan.members else ()
+        plan, weighting = self._plan, self._plan.weighting
+        grids, (sealer, pipeline) = self._grids(state), self._unmasked(entry.unmasker)
+        tallies: dict[int, Tally] = {}
+        for index in chosen:
+            one = entry.sums[index]
+            with _noted(spoiled, index):
+                tallies[index] = self._tally(sealer.open(one.words[:1], one.head.members), one)
+        change = np.zeros(plan.sealed.size, dtype=np.float32)
+        # What travels in the clear cannot be told apart by sums.
+        clear = entry.clear if len(tallies) == len(entry.sums) else np.zeros_like(entry.clear)
+        if not tallies:
+            return _Opened(plan.unite(change, clear), None, ())
+        added_up = tally.together(list(tallies.values()))
+        factor = weighting.rate * added_up.mean_factor(plan.cap, normalised=weighting.normalised)
+        part = np.empty_like(change)
+        for index in tallies:
+            one = entry.sums[index]
+            slots = open_portions(one.words, one.head.members, pipeline, SERVER)
+            # A header may claim anything: what comes of it is looked at in the end.
+            with _noted(spoiled, index), np.errstate(over="ignore", invalid="ignore"):
+                grids[one.head.grid].decode(slots, factor, part, len(one.head.members), SERVER)
+                change += part
+        return _Opened(plan.unite(change, clear), added_up, tuple(tallies))
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         grids = [self._plan.grid(exponents) for exponents in state.scales.exponents]
@@ -167,3 +225,21 @@ class Opener:
     def _tally(self, slots: Slots, envelope: wire.Envelope) -> Tally:
         members, tensors = len(envelope.head.members), len(self._plan.sealed.names)
         return tally.read(slots, members, self._plan.cap, tensors, SERVER)
+
+
+def _spoiled(check: str, detail: str) -> ProtocolError:
+    return ProtocolError("sum of silos", check, detail)
+
+
+@contextmanager
+def _noted(spoiled: dict[int, ProtocolError], index: int) -> Iterator[None]:
+    """What fails within was authentic: it is the doing of a silo that has the key, not of the server."""
+    try:
+        yield
+    except ProtocolError as error:
+        spoiled[index] = error
+
+
+def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError) -> None:
+    ids = ", ".join(member.update_id for member in members)
+    logger.warning("version %d: the sum of %s brings nothing, one of them spoiled it: %s", version, ids, error.detail)

@@ -9,13 +9,13 @@
 Only what passed all of it is opened, in `fedsync.cipher.silo.opening`: whoever can make a silo decrypt what no silo
 sealed, and sees whether that goes well, learns the key bit by bit.
 
-Of versions that the catch-up itself leads to, a silo computes D only after it opened what led there. So members that
-built on them are taken at their word until then: `ReadCatchUp.claimed`.
+Of versions that the catch-up itself leads to, a silo computes D only after it opened what led there. So which of the
+members built on what this silo has is known in the end only: `Claims`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,7 @@ class ReadEntry:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        return tuple(member for one in self.sums for member in one.head.members)
+        return members_of(self.sums)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +69,41 @@ class ReadLink:
         return tuple((entry.version, entry.content) for entry in self.entries)
 
 
+class Claims:
+    """What members say of the versions that they began with.
+
+    One silo may name whatever D it likes, under its tag. So an update that names another D than this silo has brings
+    nothing, and that is all, unless more silos do so than may lie: then it is this silo that came another way.
+
+    Args:
+        links: whose members are meant.
+        lying: silos that may lie.
+    """
+
+    def __init__(self, links: Sequence[ReadLink], lying: int) -> None:
+        added = (entry for link in links if link.kind is LinkKind.ADD for entry in link.entries)
+        self._members = [member for entry in added for member in entry.members]
+        self._lying = lying
+
+    def check(self, known: Mapping[int, bytes]) -> None:
+        """See that others came to the versions that are known here as this silo did.
+
+        Args:
+            known: D by version.
+
+        Raises:
+            SpoiledSum: too many did not.
+        """
+        others = {one.silo: one.round for one in self._members if known.get(one.round, one.chain) != one.chain}
+        if len(others) > self._lying:
+            raise other_chain(min(others.values()), sorted(others))
+
+    def attesters(self, version: int, known: Mapping[int, bytes]) -> set[str]:
+        """Silos that began with this version or a later one, and came there as this silo did, as far as is known."""
+        late = (one for one in self._members if one.round >= version)
+        return {one.silo for one in late if known.get(one.round, one.chain) == one.chain}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCatchUp:
     """A catch-up of which all is what silos sealed.
@@ -76,12 +111,12 @@ class ReadCatchUp:
     Args:
         calibration: where it begins with version 0.
         links: in order.
-        claimed: D of versions, as members named it that built on them; to be compared once the silo is there.
+        claims: what members say of versions that the silo is not at yet.
     """
 
     calibration: wire.Envelope | None
     links: tuple[ReadLink, ...]
-    claimed: dict[int, bytes]
+    claims: Claims
 
 
 class CatchUpReader:
@@ -118,10 +153,42 @@ class CatchUpReader:
         sums = [one for link in links for entry in link.entries for one in entry.sums]
         for envelope in sums if calibration is None else [calibration, *sums]:
             self._authenticator.authenticate(envelope, SERVER)
-        claimed = self._place(links, base)
-        if base is not None and author is not None:
-            self._attested(links, base.version, author)
-        return ReadCatchUp(calibration, links, claimed)
+        if calibration is not None:
+            others = sorted({member.silo for member in calibration.head.members if member.chain != self._run})
+            if len(others) > self._lying:
+                detail = f"{', '.join(others)} mean another run: another specification, name or key epoch"
+                raise SpoiledSum(SERVER, "chain", detail)
+        self._place(links, base)
+        read = ReadCatchUp(calibration, links, Claims(links, self._lying))
+        self.check_claims(read, {} if base is None else base.history.known(), base, author)
+        return read
+
+    def check_claims(
+        self, read: ReadCatchUp, known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
+    ) -> None:
+        """See that others came the same way, and that enough of them stand for a snapshot: its author may lie.
+
+        Args:
+            read: the catch-up.
+            known: D by version, of those that the silo is at so far.
+            base: as for `read`.
+            author: as for `read`.
+
+        Raises:
+            SpoiledSum: they did not, or do not.
+        """
+        read.claims.check(known)
+        if base is None or author is None:
+            return
+        found = len(read.claims.attesters(base.version, known) | {author})
+        needed = attesters(len(self._ring.group.members))
+        if found < needed:
+            raise SpoiledSum(SERVER, "snapshot", f"{found} silos stand for that of {author}, {needed} must")
+
+    @property
+    def _lying(self) -> int:
+        """Silos that may lie: of two silos nobody can say which does."""
+        return min(self._plan.colluding, (len(self._ring.group.members) - 1) // 2)
 
     # Decode.
 
@@ -134,9 +201,6 @@ class CatchUpReader:
         for member in members:
             if member.silo not in self._ring.group.members or member.update_id != f"{member.silo}/0" or member.round:
                 raise ProtocolError(SERVER, "members", f"{member.update_id[:80]!r} is no calibration of a silo")
-            if member.chain != self._run:
-                detail = f"{member.silo!r} means another run: another specification, name or key epoch"
-                raise ProtocolError(SERVER, "chain", detail)
         self._enough(members)
         return envelope
 
@@ -162,12 +226,11 @@ class CatchUpReader:
 
     # Place.
 
-    def _place(self, links: Sequence[ReadLink], base: ReplicaState | None) -> dict[int, bytes]:
-        """See that links fit those before them; what members say of versions that are not reached yet."""
+    def _place(self, links: Sequence[ReadLink], base: ReplicaState | None) -> None:
+        """See that links fit those before them."""
         records = LinkRecords(0, ()) if base is None else base.history.records
-        known = {} if base is None else base.history.known()
+        oldest = 0 if base is None else min(base.history.known())
         added = {} if base is None else dict(base.added)
-        claimed: dict[int, bytes] = {}
         for link in links:
             following = records.after(link.kind, link.contents)
             if link.kind is LinkKind.ADD:
@@ -177,9 +240,10 @@ class CatchUpReader:
                 self._enough(entry.members)
                 for member in entry.members:
                     admit(member, added, self._ring)
-                    self._built_on(member, following.newest, known, claimed)
+                    if not max(oldest, entry.version - WINDOW) <= member.round < entry.version:
+                        detail = f"{member.update_id[:80]!r} started from {member.round}, which is not remembered"
+                        raise ProtocolError(SERVER, "chain", detail)
             records = following
-        return claimed
 
     def _enough(self, members: Sequence[Member]) -> None:
         silos = len({member.silo for member in members})
@@ -187,33 +251,18 @@ class CatchUpReader:
             detail = f"a sum of {silos} silos' updates, of {self._plan.members} at least there should be"
             raise ProtocolError(SERVER, "members", detail)
 
-    @staticmethod
-    def _built_on(member: Member, version: int, known: dict[int, bytes], claimed: dict[int, bytes]) -> None:
-        """See that a member of the link to ``version`` started from a version that led there."""
-        oldest = max(min(known, default=0), version - WINDOW)
-        if not oldest <= member.round < version:
-            detail = f"{member.update_id[:80]!r} started from version {member.round}, which is not remembered"
-            raise ProtocolError(SERVER, "chain", detail)
-        if member.chain != (known.get(member.round) or claimed.setdefault(member.round, member.chain)):
-            raise other_chain(member.round)
 
-    def _attested(self, links: Sequence[ReadLink], version: int, author: str) -> None:
-        """See that enough silos have built on the snapshot of ``version``: its author may lie."""
-        added = (entry for link in links if link.kind is LinkKind.ADD for entry in link.entries)
-        silos = {member.silo for entry in added for member in entry.members if member.round >= version}
-        found, needed = len(silos | {author}), attesters(len(self._ring.group.members))
-        if found < needed:
-            detail = f"{found} silos stand for it, {needed} must"
-            raise ProtocolError(SERVER, "snapshot", detail)
-
-
-def other_chain(version: int) -> SpoiledSum:
+def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
     """Silos that come to one version by different ways."""
     detail = (
-        f"other silos did not come to version {version} as this one did: by other sums, from another first model, or "
-        f"with arithmetic of another kind of processor"
+        f"{', '.join(silos)} did not come to version {version} as this silo did: by other sums, from another first "
+        f"model, or with arithmetic of another kind of processor"
     )
     return SpoiledSum(SERVER, "chain", detail)
+
+
+def members_of(sums: Sequence[wire.Envelope]) -> tuple[Member, ...]:
+    return tuple(member for one in sums for member in one.head.members)
 
 
 def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None:

@@ -311,15 +311,15 @@ class EncryptedReplica:
         read = self._reader.read(received, base, author)
         # All of it is what silos sealed: now it may be opened.
         state = base or self._begin(received, read)
-        self._compare(state.history.known(), followed)
-        self._compare(state.history.known(), read.claimed)
+        known = state.history.known()
+        self._compare(known, followed)
         pooled: list[PooledFigures] = []
         for link in read.links:
             state, figures = self._opener.follow(state, link)
-            here = {state.version: state.history.chains[-1]}
-            self._compare(here, followed)
-            self._compare(here, read.claimed)
+            known[state.version] = state.history.chains[-1]
+            self._compare({state.version: known[state.version]}, followed)
             pooled += [] if figures is None else [figures]
+        self._reader.check_claims(read, known, base, author)
         return state, tuple(pooled)
 
     def _base(self, received: CatchUp) -> tuple[ReplicaState | None, str | None]:

@@ -24,7 +24,7 @@ from fedsync.core.layout import Vector
 logger = logging.getLogger(__name__)
 
 MAX_GRIDS = 64
-"""Agreements remembered: an update sealed on an older grid cannot be opened any more."""
+"""Grids remembered: an update sealed on an older one cannot be opened any more."""
 
 SEEN = 64
 """Serials remembered of each silo's updates; older ones count as added."""
@@ -35,7 +35,7 @@ class Scales:
     """What silos agreed on so far, the same at all of them.
 
     Args:
-        exponents: of the tensors, one tuple an agreement, the newest last, at most `MAX_GRIDS`.
+        exponents: of the tensors, one tuple for each time that they changed, the newest last, at most `MAX_GRIDS`.
         count: updates that were added since the last agreement, also those that could not be opened.
         voters: votes of each silo since then, one with each update that was opened.
         votes: sum of their tallies, or None.
@@ -65,7 +65,8 @@ class Scales:
         if votes is not None:
             spared = votes_spared(counts, plan.colluding)
             following = next_exponents(votes, following, spared, plan.headroom)
-        return Scales((*self.exponents, following)[-MAX_GRIDS:])
+        changed = () if following == self.exponents[-1] else (following,)
+        return Scales((*self.exponents, *changed)[-MAX_GRIDS:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,3 +102,14 @@ def test_a_snapshot_is_no_larger_than_a_model_and_a_mebibyte(tmp_path: Path) -> 
     for bad in (np.zeros(most + 1, dtype=np.uint8), np.zeros(3, dtype=np.float32)):
         with pytest.raises(ProtocolError, match="bytes, at most"):
             federation.aggregator.put_snapshot("a", 0, bad)
+
+
+def test_two_updates_with_one_nonce_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silos refuse a sum of both, for ever, and count it as a forgery."""
+    federation = Federation(plan("pad"), tmp_path, FOUR)
+    monkeypatch.setattr("secrets.token_bytes", bytes)
+    federation.begin("a", 0)
+    federation.answer("a", change(1))
+    federation.begin("a", 0)
+    with pytest.raises(ProtocolError, match="nonce"):
+        federation.answer("a", change(2))

@@ -13,6 +13,7 @@ from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
 from tests.cipher.make import Federation, change
 
@@ -60,6 +61,13 @@ def refused(
     assert silo._state is before
     if kept and silo._file is not None:
         assert silo._file.read_bytes() == kept
+
+
+def without_opening(silo: EncryptedReplica, payload: Payload, version: int) -> Vector:
+    """The model that the silo then has; it decrypts nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silo._sealer, "open", lambda *given: pytest.fail("it was opened"))
+        return silo.receive(payload, version)
 
 
 def undo(*entries: LinkEntry) -> Link:

@@ -1,4 +1,4 @@
-"""A server that adds twice, takes back what was not added, or leaves out versions: silos refuse, and nothing has changed."""
+"""A server that adds twice, takes back what was not added, or leaves out versions: silos refuse, as if nothing came."""
 
 from __future__ import annotations
 
