@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 import fedsync.cipher.encoding.quantization as quantization
+import fedsync.cipher.encoding.tally as tally
 from fedsync.cipher.encoding.catch_up import CatchUp, Start
+from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.encoding.tally import Contribution
 from fedsync.cipher.silo.snapshot import seal_snapshot
 from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import WorkReport
@@ -34,6 +37,35 @@ def test_one_vote_does_not_set_the_grid(make: Make) -> None:
     federation.follow()
     steps = federation.plan.grid(federation.silos[HONEST].exponents).steps
     assert max(steps) < 2**-10
+
+
+def test_votes_in_the_name_of_others_do_not_set_the_grid(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three votes for 23, and two less of the others': the tally is a sum. Steps became 256."""
+    federation = make()
+    build = tally.build
+    for _ in range(3):
+        cast: list[Slots] = []
+
+        def honest(own: Contribution, cap: int, cast: list[Slots] = cast) -> Slots:
+            cast.append(build(own, cap))
+            return cast[-1]
+
+        def lying(own: Contribution, cap: int, cast: list[Slots] = cast) -> Slots:
+            """It is the last, and knows what the others voted."""
+            slots = build(replace(own, exponents=(23,) * len(own.exponents)), cap)
+            slots[32:] = 3 * slots[32:] - sum(one[32:] for one in cast)
+            return slots
+
+        ids = []
+        for name, lie in [*((name, honest) for name in federation.names[1:]), (LIAR, lying)]:
+            with monkeypatch.context() as patch:
+                patch.setattr(tally, "build", lie)
+                ids.append(federation.collect(name))
+        federation.commit(ids)
+        give(federation.silos[HONEST], federation.aggregator.outgoing(HONEST), federation.version)
+        assert federation.silos[HONEST].replica._state.history.records.counted(federation.version), "it is no nonsense"
+        steps = federation.plan.grid(federation.silos[HONEST].exponents).steps
+        assert max(steps) < 2**-10
 
 
 @contextmanager

@@ -24,6 +24,9 @@ from fedsync.cipher.encoding.tally import header_slots
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout, Vector
 
+# So many times as large as the largest value a step may be for the values to be sent.
+_COARSE = 16
+
 # Chunks that are worked on together: their buffers fit the cache.
 _GROUP = 8
 
@@ -88,7 +91,9 @@ class QuantizationGrid:
     ) -> Iterator[tuple[Slots, int]]:
         """Quantise and pack, a few chunks at a time.
 
-        Rounding is stochastic: up with the probability of the fraction that is lost, so the mean is right.
+        Rounding is stochastic: up with the probability of the fraction that is lost, so the mean is right. But a tensor
+        all of whose values are below a sixteenth of its step is sent as zeros: whoever made steps so large is after a
+        few values of a whole step each.
 
         Args:
             header: from `fedsync.cipher.encoding.tally.build`, int64 [head].
@@ -107,7 +112,12 @@ class QuantizationGrid:
             raise ValueError(f"the factor is {factor}, the header has {header.shape} slots, not {self.head}")
         # Fixed point with as many fractional bits as an int32 leaves: exact, and fast to round.
         fraction = 32 - self.packing.bits
-        spans = _Spans(self.layout, [factor / step * 2.0**fraction for step in self.steps])
+        largest = _magnitudes(values, self.layout) * abs(factor)
+        scales = [
+            0.0 if most * _COARSE < step else factor / step * 2.0**fraction
+            for most, step in zip(largest, self.steps, strict=True)
+        ]
+        spans = _Spans(self.layout, scales)
         for chunk, count in self._groups():
             start, stop = self._values(chunk, count)
             scaled = np.zeros(stop - start, dtype=np.float32)

@@ -33,7 +33,7 @@ import numpy as np
 from fedsync.cipher.encoding import tally, wire
 from fedsync.cipher.encoding.catch_up import LinkKind
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.quantization import QuantizationGrid
+from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Masked, Unmasker
@@ -62,11 +62,13 @@ class _Opened:
         change: of the model, float32 [values].
         tally: of its headers; None if no sum counts.
         counted: sums that count.
+        shown: exponents of the tensors that its largest values need, as of a single update; empty if no sum counts.
     """
 
     change: Vector
-    tally: Tally | None
-    counted: tuple[int, ...]
+    tally: Tally | None = None
+    counted: tuple[int, ...] = ()
+    shown: tuple[int, ...] = ()
 
 
 class Opener:
@@ -103,7 +105,8 @@ class Opener:
             if slots.reshape(-1)[plan.grid(first).head :].any():
                 raise _spoiled("filling", "there are values in a calibration")
             spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
-            first = tally.next_exponents(added_up, first, spared, plan.headroom)
+            # There are no values yet that would bear out more.
+            first = tuple(map(min, first, tally.next_exponents(added_up, first, spared, plan.headroom)))
         except ProtocolError as error:
             _log_spoiled(0, members, error)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
@@ -135,7 +138,7 @@ class Opener:
             admit(member, added, self._ring)
         members = members_of([entry.sums[index] for index in opened.counted])
         voters = [member.silo for member in members]
-        scales = state.scales.after(len(entry.members), opened.tally, voters, self._plan)
+        scales = state.scales.after(len(entry.members), opened.tally, opened.shown, voters, self._plan)
         pool, figures = state.pool, None
         if opened.tally is not None:
             pool, figures = pool.after(entry.version, opened.tally, members, self._plan.quorum)
@@ -198,7 +201,7 @@ class Opener:
         # What travels in the clear cannot be told apart by sums.
         clear = entry.clear if len(tallies) == len(entry.sums) else np.zeros_like(entry.clear)
         if not tallies:
-            return _Opened(plan.unite(change, clear), None, ())
+            return _Opened(plan.unite(change, clear))
         added_up = tally.together(list(tallies.values()))
         factor = weighting.rate * added_up.mean_factor(plan.cap, normalised=weighting.normalised)
         part = np.empty_like(change)
@@ -209,7 +212,9 @@ class Opener:
             with _noted(spoiled, index), np.errstate(over="ignore", invalid="ignore"):
                 grids[one.head.grid].decode(slots, factor, part, len(one.head.members), SERVER)
                 change += part
-        return _Opened(plan.unite(change, clear), added_up, tuple(tallies))
+        sane = np.abs(change).max(initial=0) <= MOST
+        shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
+        return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         grids = [self._plan.grid(exponents) for exponents in state.scales.exponents]

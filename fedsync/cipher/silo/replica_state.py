@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ logger = logging.getLogger(__name__)
 MAX_GRIDS = 64
 """Grids remembered: an update sealed on an older one cannot be opened any more."""
 
+FREE = -8
+"""Exponents up to this one are taken on votes alone: a tensor of zeros has values some day."""
+
+_HIDDEN = 3
+"""Bits by which a silo's largest value may be larger than any of the sum, where the others' hide it."""
+
 SEEN = 64
 """Serials remembered of each silo's updates; older ones count as added."""
 
@@ -39,19 +45,27 @@ class Scales:
         count: updates that were added since the last agreement, also those that could not be opened.
         voters: votes of each silo since then, one with each update that was opened.
         votes: sum of their tallies, or None.
+        shown: of each tensor the exponent that the largest value of their sums needs; empty where there are no votes.
     """
 
     exponents: tuple[tuple[int, ...], ...]
     count: int = 0
     voters: Mapping[str, int] = field(default_factory=dict)
     votes: Tally | None = None
+    shown: tuple[int, ...] = ()
 
-    def after(self, count: int, tally: Tally | None, voters: Iterable[str], plan: EncryptionPlan) -> Scales:
+    def after(
+        self, count: int, tally: Tally | None, shown: Sequence[int], voters: Iterable[str], plan: EncryptionPlan
+    ) -> Scales:
         """Once the updates of one commit were added; silos agree anew when there are ``quorum`` of them.
+
+        A silo can write itself more votes than it has, at the cost of others'. So votes raise an exponent no further
+        than values bear out, in the sum of these updates, or than it was on a grid that is remembered.
 
         Args:
             count: of the updates.
             tally: the sum of the headers of those that were opened, or None.
+            shown: what their sum needs, exponents; nothing where there is none.
             voters: whose updates those are.
             plan: says how silos agree.
         """
@@ -59,12 +73,15 @@ class Scales:
         votes = together(known) if known else None
         counts = Counter(self.voters)
         counts.update(voters)
+        shown = tuple(map(max, self.shown or shown, shown or self.shown))
         if self.count + count < plan.quorum:
-            return replace(self, count=self.count + count, voters=dict(counts), votes=votes)
+            return replace(self, count=self.count + count, voters=dict(counts), votes=votes, shown=shown)
         following = self.exponents[-1]
         if votes is not None:
             spared = votes_spared(counts, plan.colluding)
-            following = next_exponents(votes, following, spared, plan.headroom)
+            voted = next_exponents(votes, following, spared, plan.headroom)
+            most = (max(FREE, one + _HIDDEN + plan.headroom) for one in shown)
+            following = tuple(map(min, voted, map(max, most, *self.exponents)))
         changed = () if following == self.exponents[-1] else (following,)
         return Scales((*self.exponents, *changed)[-MAX_GRIDS:])
 
@@ -101,6 +118,7 @@ class ReplicaState:
             "exponents": scales.exponents,
             "count": scales.count,
             "voters": dict(scales.voters),
+            "shown": scales.shown,
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
             "pool": self.pool.to_json(),
@@ -134,6 +152,7 @@ class ReplicaState:
             exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
             voters = {str(name): int(count) for name, count in about["voters"].items()}
             votes = None if about["votes"] is None else _tally(about["votes"], tensors)
+            shown = tuple(int(e) for e in about["shown"])
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             pool = FigurePool.from_json(about["pool"])
             version, count = int(about["version"]), int(about["count"])
@@ -142,11 +161,13 @@ class ReplicaState:
         model = np.frombuffer(data[at + length :], dtype="<f4").astype(np.float32)
         if model.size != values or not exponents or any(len(one) != tensors for one in exponents):
             raise ValueError(f"a model of {model.size} values, not {values}, or of other tensors")
-        if any(not MIN_EXPONENT <= e <= MAX_EXPONENT for one in exponents for e in one) or len(exponents) > MAX_GRIDS:
+        if len(shown) != (0 if votes is None else tensors) or len(exponents) > MAX_GRIDS:
+            raise ValueError(f"{len(exponents)} grids, and {len(shown)} tensors with values")
+        if any(not MIN_EXPONENT <= e <= MAX_EXPONENT for one in (*exponents, shown) for e in one):
             raise ValueError("exponents that no tensor can have")
         if not np.isfinite(model).all() or version != history.records.newest:
             raise ValueError(f"version {version} of a model, which is not finite or has another's history")
-        return cls(version, model, Scales(exponents, count, voters, votes), added, history, pool)
+        return cls(version, model, Scales(exponents, count, voters, votes, shown), added, history, pool)
 
     def save(self, file: Path) -> None:
         """Write the file; it is on disk when this returns.

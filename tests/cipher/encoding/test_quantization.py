@@ -244,3 +244,14 @@ def test_wrong_shapes_and_numbers_are_refused() -> None:
     for exponents, cap in (((0, 0), 1), ((24,), 1), ((-41,), 1), ((0,), 0), ((0,), MAX_CAP + 1)):
         with pytest.raises(ValueError, match=r"exponents|cap"):
             QuantizationGrid(layout, Packing(16), exponents, cap)
+
+
+@pytest.mark.parametrize(("times", "sent"), [(1, True), (16, True), (17, False), (2**30, False)])
+def test_a_tensor_far_below_its_steps_is_sent_as_zeros(times: int, sent: bool) -> None:
+    """A few values of a whole step each are right in the mean, and end the model where steps are 2^8."""
+    grid = QuantizationGrid(LAYOUT, Packing(16), (0, 0, 0, 23, 0), 1)
+    values = np.full(LAYOUT.size, 0.5, np.float32)
+    values[3501:93_501] = grid.steps[3] / times
+    found = decoded(grid, slots_of(grid, values))
+    assert found[3501:93_501].any() == sent
+    np.testing.assert_allclose(found[:3501], 0.5, atol=grid.steps[0])

@@ -23,7 +23,7 @@ for _ in range(7):
 STATE = ReplicaState(
     7,
     np.array([1.0, -2.0, 3.5], dtype=np.float32),
-    Scales(((0, 1), (-1, 2)), 3, {"a": 2}, VOTES),
+    Scales(((0, 1), (-1, 2)), 3, {"a": 2}, VOTES, (-3, 0)),
     {"a": (1, 4)},
     HISTORY,
 )
@@ -69,9 +69,12 @@ def test_a_file_that_is_damaged_anywhere_is_as_good_as_none_and_the_log_says_so(
         {"scales": Scales(())},
         {"scales": Scales(((0, 24),))},
         {"scales": Scales(((0, 1),) * 65)},
-        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, tensors=3))},
-        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, count=3))},
-        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, votes=COUNTERS[:, :-1]))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, tensors=3), (0, 1))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, count=3), (0, 1))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, replace(VOTES, votes=COUNTERS[:, :-1]), (0, 1))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, VOTES, (0,))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, VOTES, (0, 24))},
+        {"scales": Scales(((0, 1),), 2, {"a": 2}, None, (0, 1))},
         {"version": 8},
     ],
 )
@@ -84,9 +87,10 @@ def test_a_whole_file_that_is_no_state_of_this_model_is_not_loaded(change: dict[
     "change",
     [
         {"model": np.array([1.0, -2.0, 3.25], dtype=np.float32)},
-        {"scales": Scales(((0, 1), (-1, 1)), 3, {"a": 2}, VOTES)},
-        {"scales": Scales(((0, 1), (-1, 2)), 4, {"a": 2}, VOTES)},
-        {"scales": Scales(((0, 1), (-1, 2)), 3, {"b": 2}, VOTES)},
+        {"scales": Scales(((0, 1), (-1, 1)), 3, {"a": 2}, VOTES, (-3, 0))},
+        {"scales": Scales(((0, 1), (-1, 2)), 4, {"a": 2}, VOTES, (-3, 0))},
+        {"scales": Scales(((0, 1), (-1, 2)), 3, {"b": 2}, VOTES, (-3, 0))},
+        {"scales": Scales(((0, 1), (-1, 2)), 3, {"a": 2}, VOTES, (-3, 1))},
         {"added": {"a": (1, 5)}},
         {"version": 8},
     ],

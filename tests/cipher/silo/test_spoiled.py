@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding import tally
-from fedsync.cipher.encoding.packing import Packing, Slots
+from fedsync.cipher.encoding.packing import MIN_EXPONENT, Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.cipher.silo.replica_state import ReplicaState
+from fedsync.cipher.silo.replica_state import FREE, ReplicaState
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 from tests.cipher.silo.chains import THREE
 
@@ -294,7 +294,70 @@ def test_so_many_bogus_votes_as_silos_may_lie_change_nothing(
     federation.commit(1, ids)
     federation.begin("e", 1)
     exponents = federation.silos["e"]._state.scales.exponents
-    assert (max(np.subtract(exponents[-1], exponents[0])) > 10) == spoiled
+    assert (max(np.subtract(exponents[-1], exponents[0])) > 6) == spoiled
+
+
+def votes_for(counts: dict[int, int]) -> Lie:
+    """So many votes for these exponents in the first group, instead of one for what the silo needs."""
+
+    def lie(slots: Slots) -> None:
+        slots[32:48] = 0
+        for exponent, count in counts.items():
+            place = exponent - MIN_EXPONENT
+            slots[32 + place // 4] += count << (8 * (place % 4))
+
+    return _header(lie)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_votes_that_a_silo_writes_for_others_raise_no_exponent_beyond_what_values_show(
+    rounds: int, tmp_path: Path
+) -> None:
+    """Three votes for 23, and two of those that the others have less. It became 23."""
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    for version in range(rounds):
+        committed(federation, version, "abc", "c", votes_for({23: 3, -3: -2}))
+        alike(states(federation, version + 1, "abc"))
+    assert federation.silos["a"]._state.scales.votes is None
+    exponent = federation.silos["a"]._state.scales.exponents[-1][0]
+    assert -3 <= exponent <= -2 + 3 + 3, "their sum shows 2^-2"
+    if rounds > 1:
+        model = federation.silos["a"].model
+        honest = sum(change(100 * version + ord(name)) for version in range(rounds) for name in "abc")
+        np.testing.assert_allclose(model, INITIAL + honest / np.float32(3), atol=rounds * 2.0**-8)
+
+
+def test_votes_that_a_silo_takes_from_others_cost_one_agreement(tmp_path: Path) -> None:
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    committed(federation, 0, "abc", "c", votes_for({-40: 3, -3: -2}))
+    (after, *_) = states(federation, 1, "abc")
+    assert after.scales.exponents[-1][0] < -30
+    committed(federation, 1, "abc")
+    (after, *_) = states(federation, 2, "abc")
+    assert -3 <= after.scales.exponents[-1][0] <= 0
+
+
+def test_a_tensor_that_was_nothing_has_a_range_as_soon_as_it_is_something(tmp_path: Path) -> None:
+    """So are gradients behind weights that begin with zeros."""
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    for silo in federation.silos.values():
+        silo._measure = lambda: (np.zeros(LAYOUT.size, dtype=np.float32), 5, 40)
+        federation.aggregator.greet(silo._ring.own.name, -1, silo.greeting())
+    for version in range(3):
+        committed(federation, version, "abc")
+    states(federation, 3, "abc")
+    exponents = [one[0] for one in federation.silos["a"]._state.scales.exponents]
+    assert exponents[0] < -30 and exponents[1] == FREE and -3 <= exponents[2] <= 0
+
+
+def test_a_calibration_sets_no_large_steps(tmp_path: Path) -> None:
+    """All votes of it can be one silo's."""
+    federation = Federation(plan("pad"), tmp_path, THREE)
+    with pytest.MonkeyPatch.context() as patch:
+        votes_for({23: 3, -4: -2})(patch)
+        federation.aggregator.greet("c", -1, federation.silos["c"].greeting())
+    (begun, *_) = states(federation, 0, "abc")
+    assert begun.scales.exponents[-1][0] == 0
 
 
 def test_one_liar_does_not_choose_the_first_grid(tmp_path: Path) -> None:
