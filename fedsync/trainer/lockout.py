@@ -41,7 +41,7 @@ LIMIT = 3
 COUNT, MARKER = "integrity.json", "integrity.kept"
 """Files in the folder of keys: the count, and that there is one."""
 
-_LOCK = "integrity.lock"
+_LOCK, _TURN = "integrity.lock", "integrity.turn"
 _MAX_BYTES = 2**16
 _MOST_REASON = 1000
 
@@ -100,6 +100,20 @@ class Lockout:
             last = failures[-1]
             raise SiloLocked(f"{len(failures)} failures of integrity, the last at {last.at}: {last.reason}. {_REMEDY}")
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One message at a time, of all trainers of the silo: from the check that it is open to the count.
+
+        Else a server that asks many trainers at once would hear of as many forgeries before the lock falls.
+
+        Raises:
+            SiloLocked: the silo is not open.
+            ConfigError: the folder takes no files.
+        """
+        with self._held(_TURN):
+            self.check()
+            yield
+
     def count(self, reason: str) -> None:
         """Count a failure; on disk when this returns.
 
@@ -132,19 +146,20 @@ class Lockout:
         return happened
 
     @contextmanager
-    def _held(self) -> Iterator[Path | None]:
-        """The folder, in which no other process counts meanwhile."""
+    def _held(self, lock: str = _LOCK) -> Iterator[Path | None]:
+        """The folder, in which no other process does the same meanwhile."""
         if self._folder is None:
             yield None
             return
-        path = self._folder / _LOCK
+        path = self._folder / lock
         try:
-            with taken(path, inf):
-                yield self._folder
+            path.touch()
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
             remedy = "Encrypted runs need a folder of keys that this silo can write to"
             raise ConfigError(str(path), problem, remedy) from error
+        with taken(path, inf):
+            yield self._folder
 
     def _read(self) -> IntegrityCount:
         if self._folder is None:

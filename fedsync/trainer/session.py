@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -211,8 +212,7 @@ class SiloSession:
         disk, memory that ran out, a process that was killed. Nor does what was authentic, and spoiled by a silo: that
         tells nobody of the key who has it not, and one silo must not lock all others.
         """
-        with self._exchange:
-            self.check_open()
+        with self._exchange, nullcontext() if self.lockout is None else self.lockout.alone():
             try:
                 return self.replica.receive(received, version)
             except (OtherVersion, ConfigError, OSError, MemoryError, BrokenExecutor):

@@ -2,7 +2,11 @@
 
 import os
 import stat
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from fedsync.cipher.keys.keyring import Ring, open_ring
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import SERVER, ConfigError, SiloLocked, SpoiledSum
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError, SiloLocked, SpoiledSum
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
 from fedsync.trainer.key_lookup import KEYS
@@ -199,6 +203,23 @@ def test_an_emulated_silo_leaves_no_lock_behind(keys: Ring, monkeypatch: pytest.
     assert isinstance(exchange(running.ask, Describe())[0], Refused)
     assert isinstance(exchange(service("one").ask, Describe())[0], Hello)
     assert not (folder(keys) / COUNT).exists()
+
+
+def test_many_trainers_that_are_asked_at_once_give_three_answers(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All had looked before the first had counted."""
+    running = [service(str(number)) for number in range(5)]
+    together = threading.Barrier(len(running))
+
+    def forged(self: EncryptedReplica, payload: Payload, version: int) -> Vector:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.3)
+        raise ProtocolError(SERVER, "tag", "forged")
+
+    monkeypatch.setattr(EncryptedReplica, "receive", forged)
+    with ThreadPoolExecutor(len(running)) as threads:
+        asked = [threads.submit(exchange, one.ask, EvaluateModel(0), np.zeros(8, np.uint8)) for one in running]
+    codes = Counter(answer.code for answer, _ in (one.result() for one in asked) if isinstance(answer, Refused))
+    assert codes == {Refusal.INTEGRITY: LIMIT, Refusal.LOCKED: len(running) - LIMIT}
 
 
 def test_what_a_silo_spoiled_is_the_same_word_and_does_not_count(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
