@@ -176,16 +176,22 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
     a_round(federation, 0)
     a_round(federation, 1)
-    snapshot = federation.silos["a"].snapshot().copy()
-    snapshot[-1] ^= 1
-    federation.aggregator.put_snapshot("a", 1, snapshot)
+    first, snapshot = federation.silos["a"].snapshot(), federation.silos["b"].snapshot().copy()
+    federation.aggregator.put_snapshot("a", 1, first)
     a_round(federation, 2)
+    snapshot[-1] ^= 1
+    snapshots = federation.aggregator._snapshots
+    assert snapshots.relied is not None
+    snapshots.relied = replace(snapshots.relied, sealed=snapshot)
     federation.silos["b"] = federation.copy("b")
     federation.aggregator.holds("b", -1)
-    with pytest.raises(ProtocolError, match="damaged"):
+    with pytest.raises(ProtocolError, match="not signed"):
         federation.begin("b", 3)
+    with pytest.raises(ProtocolError, match="not signed"):
+        federation.aggregator.put_snapshot("b", 1, snapshot)
+    federation.aggregator._chain.forget(2)
     with pytest.raises(ProtocolError, match="not among those kept"):
-        federation.aggregator.put_snapshot("a", 0, snapshot)
+        federation.aggregator.put_snapshot("a", 1, first)
 
 
 def test_a_copy_survives_its_process(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
+from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.announcements import Announcements
 from fedsync.cipher.masking.masks import own_seeds
@@ -337,11 +338,14 @@ class EncryptedAggregator:
         """Keep a sealed model for silos that hold none of the versions that links begin with, once it is attested.
 
         Raises:
-            ProtocolError: too large, or of a version that no link begins with.
+            ProtocolError: too large, not signed by the silo, or of a version that no link begins with.
         """
         most = self._plan.layout.nbytes + MAX_SNAPSHOT_EXTRA
         if snapshot.dtype != np.uint8 or len(snapshot) > most:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {most}")
+        read = SignedSnapshot.read(snapshot.tobytes(), silo)
+        if (read.author, read.version) != (silo, version) or not read.is_of(self._inbox.key_of(silo)):
+            raise ProtocolError(silo, "snapshot", "not signed by this silo for this version")
         if not self._chain.continues(version):
             raise ProtocolError(silo, "snapshot", f"of version {version}, which is not among those kept")
         self._snapshots.offer(KeptSnapshot(silo, version, snapshot))

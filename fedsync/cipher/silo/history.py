@@ -23,6 +23,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
 from fedsync.cipher.encoding.wire import Envelope, member_context
@@ -144,6 +145,9 @@ class History:
         records: what the last versions did; none before there is a model.
         chains: D of each of them.
     """
+
+    MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size
+    """Of `to_bytes`."""
 
     run: bytes
     records: LinkRecords = LinkRecords(-1, ())

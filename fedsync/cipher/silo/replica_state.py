@@ -32,6 +32,9 @@ FREE = -8
 _HIDDEN = 3
 """Bits by which a silo's largest value may be larger than any of the sum, where the others' hide it."""
 
+_LONGEST = -1.2345678901234567e-308
+"""A number with as many digits as any has."""
+
 SEEN = 64
 """Serials remembered of each silo's updates; older ones count as added."""
 
@@ -127,6 +130,24 @@ class ReplicaState:
 
     def _model(self) -> bytes:
         return self.model.astype("<f4", copy=False).tobytes()
+
+    @classmethod
+    def most_bytes(cls, values: int, tensors: int, silos: Iterable[str]) -> int:
+        """No state of a run has more bytes: every number has as many digits as it can have.
+
+        Args:
+            values: of the model.
+            tensors: of it that are sealed.
+            silos: that have a key.
+        """
+        number, names = 10**15, frozenset(silos)
+        exponents = (MIN_EXPONENT,) * tensors
+        votes = Tally(number, 0, 0.0, np.full((vote_groups(tensors), BINS), 999), tensors, 0, None)
+        scales = Scales((exponents,) * MAX_GRIDS, number, dict.fromkeys(names, number), votes, exponents)
+        added = dict.fromkeys(names, (number,) * SEEN)
+        figures = FigurePool(names, number, _LONGEST, names, number, _LONGEST, _LONGEST, number**3)
+        fullest = cls(number, np.empty(0, np.float32), scales, added, History(b""), figures)
+        return History.MOST_BYTES + 8 + len(fullest._about()) + 4 * values
 
     def to_bytes(self) -> bytes:
         """For a file or a snapshot."""

@@ -1,71 +1,70 @@
 """Snapshots: a silo's state, sealed for silos that join, and signed by who made it.
 
-The server stores snapshots and cannot read them; a silo may lie in one. So its content begins with the author's name
-and signature over run, version and state, the state's digest must be the newest D of its own history, and who begins
-with it wants updates of other silos whose D builds on that: see `fedsync.cipher.silo.reading`.
+The server stores snapshots and cannot read them; a silo may lie in one. So the author signs what it sealed, which the
+server checks, too: whatever turns out to be wrong behind a good signature is the author's lie, and no forgery of the
+server's. The state's digest must be the newest D of its own history, and who begins with it wants updates of other
+silos whose D builds on that: see `fedsync.cipher.silo.reading`.
 
-    author: length [1], UTF-8 | Ed25519 signature [64] | `ReplicaState.to_bytes`
+    `fedsync.cipher.encoding.signed_snapshot`, and in it under AES-GCM with a key of the group:
+    bytes of the state [8], `ReplicaState.to_bytes`, zeros
 
-all under AES-GCM with a key of the group.
+Zeros make all snapshots of a run equally long: digits of exponents and losses are not for the server.
 """
 
 from __future__ import annotations
 
-import hashlib
+import struct
 
-from fedsync.cipher.encoding.fields import FieldCheck, read_name, write_name
+from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
 from fedsync.cipher.keys.keyring import Ring
-from fedsync.cipher.keys.material import SIGNATURE_BYTES, Purpose, is_signed, open_blob, seal_blob
+from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.replica_state import ReplicaState
-from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
 
-_SIGNED = b"snapshot 1"
+_LENGTH = struct.Struct("<Q")
 
 
 def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> bytes:
     """A silo's state for other silos."""
     data = state.to_bytes()
-    signature = ring.own.sign(_SIGNED, _signed(state, data))
-    return seal_blob(ring.group, Purpose.SNAPSHOT, _about(plan), write_name(ring.own.name) + signature + data)
+    filled = max(ReplicaState.most_bytes(plan.layout.size, len(plan.sealed.names), ring.group.members), len(data))
+    sealed = seal_blob(ring.group, Purpose.SNAPSHOT, _about(plan), _LENGTH.pack(len(data)) + data.ljust(filled, b"\0"))
+    return SignedSnapshot.make(ring.own, state.history.run, state.version, sealed)
 
 
-def open_snapshot(
-    ring: Ring, plan: EncryptionPlan, run: bytes, sealed: bytes, version: int
-) -> tuple[str, ReplicaState]:
+def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, version: int) -> tuple[str, ReplicaState]:
     """Name of the author, and the state; that the run came to it is not known before others stand for it.
 
     Args:
         ring: the silo's keys.
         plan: of the run.
         run: R.
-        sealed: what `seal_snapshot` made.
+        data: what `seal_snapshot` made.
         version: that it is said to be of.
 
     Raises:
-        ProtocolError: no silo of this group made it for this run and version, or it is no state.
+        ProtocolError: no silo of this group made it.
+        SpoiledSum: one did, and not for this run and version, or it is no state.
     """
-    content = memoryview(open_blob(ring.group, Purpose.SNAPSHOT, _about(plan), sealed, SERVER))
-    check = FieldCheck(SERVER)
-    name, at = read_name(content, 0, check)
-    signature, data = bytes(content[at : at + SIGNATURE_BYTES]), bytes(content[at + SIGNATURE_BYTES :])
+    read = SignedSnapshot.read(data, SERVER)
+    author = ring.group.members.get(read.author)
+    if author is None or not read.is_of(author.signing):
+        raise ProtocolError(SERVER, "snapshot", f"not signed by {read.author!r}, whose it is said to be")
     try:
-        state = ReplicaState.from_bytes(data, plan.layout.size, len(plan.sealed.names))
-    except ValueError as error:
-        raise ProtocolError(SERVER, "snapshot", str(error)) from error
-    author = ring.group.members.get(name)
-    if author is None or not is_signed(author.signing, _SIGNED, _signed(state, data), signature):
-        check.fail("snapshot", f"not signed by {name!r}, whose it is said to be")
-    concealed = ring.group.conceal(state.digest)
-    if state.history.run != run or state.version != version or not state.history.fits(concealed):
-        check.fail("snapshot", f"of version {state.version}, announced as {version}, or not what its history led to")
-    return name, state
+        content = open_blob(ring.group, Purpose.SNAPSHOT, _about(plan), bytes(read.sealed), read.author)
+        (length,) = _LENGTH.unpack_from(content)
+        end = _LENGTH.size + length
+        state = ReplicaState.from_bytes(content[_LENGTH.size : end], plan.layout.size, len(plan.sealed.names))
+    except (ProtocolError, ValueError, struct.error) as error:
+        raise SpoiledSum(read.author, "snapshot", str(error)) from error
+    found = state.history.run, state.version, read.run, read.version
+    if found != (run, version, run, version) or not state.history.fits(ring.group.conceal(state.digest)):
+        detail = f"of version {state.version}, announced as {version}, or not what its history led to"
+        raise SpoiledSum(read.author, "snapshot", detail)
+    return read.author, state
 
 
 def _about(plan: EncryptionPlan) -> bytes:
     """What a snapshot is bound to: the model's layout and how it is sealed."""
     return plan.grid(plan.first_exponents).digest
-
-
-def _signed(state: ReplicaState, data: bytes) -> bytes:
-    return state.history.run + state.version.to_bytes(8, "little") + hashlib.sha256(data).digest()

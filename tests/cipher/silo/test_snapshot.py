@@ -11,14 +11,15 @@ import pytest
 
 from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkKind, Start
+from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
 from fedsync.cipher.keys.keyring import open_ring
-from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
+from fedsync.cipher.keys.material import Purpose, seal_blob
 from fedsync.cipher.silo import reading
 from fedsync.cipher.silo import snapshot as snapshots
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.reading import ReadLink
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import ProtocolError, SpoiledSum
 from tests.cipher.make import Federation, change, plan
 
 FOUR = dict.fromkeys("abcd", 10)
@@ -117,13 +118,55 @@ def test_numbers_that_are_none_are_refused(federation: Federation) -> None:
 
 def test_another_s_name_is_not_taken(federation: Federation) -> None:
     """b seals what it says is c's: it has the group's key, but not c's own."""
-    ring = open_ring(federation.keys.silos["b"])
-    about = snapshots._about(federation.plan)
     sent = from_snapshot(federation, state_at(federation, AT))
-    content = open_blob(ring.group, Purpose.SNAPSHOT, about, bytes(sent.model))
     for name in (b"c", b"x"):
-        sealed = seal_blob(ring.group, Purpose.SNAPSHOT, about, b"\x01" + name + content[2:])
-        assert check_of(federation, replace(sent, model=sealed)) == "snapshot"
+        assert check_of(federation, replace(sent, model=b"\x01" + name + bytes(sent.model)[2:])) == "snapshot"
+
+
+def _cut(federation: Federation) -> bytes:
+    """Sealed with the group's key, and no state."""
+    ring = open_ring(federation.keys.silos["b"])
+    return seal_blob(ring.group, Purpose.SNAPSHOT, snapshots._about(federation.plan), bytes(9))
+
+
+@pytest.mark.parametrize("what", ["no blob", "no state", "another run"])
+def test_what_its_author_signed_and_is_no_snapshot_is_the_author_s_lie(what: str, federation: Federation) -> None:
+    """It came through an honest server, so it is no forgery. It was counted as one, and joiners locked themselves."""
+    ring, sent = open_ring(federation.keys.silos["b"]), from_snapshot(federation, state_at(federation, AT))
+    run = federation.copy("d")._run
+    sealed = {"no blob": b"junk", "no state": _cut(federation), "another run": bytes(sent.model)[106:]}[what]
+    lie = SignedSnapshot.make(ring.own, bytes(32) if what == "another run" else run, AT, sealed)
+    silo = federation.copy("d")
+    with pytest.raises(SpoiledSum):
+        silo.receive(replace(sent, model=lie).encode(), sent.version)
+
+
+def test_a_server_keeps_what_its_author_signed_only(federation: Federation) -> None:
+    """Else the joiner would take the author's junk for the server's forgery."""
+    good = federation.silos["a"].snapshot()
+    version = federation.silos["a"].holds
+    for silo, at, sealed in (
+        ("b", version, good),
+        ("a", version - 1, good),
+        ("a", version, good[:-1]),
+        ("a", 0, good[:9]),
+    ):
+        with pytest.raises(ProtocolError, match=r"snapshot|header"):
+            federation.aggregator.put_snapshot(silo, at, sealed)
+
+
+def test_all_snapshots_of_a_run_are_equally_long(federation: Federation) -> None:
+    """The number of digits of what is in them was in their length."""
+    state, ring = state_at(federation, AT), open_ring(federation.keys.silos["b"])
+    figures = replace(state.pool, silos=frozenset("abcd"), loss=-1.2345678901234567e-300, samples=10**30)
+    long = replace(
+        state,
+        scales=Scales(tuple((-40 + e, -33, -39) for e in range(64)), 199, {"a": 99}),
+        added={name: tuple(range(10**9, 10**9 + 64)) for name in "abcd"},
+        pool=figures,
+    )
+    found = {len(snapshots.seal_snapshot(ring, federation.plan, one)) for one in (state, long, state_at(federation, 0))}
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("other", [{"run": "another"}, {"specification": bytes(31) + b"1"}])
