@@ -10,7 +10,7 @@ Only what passed all of it is opened, in `fedsync.cipher.silo.opening`: whoever 
 sealed, and sees whether that goes well, learns the key bit by bit.
 
 Of versions that the catch-up itself leads to, a silo computes D only after it opened what led there. So which of the
-members built on what this silo has is known in the end only: `Claims`.
+members built on what this silo has is known in the end only: `ClaimedPasts`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReadLink:
         return tuple((entry.version, entry.content) for entry in self.entries)
 
 
-class Claims:
+class ClaimedPasts:
     """What members say of the versions that they began with.
 
     One silo may name whatever D it likes, under its tag. So an update that names another D than this silo has brings
@@ -116,7 +116,7 @@ class ReadCatchUp:
 
     calibration: wire.Envelope | None
     links: tuple[ReadLink, ...]
-    claims: Claims
+    claims: ClaimedPasts
 
 
 class CatchUpReader:
@@ -159,7 +159,7 @@ class CatchUpReader:
                 detail = f"{', '.join(others)} mean another run: another specification, name or key epoch"
                 raise SpoiledSum(SERVER, "chain", detail)
         self._place(links, base)
-        read = ReadCatchUp(calibration, links, Claims(links, self._lying))
+        read = ReadCatchUp(calibration, links, ClaimedPasts(links, self._lying))
         self.check_claims(read, {} if base is None else base.history.known(), base, author)
         return read
 
