@@ -117,8 +117,8 @@ SILO: Changes = {
         ),
         (
             "a-calibration-of-another-run-is-opened",
-            "            if len(others) > self._lying:\n                detail = f\"{', '.join(others)} mean another run",
-            "            if False:\n                detail = f\"{', '.join(others)} mean another run",
+            "            if len(others) > self._lying:\n                detail = f",
+            "            if False:\n                detail = f",
         ),
         (
             "a-calibration-of-one-silo-is-opened",
