@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.kinds.absp import Absp
 from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.late import LateRule
 from fedsync.policies.barrier.wrappers.capped import Capped
@@ -20,6 +21,8 @@ from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.quorum import Quorum
 from fedsync.policies.barrier.wrappers.resting import Resting
 from tests.laws.rounds import Rounds
+
+HURRIED = Absp(sync_ratio=1.0, report_s=0.25)
 
 quarters = st.lists(st.integers(1, 60), min_size=2, max_size=6, unique=True)
 late_rules = st.sampled_from(list(LateRule))
@@ -174,3 +177,16 @@ def test_a_wrapper_that_never_binds_changes_nothing(wrapper: BarrierPolicy[objec
             rounds.round({"a": 1.0 + turn, "b": 3.0 - turn / 2, "c": 2.0})
     assert (plain.commits, plain.released) == (wrapped.commits, wrapped.released)
     assert (wrapped.discards, wrapped.halted) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "wrapper", [Capped(HURRIED, 100.0), Quorum(HURRIED, share=1.0), Deadline(HURRIED, floor_s=100.0)]
+)
+def test_a_wrapper_leaves_the_alarm_of_what_is_inside_as_it_is(wrapper: BarrierPolicy[object]) -> None:
+    """A-BSP asks how far the others are when the first is in, and again every quarter second."""
+    rounds = Rounds(Resting(MinimumSilos(wrapper, 1)))
+    rounds.join("a", "b")
+    rounds.finish(1.0, "a")
+    assert rounds.wake_s == 1.25
+    rounds.wait(1.3)
+    assert rounds.wake_s == 1.5
