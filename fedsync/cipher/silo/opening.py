@@ -40,7 +40,7 @@ from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import History, added_content
 from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
-from fedsync.cipher.silo.replica_state import ReplicaState, Scales
+from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.core.errors import SERVER, ProtocolError
@@ -105,8 +105,14 @@ class Opener:
             if slots.reshape(-1)[plan.grid(first).head :].any():
                 raise _spoiled("filling", "there are values in a calibration")
             spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
-            # There are no values yet that would bear out more.
-            first = tuple(map(min, first, tally.next_exponents(added_up, first, spared, plan.headroom)))
+            # There are no values yet that would bear out much.
+            first = tuple(
+                map(
+                    min,
+                    (one + CALIBRATED for one in first),
+                    tally.next_exponents(added_up, first, spared, plan.headroom),
+                )
+            )
         except ProtocolError as error:
             _log_spoiled(0, members, error)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 MAX_GRIDS = 64
 """Grids remembered: an update sealed on an older one cannot be opened any more."""
 
+CALIBRATED = 4
+"""Octaves by which a calibration may raise an exponent: values up to 16 are not clipped in the first updates."""
+
 FREE = -8
 """Exponents up to this one are taken on votes alone: a tensor of zeros has values some day."""
 

@@ -351,13 +351,13 @@ def test_a_tensor_that_was_nothing_has_a_range_as_soon_as_it_is_something(tmp_pa
 
 
 def test_a_calibration_sets_no_large_steps(tmp_path: Path) -> None:
-    """All votes of it can be one silo's."""
+    """All votes of it can be one silo's, so it may ask for values up to 16 at most."""
     federation = Federation(plan("pad"), tmp_path, THREE)
     with pytest.MonkeyPatch.context() as patch:
         votes_for({23: 3, -4: -2})(patch)
         federation.aggregator.greet("c", -1, federation.silos["c"].greeting())
     (begun, *_) = states(federation, 0, "abc")
-    assert begun.scales.exponents[-1][0] == 0
+    assert begun.scales.exponents[-1][0] == 4
 
 
 def test_one_liar_does_not_choose_the_first_grid(tmp_path: Path) -> None:
