@@ -28,8 +28,9 @@ from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
 from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train.device import resolve
-from fedsync.train.loop import Trainer, Watch
+from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
+from fedsync.train.pace import Watch
 from fedsync.train.sample import likely_update
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
-from fedsync.train import loop
+from fedsync.train import local, loop, pace
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 
@@ -68,8 +68,9 @@ class Clock:
             return gradients(trainer, rows)
 
         monkeypatch.setattr(Trainer, "_gradients", stepping)
-        monkeypatch.setattr(loop, "perf_counter", lambda: self.now_s)
-        monkeypatch.setattr(loop, "sleep", self._sleep)
+        for module in (local, loop, pace):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(pace, "sleep", self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)

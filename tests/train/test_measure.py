@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.protocol import SiloData, SiloSlot
-from fedsync.train import loop
+from fedsync.train import local, loop, pace
 from fedsync.train import measure as measuring
 from fedsync.train.loop import Trainer
 from fedsync.train.measure import Measurement, StepTiming, measure, sizes_up_to
@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             return gradients(trainer, rows)
 
         monkeypatch.setattr(Trainer, "_gradients", stepping)
-        for module in (loop, measuring):
+        for module in (local, loop, measuring, pace):
             monkeypatch.setattr(module, "perf_counter", lambda: now_s)
 
     return build

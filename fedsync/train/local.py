@@ -1,0 +1,228 @@
+"""What every way to train at a silo has in common: an order in, an update and a report out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from fedsync.core.checks import usable
+from fedsync.core.errors import Diverged
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.train import device as devices
+from fedsync.train.machine_probe import MachineProbe
+from fedsync.train.options import LocalOptions
+from fedsync.train.pace import Pace, Watch
+from fedsync.train.sampler import Cursor
+from fedsync.train.throttle import Throttle
+from fedsync.train.weights import Weights
+
+_STEPS_AT_A_TIME = 64
+
+BeginPace = Callable[[], Pace]
+"""Starts the clock of an order's first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an order came to.
+
+    Args:
+        update: local model minus base, float32 [layout.size].
+        report: for the server.
+        cursor: for the next order.
+    """
+
+    update: Vector
+    report: WorkReport
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the steps of an order came to.
+
+    Args:
+        pace: how they went.
+        loss: mean over the steps; None if nobody said.
+        cursor: for the next order.
+        metrics: other figures of training.
+        batch_cap: largest batch that fits the memory, if it ran out.
+    """
+
+    pace: Pace
+    loss: float | None
+    cursor: Cursor
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    batch_cap: int | None = None
+
+
+class MeanLoss:
+    """The losses of an order's steps, added up now and then, float64 on their device."""
+
+    def __init__(self) -> None:
+        self._sum: float | torch.Tensor = 0.0
+        self._recent: list[torch.Tensor] = []
+        self._count = 0
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Take a step's mean loss, a detached scalar; nothing waits for the device."""
+        self._recent.append(loss)
+        if len(self._recent) == _STEPS_AT_A_TIME:
+            self._fold()
+
+    def mean(self) -> float | None:
+        """Over all that were added; None if none was."""
+        self._fold()
+        return float(self._sum) / self._count if self._count else None
+
+    def _fold(self) -> None:
+        if self._recent:
+            self._sum = self._sum + torch.stack(self._recent).sum(dtype=torch.float64)
+            self._count += len(self._recent)
+            self._recent.clear()
+
+
+class LocalTrainer(ABC):
+    """Trains one silo, order after order, with model and data kept on the device.
+
+    Not for several threads at once: torch's generator is one a process.
+
+    Args:
+        name: of the silo.
+        weights: the model that training changes.
+        device: where it is.
+        options: how to train.
+    """
+
+    def __init__(self, name: str, weights: Weights, device: torch.device, options: LocalOptions) -> None:
+        self._name = name
+        self._weights = weights
+        self._device = device
+        self._options = options
+        self._probe = MachineProbe(device, options.resources)
+
+    @property
+    def layout(self) -> Layout:
+        return self._weights.layout
+
+    @property
+    def device(self) -> str:
+        """Where training runs, for people: ``cpu`` or ``cuda:0``."""
+        return str(self._device)
+
+    @property
+    @abstractmethod
+    def examples(self) -> int:
+        """Training samples that the silo holds."""
+
+    @abstractmethod
+    def initial_model(self) -> Vector:
+        """The model before any training, float32 [layout.size]; the same on every silo."""
+
+    @abstractmethod
+    def find_batch_cap_on_gpu(self) -> int | None:
+        """The largest batch that fits a GPU's memory [samples], where that is quick to find; else None."""
+
+    @abstractmethod
+    def _begin(self, order: WorkOrder) -> None:
+        """Make ready for an order; the base model is loaded."""
+
+    @abstractmethod
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> Trained:
+        """Do the steps."""
+
+    @abstractmethod
+    def _evaluate(self) -> Evaluation:
+        """Evaluate the weights that are loaded."""
+
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+    ) -> Outcome:
+        """Do an order.
+
+        Ends after ``order.max_steps`` steps, or after the step in which ``order.budget_s`` ran out (so
+        after one step at least), or when ``watch`` says so.
+
+        Args:
+            order: what to do.
+            base: model to start from, float32 [layout.size].
+            cursor: where the silo is in its data.
+            throttle: machine to emulate, if any; its sleeps count as compute time.
+            watch: told after each step, if given; its time counts as compute time, so let it be quick.
+
+        Raises:
+            ValueError: the base has the wrong length or is not finite, or the batch is empty.
+            Diverged: training came to values that are not finite.
+            RuntimeError: one single sample does not fit the memory.
+        """
+        overhead_s: dict[str, float] = {}
+        evaluation = None
+        self._set_threads()
+        with devices.seeded(self._device, order.seed), devices.deterministic(self._options.deterministic):
+            with self._timed(overhead_s, "load"):
+                self._weights.load(base)
+                self._begin(order)
+            if order.evaluate:
+                with self._timed(overhead_s, "evaluate"):
+                    evaluation = usable(self._name, self._evaluate())
+            trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
+        with self._timed(overhead_s, "store"):
+            update = self._weights.read()
+            update -= base
+            finite = bool(np.isfinite(update).all())
+        if not (finite and (trained.loss is None or np.isfinite(trained.loss))):
+            raise Diverged(
+                "local.learning_rate",
+                f"training diverged: the loss became {trained.loss} at learning rate {order.learning_rate}",
+                "Lower it",
+            )
+        pace = trained.pace
+        report = WorkReport(
+            base_version=order.base_version,
+            steps=pace.steps,
+            samples=pace.samples,
+            compute_s=pace.compute_s,
+            loss=trained.loss,
+            overhead_s=overhead_s,
+            windows=pace.windows,
+            batch_cap=trained.batch_cap,
+            evaluation=evaluation,
+            metrics={**self._probe.metrics(), **trained.metrics},
+        )
+        return Outcome(update, report, trained.cursor)
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        """Loss and score of ``model``, float32 [layout.size], on the silo's test split.
+
+        Raises:
+            ValueError: the vector has the wrong length or is not finite.
+        """
+        self._set_threads()
+        self._weights.load(model)
+        with devices.deterministic(self._options.deterministic):
+            return self._evaluate()
+
+    def _set_threads(self) -> None:
+        """Each time, since torch's setting is one a process and other silos may want another."""
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)
+
+    @contextmanager
+    def _timed(self, overhead_s: dict[str, float], kind: str) -> Iterator[None]:
+        """Count the time inside as overhead of that kind."""
+        start_s = perf_counter()
+        yield
+        devices.synchronise(self._device)
+        overhead_s[kind] = perf_counter() - start_s
