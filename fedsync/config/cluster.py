@@ -157,6 +157,9 @@ class SiloConfig(Section):
     examples: Annotated[int, Field(ge=1)] = 1000
     """Training samples it claims in a timing-only run, which has no data."""
 
+    node_config: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """What training code of one's own finds in ``silo.node_config``, as at a real silo."""
+
     @model_validator(mode="after")
     def _comes_before_it_goes(self) -> Self:
         begin_s = self.joins_at_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,9 +23,13 @@ from fedsync.config.tasks_kinds import (
     TestShare,
 )
 from fedsync.config.tasks_partition import PartitionConfig, iid
+from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedsync.client.silo import Silo
     from fedsync.tasks.protocol import Task
+    from fedsync.train.local import LocalTrainer
+    from fedsync.train.options import LocalOptions
 
 # Tasks import torch, so they are imported where they are built: a file validates without it.
 
@@ -132,10 +137,48 @@ class CustomConfig(TaskSection):
         return self.model_copy(update={"file": locate(self.file)})
 
 
+class SiloAppConfig(TaskSection):
+    """A Python file of the user's with a `fedsync.client.SiloApp`: training code of one's own."""
+
+    kind: Literal["silo-app"]
+    file: str
+    """The Python file; relative to the strategy file, where something is there."""
+
+    app: str = "app"
+    """Name of the `SiloApp` in it."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What its ``setup`` finds in ``silo.options``."""
+
+    @property
+    def scores(self) -> Scores:
+        return "any"
+
+    def build(self) -> Task:
+        """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
+        problem = "its model is made where its data are, in setup"
+        raise ConfigError("task.kind silo-app", problem, "Ask a silo for the model, or try a run in virtual time")
+
+    def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+        from fedsync.client.app import SiloApp
+        from fedsync.tasks.custom import run_file
+        from fedsync.train.guest import GuestTrainer
+
+        app = getattr(run_file(Path(self.file), "task.file"), self.app, None)
+        if not isinstance(app, SiloApp):
+            problem = f"there is no SiloApp by the name of {self.app}"
+            raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
+        return GuestTrainer(app, replace(site, options=self.options), options)
+
+    def relocated(self, locate: Callable[[str], str]) -> SiloAppConfig:
+        return self.model_copy(update={"file": locate(self.file)})
+
+
 TaskConfig = Annotated[
     DigitsConfig
     | CsvConfig
     | CustomConfig
+    | SiloAppConfig
     | ImagesConfig
     | SequencesConfig
     | MlpConfig

@@ -28,9 +28,12 @@ from fedsync.config.training import LocalConfig
 from fedsync.core.weighting import Solver
 
 if TYPE_CHECKING:
+    from fedsync.client.silo import Silo
     from fedsync.tasks.partition import Partition
     from fedsync.tasks.protocol import Task
     from fedsync.tasks.samples import Source
+    from fedsync.train.local import LocalTrainer
+    from fedsync.train.options import LocalOptions
 
 TestShare = Annotated[float, Field(gt=0, lt=1)]
 Spread = Annotated[float, Field(gt=0)]
@@ -44,6 +47,23 @@ class TaskSection(Section):
     def solver(self, local: LocalConfig) -> Solver:
         """How local steps go, for aggregation that normalises them."""
         return Solver(local.momentum, local.learning_rate * local.proximal)
+
+    def build(self) -> Task:
+        """Model and data; raises `ConfigError` where they are not usable here."""
+        raise NotImplementedError
+
+    def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+        """What trains at a silo.
+
+        Args:
+            site: the silo.
+            slots: number of silos that the data are dealt to.
+            options: how to train.
+        """
+        from fedsync.tasks.protocol import SiloSlot
+        from fedsync.train.loop import Trainer
+
+        return Trainer(self.build(), SiloSlot(site.name, site.index, slots, site.seed), options)
 
 
 class SourceSection(TaskSection):

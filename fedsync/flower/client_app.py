@@ -9,8 +9,10 @@ Nothing is raised to Flower, which would send the error's words to the server.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -22,6 +24,14 @@ from fedsync.trainer.protocol import RESOURCES, Ask, Identity, write_reply
 from fedsync.trainer.refusals import refuse
 
 app = ClientApp()
+
+Config = Mapping[str, bool | int | float | str]
+"""Flower's node configuration, or run configuration."""
+
+_OWN_NODE_KEYS = {"partition-id", "silo-name", "device", "resources", "declared-speed"}
+_OWN_RUN_KEYS = {"strategy", "silos", "overrides", "out", "control", "keys", "registered", "resume", "target-accuracy"}
+"""What FedSync itself reads of a configuration; the rest is for the silo's own training code. A run that is resumed is
+the same run, though ``resume`` then says so."""
 
 _YES, _NO = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 
@@ -37,13 +47,14 @@ def connect(identity: Identity) -> Ask:
 def _forward(message: Message, context: Context) -> Message:
     try:
         spec, text, payload = messages.read_request(message)
-        reply, answer = connect(identify(spec, context.node_config, os.environ))(text, payload)
+        identity = identify(spec, context.node_config, os.environ, context.run_config)
+        reply, answer = connect(identity)(text, payload)
         return messages.answer(message, reply, None if answer is None else payloads.pack(answer))
     except Exception as error:
         return messages.answer(message, write_reply(refuse(error)))
 
 
-def identify(spec: str, node: Mapping[str, bool | int | float | str], environment: Mapping[str, str]) -> Identity:
+def identify(spec: str, node: Config, environment: Mapping[str, str], run: Config = MappingProxyType({})) -> Identity:
     """Which silo a node is, and what its owner has decided.
 
     The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:1"
@@ -54,6 +65,7 @@ def identify(spec: str, node: Mapping[str, bool | int | float | str], environmen
         spec: the run's specification as JSON.
         node: configuration of the node.
         environment: variables of this process.
+        run: configuration of the run.
 
     Raises:
         ConfigError: a value means nothing.
@@ -67,6 +79,8 @@ def identify(spec: str, node: Mapping[str, bool | int | float | str], environmen
         device=None if device is None else str(device),
         resources=_consents("node configuration, resources", node.get("resources", True))
         and _consents(RESOURCES, environment.get(RESOURCES) or "on"),
+        node_config=json.dumps({key: node[key] for key in sorted(node.keys() - _OWN_NODE_KEYS)}),
+        run_config=json.dumps({key: run[key] for key in sorted(run.keys() - _OWN_RUN_KEYS)}),
     )
 
 

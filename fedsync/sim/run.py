@@ -16,7 +16,6 @@ from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
-from fedsync.train.weights import save_model
 from fedsync.trainer.protocol import Identity
 from fedsync.trainer.session import SiloSession
 
@@ -52,11 +51,11 @@ def run_virtual(
         RunError: the run could not reach its end.
     """
     builder = RunBuilder(config, cluster, out, "virtual", target_accuracy, listeners)
-    task, spec = config.task.build(), builder.spec()
+    spec = builder.spec()
     text = spec.dump()
     keys, rings = _keys(config, cluster)
     workers = {
-        silo.name: SiloSession(Identity(text, index, silo.name, resources=False), spec, task, rings.__getitem__)
+        silo.name: SiloSession(Identity(text, index, silo.name, resources=False), spec, rings.__getitem__)
         for index, silo in enumerate(cluster.silos)
     }
     first = next(iter(workers.values()))
@@ -69,7 +68,7 @@ def run_virtual(
         driver.run()
     finally:
         summary = recorder.finish()
-    save_model(out / "model.pt", task, final_model(aggregator, {name: each.replica for name, each in workers.items()}))
+    first.save_model(out / "model.pt", final_model(aggregator, {name: each.replica for name, each in workers.items()}))
     return summary
 
 

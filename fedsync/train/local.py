@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -21,7 +22,7 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace, Watch
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
-from fedsync.train.weights import Weights
+from fedsync.train.weights import Weights, save_state
 
 _STEPS_AT_A_TIME = 64
 
@@ -213,6 +214,11 @@ class LocalTrainer(ABC):
         self._weights.load(model)
         with devices.deterministic(self._options.deterministic):
             return self._evaluate()
+
+    def save_model(self, path: Path, model: Vector) -> None:
+        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it."""
+        self._weights.load(model)
+        save_state(path, self._weights.module.state_dict())
 
     def _set_threads(self) -> None:
         """Each time, since torch's setting is one a process and other silos may want another."""

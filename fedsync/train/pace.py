@@ -83,6 +83,10 @@ class Pace:
             self._watch is None or self._watch(self.steps, self.samples)
         )
 
+    def jump(self, steps: int) -> None:
+        """Count all steps of an order at once, which nobody looked into."""
+        self.steps = steps
+
     def finish(self) -> None:
         """End the order: `compute_s` and `windows` are what it came to."""
         devices.synchronise(self._device)

@@ -7,7 +7,7 @@ import numpy as np
 from fedsync.core.errors import Diverged
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.train.loop import Trainer
+from fedsync.train.local import LocalTrainer
 from fedsync.train.sampler import Cursor
 
 _STEPS = 2
@@ -17,7 +17,7 @@ _LARGEST = np.float32(2.0**24)
 
 
 def likely_update(
-    trainer: Trainer, batch_size: int, steps: int, learning_rate: float, seed: int
+    trainer: LocalTrainer, batch_size: int, steps: int, learning_rate: float, seed: int
 ) -> tuple[Vector, int, int]:
     """Something of the size of a first update: a few steps, stretched to all of them.
 

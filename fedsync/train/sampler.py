@@ -17,10 +17,12 @@ class Cursor:
     Args:
         epoch: passes over the data that are complete.
         position: samples of the current pass already taken.
+        state: what a silo's own training code keeps from one order to the next, as JSON.
     """
 
     epoch: int = 0
     position: int = 0
+    state: str = "{}"
 
 
 class Sampler:

@@ -31,6 +31,7 @@ class Weights:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.module = module
         named: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in module.state_dict(keep_vars=True).items():
@@ -125,15 +126,16 @@ def save_model(path: Path, task: Task, vector: Vector) -> None:
     # Any seed will do: every value is overwritten.
     module = build_model(task, 0)
     Weights(module).load(vector)
-    _save(path, module.state_dict())
+    save_state(path, module.state_dict())
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
     """Write named float32 tensors as a state dict, where there is no module to ask for their types."""
-    _save(path, {name: torch.from_numpy(values.copy()) for name, values in tensors.items()})
+    save_state(path, {name: torch.from_numpy(values.copy()) for name, values in tensors.items()})
 
 
-def _save(path: Path, state: Mapping[str, Tensor]) -> None:
+def save_state(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state dict as ``torch.load(path, weights_only=True)`` reads it; whole or not at all."""
     unfinished = path.with_suffix(".tmp")
     torch.save(state, unfinished)
     unfinished.replace(path)

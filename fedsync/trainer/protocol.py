@@ -276,6 +276,8 @@ class Identity:
         device: where its owner wants to train, or None for what the run's specification says.
         resources: whether its owner allows to tell how much of the machine is left to the trainer; the
             run's specification has to want it too.
+        node_config: what else its owner says, for training code of its own, as JSON.
+        run_config: what the run says, for the same.
     """
 
     spec: str
@@ -284,6 +286,8 @@ class Identity:
     declared_speed: float | None = None
     device: str | None = None
     resources: bool = True
+    node_config: str = "{}"
+    run_config: str = "{}"
 
     @property
     def spec_digest(self) -> bytes:

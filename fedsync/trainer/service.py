@@ -116,7 +116,7 @@ class TrainerService:
                 "Give every silo its own number from 0 on",
             )
         self._owner = owner
-        session = SiloSession(identity, spec, spec.task.build(), owner=owner, folder=folder, throttled=True)
+        session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
         self._job = None if session.last is None else _Job.over(session.last)

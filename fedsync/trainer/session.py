@@ -7,6 +7,7 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsync.client.silo import Silo
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
@@ -26,9 +28,8 @@ from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolErr
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
 from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
-from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train.device import resolve
-from fedsync.train.loop import Trainer
+from fedsync.train.local import LocalTrainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Watch
 from fedsync.train.sample import likely_update
@@ -59,7 +60,6 @@ class SiloSession:
     Args:
         identity: which silo of the run this is.
         spec: the run.
-        task: what is trained.
         ring: finds the silo's keys by its name; asked only if the run is encrypted.
         owner: what the silo's owner allows; None allows everything.
         folder: where the last order and the replica are kept, or None to keep them in memory only.
@@ -74,7 +74,6 @@ class SiloSession:
         self,
         identity: Identity,
         spec: RunSpec,
-        task: Task,
         ring: Callable[[str], Ring] = own_ring,
         owner: OwnerPolicy | None = None,
         folder: Path | None = None,
@@ -88,8 +87,11 @@ class SiloSession:
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
-        slot = SiloSlot(self.name, identity.index, spec.silos, spec.seed)
-        self._trainer = Trainer(task, slot, _options(spec, identity, machine))
+        options = _options(spec, identity, machine)
+        node_config = machine.node_config if machine else json.loads(identity.node_config)
+        run_config = json.loads(identity.run_config)
+        site = Silo(identity.index, self.name, spec.seed, str(resolve(options.device)), node_config, run_config)
+        self._trainer = spec.task.trainer(site, spec.silos, options)
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
             owner.check_seal(plan)
@@ -118,6 +120,10 @@ class SiloSession:
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same at every silo."""
         return self._trainer.initial_model()
+
+    def save_model(self, path: Path, model: Vector) -> None:
+        """Write ``model``, float32 [layout.size], as a state dict; see `fedsync.train.weights.save_state`."""
+        self._trainer.save_model(path, model)
 
     @property
     def sealed(self) -> bool:
@@ -232,7 +238,7 @@ def _encrypted(
     plan: EncryptionPlan,
     spec: RunSpec,
     identity: Identity,
-    trainer: Trainer,
+    trainer: LocalTrainer,
     ring: Ring,
     folder: Path | None,
     first_model: str | None,

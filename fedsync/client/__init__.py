@@ -1,0 +1,7 @@
+"""What a silo's own training code uses: a `SiloApp` with functions that set up, train and evaluate."""
+
+from fedsync.client.app import SiloApp
+from fedsync.client.silo import Silo
+from fedsync.client.work import Work
+
+__all__ = ["Silo", "SiloApp", "Work"]

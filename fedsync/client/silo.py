@@ -1,0 +1,83 @@
+"""What a silo is told of itself when it sets up, and what it says it trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fedsync.core.errors import ConfigError
+
+Scalar = bool | int | float | str
+"""A value of Flower's node and run configurations."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InUse:
+    """What `Silo.use` was given.
+
+    Args:
+        model: a module, or what makes one.
+        examples: training samples of the silo.
+        parts: all that functions may ask for by name, the model apart.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    examples: int
+    parts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Silo:
+    """One site, as its own code sees it.
+
+    Args:
+        index: its place among the silos, from 0 on.
+        name: of the silo; unique within a run.
+        seed: of the run; the same for every silo.
+        device: where to train, for ``torch.device``.
+        node_config: what the site's owner says, as in Flower's ``context.node_config``.
+        run_config: what the run says, likewise.
+        options: ``task.options`` of the strategy file.
+    """
+
+    index: int
+    name: str
+    seed: int
+    device: str
+    node_config: Mapping[str, Scalar] = field(default_factory=dict)
+    run_config: Mapping[str, Scalar] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def use(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        train: Any,
+        val: Any = None,
+        *,
+        examples: int | None = None,
+        **more: Any,
+    ) -> InUse:
+        """What functions of the app get by these names: ``model``, ``train``, ``val`` and whatever else is named here.
+
+        Args:
+            model: a module, or a function that makes one. Give the function where setting up draws random numbers
+                of its own: it is called with torch seeded alike at every silo.
+            train: training data, of any kind.
+            val: data to evaluate on, of any kind.
+            examples: training samples; left out, ``len(train)``.
+
+        Raises:
+            ConfigError: nobody knows how many samples there are, or a name is taken.
+        """
+        if examples is None and not isinstance(train, Sized):
+            problem = f"a {type(train).__name__} has no length, so nobody knows how many samples this silo holds"
+            raise ConfigError("silo.use", problem, "Give examples=, the number of training samples")
+        taken = {"work", "silo"} & more.keys()
+        if taken:
+            problem = f"{', '.join(sorted(taken))} is what FedSync gives to functions"
+            raise ConfigError("silo.use", problem, "Choose another name")
+        count = len(train) if examples is None else examples
+        return InUse(model, count, {"train": train, "val": val, "silo": self, **more})

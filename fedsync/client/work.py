@@ -1,0 +1,169 @@
+"""One order, as a silo's own training code sees it: what is asked for, and the batches to do it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from fedsync.client.silo import Scalar
+from fedsync.core.errors import ConfigError
+from fedsync.core.orders import WorkOrder
+
+T = TypeVar("T")
+Rows = NDArray[np.int64]
+
+_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+"""Of a `DataLoader`: the order decides these."""
+
+
+class Steps(Protocol):
+    """Counts local steps; see `fedsync.train.pace.Pace`."""
+
+    def step(self) -> bool:
+        """A step was done; returns whether another may begin."""
+
+    def finish(self) -> None:
+        """It was the last."""
+
+
+class Work:
+    """One order. Its steps are counted where batches are handed out: the loop runs until there are none left.
+
+    Args:
+        order: what the server asks for.
+        device: where to train.
+        state: what the last order left in it.
+        config: of the run, for training: Flower's ``train_config``.
+        examples: training samples that the silo holds.
+        draw: sample numbers of the order, int64 [samples].
+        begin: starts the clock of the first step.
+
+    Attributes:
+        batch_size: samples a step.
+        max_steps: local steps to do at most.
+        learning_rate: for the optimizer.
+        seed: of this order; torch, NumPy and Python's ``random`` are seeded with it already.
+        round: the silo's own count of orders, from 1.
+        config: settings of the run for training.
+        state: a small dictionary, of what JSON has, that the next order finds again, also after a restart. An order
+            that fails leaves it as it was.
+        device: where to train.
+    """
+
+    def __init__(
+        self,
+        order: WorkOrder,
+        device: torch.device,
+        state: MutableMapping[str, Any],
+        config: Mapping[str, Scalar],
+        examples: int,
+        draw: Callable[[], Rows],
+        begin: Callable[[], Steps],
+    ) -> None:
+        self.batch_size = order.batch_size
+        self.max_steps = order.max_steps
+        self.learning_rate = order.learning_rate
+        self.seed = order.seed
+        self.round = order.round
+        self.config = config
+        self.state = state
+        self.device = device
+        self._budget_s = order.budget_s
+        self._examples = examples
+        self._draw = draw
+        self._begin = begin
+        self._begun_s: float | None = None
+        self.logged: dict[str, list[float | torch.Tensor]] = {}
+
+    @property
+    def rows(self) -> Rows:
+        """Numbers of the samples to train on, int64 [max_steps * batch_size], in order; no sample twice in a pass."""
+        return self._draw()
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that are left of the order's time, from the first batch on; None if it has no limit."""
+        if self._budget_s is None:
+            return None
+        gone_s = 0.0 if self._begun_s is None else perf_counter() - self._begun_s
+        return max(0.0, self._budget_s - gone_s)
+
+    def loader(self, dataset: Dataset[T], **options: Any) -> DataLoader[T]:
+        """The order's batches of a map-style data set.
+
+        Its batch sampler is the order's: batch size, samples and number of batches are fixed, and the loop over it ends
+        when the order does, which may be sooner. Where the silo is in its data goes by what was trained, not by what
+        workers fetched ahead.
+
+        Args:
+            dataset: as many samples as ``setup`` said.
+            options: of `torch.utils.data.DataLoader`: ``num_workers``, ``collate_fn``, ``pin_memory`` and so on.
+
+        Raises:
+            ConfigError: an option is one that the order decides.
+        """
+        ours = [name for name in _OURS if name in options]
+        if ours:
+            problem = f"{', '.join(ours)}: the order decides which samples are in a batch, and how many"
+            raise ConfigError("work.loader", problem, "Leave it out")
+        if not isinstance(dataset, Sized) or len(dataset) != self._examples:
+            problem = f"the data set does not have the {self._examples} samples that setup said"
+            raise ConfigError("work.loader", problem, "Give silo.use the same data, or examples=, their number")
+        batches = np.split(self.rows, self.max_steps)
+        return _OrderLoader(dataset, self, batches, options)
+
+    def batches(self, batches: Iterable[T]) -> Iterator[T]:
+        """Batches of one's own, as many as the order wants: each counts as a step of ``batch_size`` samples.
+
+        Raises:
+            ConfigError: the order's steps were counted elsewhere already.
+        """
+        if self._begun_s is not None:
+            problem = "there is a second loop over batches of one order"
+            raise ConfigError("work.loader, work.batches", problem, "Train in one loop: it has all steps of the order")
+        self._begun_s = perf_counter()
+        steps = self._begin()
+        try:
+            for done, batch in enumerate(batches, start=1):
+                try:
+                    yield batch
+                except GeneratorExit:
+                    steps.step()  # the loop was left after it had trained on this one
+                    return
+                if not steps.step() or done == self.max_steps:
+                    return
+        finally:
+            steps.finish()
+
+    def log(self, **figures: float | torch.Tensor) -> None:
+        """Note figures of a step; ``loss`` is the training loss. What is told is their means over the order."""
+        for name, value in figures.items():
+            detached = value.detach() if isinstance(value, torch.Tensor) else value
+            self.logged.setdefault(name, []).append(detached)
+
+
+class _OrderLoader(DataLoader[T]):
+    """A `DataLoader` whose batches are an order's."""
+
+    def __init__(self, dataset: Dataset[T], work: Work, batches: list[Rows], options: dict[str, Any]) -> None:
+        super().__init__(dataset, batch_sampler=[rows.tolist() for rows in batches], **options)
+        self._work = work
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
+        return self._work.batches(_Lazily(super().__iter__))
+
+
+class _Lazily(Iterable[T]):
+    """Begins to iterate when it is iterated: workers start with the order's clock, not before."""
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[T]:
+        return self._begin()

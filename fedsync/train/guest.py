@@ -1,0 +1,208 @@
+"""A silo's own training code, called order by order: what `fedsync.client.SiloApp` holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsync.client.app import SiloApp
+from fedsync.client.silo import InUse, Scalar, Silo
+from fedsync.client.work import Work
+from fedsync.core.checks import METRIC_NAME
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.layout import Vector
+from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.rng import Stream, derive_seed
+from fedsync.train import device as devices
+from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, Trained
+from fedsync.train.options import LocalOptions
+from fedsync.train.pace import Pace
+from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.weights import Weights
+
+MOST_STATE = 65_536
+"""Characters of ``work.state`` as JSON."""
+
+
+class GuestTrainer(LocalTrainer):
+    """Trains by a user's functions.
+
+    A repeated order gives the same update as far as the functions draw random numbers from torch, NumPy or Python's
+    ``random``, and keep what an order leaves behind in the model or in ``work.state``.
+
+    Args:
+        app: the functions.
+        silo: what they are told.
+        options: how to train, as far as that is not theirs.
+
+    Raises:
+        ConfigError: no such device, the silo holds no training sample, or functions that do not fit together.
+        RunError: the app's setup failed.
+    """
+
+    def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions) -> None:
+        device = devices.resolve(options.device)
+        self._app = app
+        self._silo = silo
+        model_seed = derive_seed(silo.seed, Stream.MODEL)
+        with devices.seeded(torch.device("cpu"), model_seed), _seeded(model_seed), _told():
+            self._used = _used(app.call("setup", {"silo": silo}))
+        with devices.seeded(torch.device("cpu"), model_seed), _told():
+            given = self._used.model
+            self._model = (given if isinstance(given, nn.Module) else given()).to(device)
+        self._known = {"model": self._model, **self._used.parts}
+        super().__init__(silo.name, Weights(self._model), device, options)
+        self._initial = self._weights.read()
+        self._sampler = Sampler(self._used.examples, silo.seed, silo.name)
+
+    @property
+    def examples(self) -> int:
+        return self._used.examples
+
+    def initial_model(self) -> Vector:
+        return self._initial
+
+    def find_batch_cap_on_gpu(self) -> int | None:
+        """None: nobody knows what the functions do with a batch."""
+        return None
+
+    def _begin(self, order: WorkOrder) -> None:
+        """Nothing: a user's function makes its own optimizer."""
+
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> Trained:
+        state: dict[str, Any] = json.loads(cursor.state)
+        paces: list[Pace] = []
+
+        def begun() -> Pace:
+            paces.append(begin())
+            return paces[-1]
+
+        config: Mapping[str, Scalar] = {}
+        work = Work(
+            order, self._device, state, config, self.examples,
+            lambda: self._sampler.take(cursor, order.planned_samples)[0], begun,
+        )  # fmt: skip
+        self._model.train()
+        with _seeded(order.seed), _told():
+            if self._app.opaque:
+                begun()
+            self._app.call("train", {"work": work, **self._known})
+        pace = self._ended(order, paces)
+        means = _means(work.logged)
+        loss = means.pop("loss", None)
+        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state))
+        return Trained(pace, loss, left, means)
+
+    def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:
+        if self._app.opaque:
+            paces[0].jump(order.max_steps)
+            paces[0].finish()
+        if not paces or not paces[0].steps:
+            problem = "the function under @app.train() took no batch of the order"
+            raise ConfigError(
+                "@app.train()", problem, "Loop over work.loader(...) or work.batches(...), or write opaque=True"
+            )
+        return paces[0]
+
+    def _evaluate(self) -> Evaluation:
+        """Evaluate the weights that are loaded; nothing, where the app does not evaluate."""
+        if not self._app.has("evaluate"):
+            return Evaluation(0.0, 0.0, 0)
+        self._model.eval()
+        seed = self._silo.seed
+        with devices.seeded(self._device, seed), _seeded(seed), torch.no_grad(), _told():
+            found = self._app.call("evaluate", self._known)
+        return _evaluation(found)
+
+
+def _used(given: object) -> InUse:
+    if not isinstance(given, InUse):
+        problem = f"it returned {type(given).__name__}"
+        raise ConfigError("@app.setup()", problem, "End it with return silo.use(model, train, val)")
+    if given.examples < 1:
+        raise ConfigError("silo.use", "this silo holds no training samples", "Give it data, or leave it out")
+    return given
+
+
+def _means(logged: Mapping[str, list[float | torch.Tensor]]) -> dict[str, float]:
+    """Mean of each figure over the order."""
+    means: dict[str, float] = {}
+    for name, values in logged.items():
+        if not METRIC_NAME.fullmatch(name):
+            raise ConfigError("work.log", f"{name!r} is no name of a figure", "Use small letters, digits and _")
+        mean = MeanLoss()
+        for value in values:
+            mean.add(torch.as_tensor(value).detach())
+        means[name] = mean.mean() or 0.0
+    return means
+
+
+def _kept(state: dict[str, Any]) -> str:
+    """``work.state`` as it is kept."""
+    try:
+        text = json.dumps(state, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "work.state", f"it cannot be kept: {error}", "Keep numbers, text, lists and dicts in it"
+        ) from error
+    if len(text) > MOST_STATE:
+        raise ConfigError("work.state", f"it has {len(text)} characters, at most {MOST_STATE}", "Keep less in it")
+    return text
+
+
+def _evaluation(found: object) -> Evaluation:
+    """Sums of what a user's evaluation says: ``{"loss": (mean, samples), "dice": (mean, samples)}``."""
+    place = "@app.evaluate()"
+    if not isinstance(found, Mapping):
+        raise ConfigError(place, f"it returned {type(found).__name__}", 'Return {"accuracy": (mean, samples)}')
+    sums: dict[str, tuple[float, int]] = {}
+    for name, pair in found.items():
+        try:
+            mean, samples = pair
+            sums[str(name)] = float(mean) * int(samples), int(samples)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                place, f"{name} is {pair!r}", "Return a pair, the mean and the number of samples"
+            ) from error
+        if not math.isfinite(sums[str(name)][0]):
+            raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
+    loss, _ = sums.pop("loss", (0.0, 0))
+    score, samples = next(iter(sums.values()), (0.0, 0))
+    return Evaluation(loss, score, samples)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """NumPy's and Python's global generators seeded inside; the caller's untouched outside."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of a user's code name its file and line."""
+    try:
+        yield
+    except FedSyncError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/fedsync/" not in frame.filename]
+        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "the app"
+        raise RunError(f"{place}: {type(error).__name__}: {error}") from error
