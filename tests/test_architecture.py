@@ -23,7 +23,7 @@ MAX_LINES = 420
 # From below: a part may import what lies in the rows under its own.
 LAYERS = (
     {"core", "common"},
-    {"policies", "tasks", "train", "cipher", "identity"},
+    {"policies", "tasks", "client", "train", "cipher", "identity"},
     {"config"},
     {"trainer", "observe"},
     {"flower", "sim"},
@@ -32,13 +32,13 @@ LAYERS = (
     {"cli"},
 )
 # What parts of one row may import of each other.
-BESIDE = {"common": {"core.errors"}, "train": {"tasks.protocol"}}
+BESIDE = {"common": {"core.errors"}, "train": {"tasks.protocol", "client"}}
 # These are for users, who may import anything; `templates` are files of users' projects.
 OPEN = {"__init__", "__main__", "templates"}
 
 # Who may import a heavy library at all, and who may do so at the top of a file.
 HEAVY: dict[str, tuple[set[str], set[str]]] = {
-    "torch": ({"train", "tasks", "policies", "templates"}, {"train", "tasks", "templates"}),
+    "torch": ({"client", "train", "tasks", "policies", "templates"}, {"client", "train", "tasks", "templates"}),
     "flwr": ({"flower"}, {"flower"}),
     "flwr_datasets": ({"tasks"}, set()),
     "sklearn": ({"tasks"}, set()),

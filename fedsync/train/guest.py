@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+import fedsync
 from fedsync.client.app import SiloApp
 from fedsync.client.silo import InUse, Scalar, Silo
 from fedsync.client.work import Work
@@ -29,6 +32,8 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
+
+_OURS = re.compile(re.escape(str(Path(fedsync.__file__).parent)))
 
 MOST_STATE = 65_536
 """Characters of ``work.state`` as JSON."""
@@ -202,7 +207,7 @@ def _told() -> Iterator[None]:
     except FedSyncError:
         raise
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/fedsync/" not in frame.filename]
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if not _OURS.match(each.filename)]
         own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
         place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "the app"
         raise RunError(f"{place}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,300 @@
+"""A training loop of one's own, hosted: its steps are the order's, its update is what its own loop makes."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from fedsync.client import Silo, SiloApp, Work
+from fedsync.core.errors import ConfigError, Diverged, RunError
+from fedsync.core.orders import Evaluation
+from fedsync.train.guest import MOST_STATE, GuestTrainer
+from fedsync.train.loop import Trainer
+from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor, Sampler
+from tests.train.make import EXAMPLES, TwoClasses, order, slot
+
+OPTIONS = LocalOptions(device="cpu")
+SITE = Silo(0, "silo-0", 7, "cpu", node_config={"site": "north"}, options={"width": 3})
+
+
+def app_of(loop: Any, **more: Any) -> SiloApp:
+    """An app on the data of `TwoClasses` with this loop; ``loop`` takes work, model and train."""
+    app = SiloApp()
+    task = TwoClasses()
+    data = task.data(slot())
+
+    @app.setup()
+    def setup(silo: Silo) -> Any:
+        return silo.use(task.model, data.train, data.test, **more)
+
+    app.train()(loop)
+    return app
+
+
+def trainer(loop: Any, **more: Any) -> GuestTrainer:
+    return GuestTrainer(app_of(loop, **more), SITE, OPTIONS)
+
+
+def plain_sgd(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
+    for inputs, labels in work.loader(train):
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        work.log(loss=loss)
+
+
+def test_a_loop_like_the_shipped_one_makes_the_same_update() -> None:
+    shipped, guest = Trainer(TwoClasses(), slot(), OPTIONS), trainer(plain_sgd)
+    assert (guest.initial_model() == shipped.initial_model()).all()
+    cursors = Cursor(), Cursor()
+    for number in range(3):
+        what = order(batch_size=7, max_steps=9, seed=number)
+        ours, theirs = (
+            each.run(what, each.initial_model(), cursor) for each, cursor in zip((shipped, guest), cursors, strict=True)
+        )
+        assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
+        assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-6)
+        assert (theirs.report.steps, theirs.report.samples) == (9, 63)
+        assert (theirs.cursor.epoch, theirs.cursor.position) == (ours.cursor.epoch, ours.cursor.position)
+        cursors = ours.cursor, theirs.cursor
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(workers: int) -> None:
+    seen: list[int] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for (numbers,) in work.loader(numbered, num_workers=workers):
+            seen.extend(numbers.tolist())
+
+    numbered = TensorDataset(torch.arange(EXAMPLES))
+    guest = trainer(loop)
+    first = guest.run(
+        order(batch_size=5, max_steps=6), guest.initial_model(), Cursor(), watch=lambda steps, _: steps < 2
+    )
+    assert (first.report.steps, first.report.samples) == (2, 10)
+    guest.run(order(batch_size=5, max_steps=3), guest.initial_model(), first.cursor)
+    assert seen == Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), 25)[0].tolist()
+
+
+def test_the_loop_ends_with_its_budget_and_a_second_one_finds_nothing() -> None:
+    left: list[float | None] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        left.append(work.deadline)
+        for _ in work.loader(train):
+            left.append(work.deadline)
+
+    guest = trainer(loop)
+    outcome = guest.run(order(max_steps=50, budget_s=0.0), guest.initial_model(), Cursor())
+    assert outcome.report.steps == 1, "one step at least, and no second one after the time is up"
+    assert left == [0.0, 0.0]
+
+    def twice(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for _ in range(2):
+            for _ in work.loader(train):
+                pass
+
+    guest = trainer(twice)
+    with pytest.raises(ConfigError, match="second loop over batches"):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
+def test_a_loop_that_is_left_early_has_done_the_step_in_which_it_was() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for number, _ in enumerate(work.loader(train)):
+            if number == 2:
+                break
+
+    guest = trainer(loop)
+    outcome = guest.run(order(batch_size=4, max_steps=9), guest.initial_model(), Cursor())
+    assert (outcome.report.steps, outcome.report.samples, outcome.cursor.position) == (3, 12, 12)
+
+
+def test_batches_of_ones_own_count_too() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for number in work.batches(iter(int, 1)):
+            work.log(loss=1.0, dice=0.25 + number)
+
+    guest = trainer(loop)
+    report = guest.run(order(batch_size=4, max_steps=5), guest.initial_model(), Cursor()).report
+    assert (report.steps, report.samples, report.loss) == (5, 20, 1.0)
+    assert report.metrics["dice"] == 0.25
+
+
+def test_an_opaque_function_gets_rows_and_counts_as_a_whole() -> None:
+    app, rows = SiloApp(), []
+
+    @app.setup()
+    def setup(silo: Silo) -> Any:
+        return silo.use(nn.Linear(2, 1), range(100))
+
+    @app.train(opaque=True)
+    def fit(work: Work, model: nn.Linear) -> None:
+        rows.extend(work.rows.tolist())
+        with torch.no_grad():
+            model.bias += 1.0
+
+    guest = GuestTrainer(app, SITE, OPTIONS)
+    outcome = guest.run(order(batch_size=8, max_steps=5, budget_s=1e-9), guest.initial_model(), Cursor())
+    assert sorted(set(rows)) == sorted(rows) and len(rows) == 40
+    assert (outcome.report.steps, outcome.report.samples, outcome.cursor.position) == (5, 40, 40)
+    assert outcome.update.tolist() == [0.0, 0.0, 1.0]
+
+
+def test_state_goes_on_and_an_order_that_fails_leaves_it() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any], fail: list[bool]) -> None:
+        work.state["orders"] = work.state.get("orders", 0) + 1
+        for _ in work.loader(train):
+            pass
+        if fail:
+            raise OSError("the disk is gone")
+
+    fail: list[bool] = []
+    guest = trainer(loop, fail=fail)
+    cursor = guest.run(order(), guest.initial_model(), Cursor()).cursor
+    fail.append(True)
+    with pytest.raises(RunError, match=r"test_own_loop.py, line \d+: OSError: the disk is gone"):
+        guest.run(order(), guest.initial_model(), cursor)
+    fail.clear()
+    assert json.loads(guest.run(order(), guest.initial_model(), cursor).cursor.state) == {"orders": 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [({1, 2}, "cannot be kept"), (float("nan"), "cannot be kept"), ("x" * MOST_STATE, "at most")]
+)
+def test_a_state_that_cannot_be_kept_is_refused(value: object, problem: str) -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        work.state["own"] = value
+        for _ in work.loader(train):
+            pass
+
+    guest = trainer(loop)
+    with pytest.raises(ConfigError, match=problem):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
+def test_a_repeated_order_gives_the_same_bits_whatever_random_numbers_it_draws() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        import random
+
+        for _ in work.loader(train):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += torch.randn(()) + random.random() + np.random.rand()
+
+    guest = trainer(loop)
+    before = np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    updates = [guest.run(order(seed=3), guest.initial_model(), Cursor()).update for _ in range(2)]
+    assert (updates[0] == updates[1]).all()
+    assert np.random.get_state()[1].tolist() == before, "others' random numbers are theirs"  # type: ignore[union-attr]
+
+
+def test_what_is_not_finite_has_diverged() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for _ in work.loader(train):
+            work.log(loss=float("nan"))
+
+    guest = trainer(loop)
+    with pytest.raises(Diverged):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
+def test_setup_is_told_of_its_site_and_gives_whatever_functions_name() -> None:
+    app, told = SiloApp(), []
+
+    @app.setup()
+    def setup(silo: Silo) -> Any:
+        told.append((silo.name, silo.index, silo.node_config["site"], silo.options["width"]))
+        return silo.use(lambda: nn.Linear(silo.options["width"], 1), [1, 2], tokenizer="mine")
+
+    @app.train()
+    def fit(work: Work, tokenizer: str, silo: Silo) -> None:
+        told.append((tokenizer, silo.name))
+        for _ in work.batches([0] * 9):
+            pass
+
+    guest = GuestTrainer(app, SITE, OPTIONS)
+    guest.run(order(), guest.initial_model(), Cursor())
+    assert told == [("silo-0", 0, "north", 3), ("mine", "silo-0")]
+    assert guest.examples == 2 and guest.layout.shapes == ((1, 3), (1,))
+
+
+def evaluating(found: object) -> GuestTrainer:
+    app = app_of(plain_sgd)
+    app.evaluate()(lambda model, val: found)
+    return GuestTrainer(app, SITE, OPTIONS)
+
+
+def test_an_evaluation_is_sums_of_its_means() -> None:
+    guest = evaluating({"loss": (0.5, 40), "dice": (0.75, 40), "auc": (0.9, 20)})
+    assert guest.evaluate(guest.initial_model()) == Evaluation(20.0, 30.0, 40)
+    without = trainer(plain_sgd)
+    assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [(0.5, "returned float"), ({"dice": 0.5}, "a pair"), ({"dice": (float("nan"), 3)}, "not finite")],
+)
+def test_an_evaluation_of_another_form_is_refused(found: object, problem: str) -> None:
+    guest = evaluating(found)
+    with pytest.raises(ConfigError, match=problem):
+        guest.evaluate(guest.initial_model())
+
+
+def none_taken(work: Work, model: nn.Module) -> None:
+    """Trains on nothing."""
+
+
+def with_a_size(work: Work, train: Dataset[Any]) -> None:
+    work.loader(train, batch_size=3, shuffle=True)
+
+
+def of_other_data(work: Work) -> None:
+    work.loader(TensorDataset(torch.zeros(3)))
+
+
+def wants_a_net(work: Work, net: nn.Module) -> None:
+    """Names what nobody gives."""
+
+
+@pytest.mark.parametrize(
+    ("loop", "problem"),
+    [
+        (none_taken, "took no batch"),
+        (with_a_size, "batch_size, shuffle: the order decides"),
+        (of_other_data, f"does not have the {EXAMPLES} samples"),
+        (wants_a_net, r"it takes net, which nobody gives\. There is work, model, train, val, silo"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(loop: Any, problem: str) -> None:
+    guest = trainer(loop)
+    with pytest.raises(ConfigError, match=problem):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
+def test_an_app_without_its_functions_says_which() -> None:
+    app = SiloApp()
+    with pytest.raises(ConfigError, match="no such function"):
+        GuestTrainer(app, SITE, OPTIONS)
+
+    @app.setup()
+    def setup(silo: Silo) -> Tensor:
+        return torch.zeros(1)
+
+    with pytest.raises(ConfigError, match=r"returned Tensor.*return silo.use"):
+        GuestTrainer(app, SITE, OPTIONS)
+    with pytest.raises(ConfigError, match="two of them"):
+        app.setup()(setup)
+    with pytest.raises(ConfigError, match="no length"):
+        SITE.use(nn.Linear(1, 1), iter([1]))
+    with pytest.raises(ConfigError, match="Choose another name"):
+        SITE.use(nn.Linear(1, 1), [1], work=3)
