@@ -27,7 +27,7 @@ from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train import device as devices
-from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, Trained
+from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, LoopResult
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
 from fedsync.train.sampler import Cursor, Sampler
@@ -84,7 +84,7 @@ class GuestTrainer(LocalTrainer):
     def _begin(self, order: WorkOrder) -> None:
         """Nothing: a user's function makes its own optimizer."""
 
-    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> Trained:
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         state: dict[str, Any] = json.loads(cursor.state)
         paces: list[Pace] = []
 
@@ -106,7 +106,7 @@ class GuestTrainer(LocalTrainer):
         means = _means(work.logged)
         loss = means.pop("loss", None)
         left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state))
-        return Trained(pace, loss, left, means)
+        return LoopResult(pace, loss, left, means)
 
     def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:
         if self._app.opaque:

@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class LoopResult:
     """What the steps of an order came to.
 
     Args:
@@ -136,7 +136,7 @@ class LocalTrainer(ABC):
         """Make ready for an order; the base model is loaded."""
 
     @abstractmethod
-    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> Trained:
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         """Do the steps."""
 
     @abstractmethod

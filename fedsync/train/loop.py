@@ -15,7 +15,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
-from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, Trained
+from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, LoopResult
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision
@@ -112,7 +112,7 @@ class Trainer(LocalTrainer):
         devices.free_cache(self._device)
         return found
 
-    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> Trained:
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         losses = MeanLoss()
         self._model.train()
         base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
@@ -125,7 +125,7 @@ class Trainer(LocalTrainer):
             if not pace.step():
                 break
         pace.finish()
-        return Trained(pace, losses.mean() or 0.0, self._sampler.after(cursor, pace.samples), {}, self._cap.largest)
+        return LoopResult(pace, losses.mean() or 0.0, self._sampler.after(cursor, pace.samples), {}, self._cap.largest)
 
     def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Sample numbers of each step and of the one after it, int64 [batch_size], drawn for many steps at a time.
