@@ -27,7 +27,7 @@ from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train import device as devices
-from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, LoopResult
+from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
 from fedsync.train.sampler import Cursor, Sampler

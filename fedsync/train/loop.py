@@ -15,7 +15,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
-from fedsync.train.local import BeginPace, LocalTrainer, MeanLoss, LoopResult
+from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision

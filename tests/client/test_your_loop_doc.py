@@ -1,0 +1,30 @@
+"""The example of docs/your-loop.md works as it stands, in the clear and encrypted, and is balanced."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsync.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-loop.md"
+
+
+@pytest.mark.parametrize("cipher", ["plain", "pad"])
+def test_the_example_trains_and_batches_follow_the_speeds(
+    cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, block in re.findall(r'```\w+ title="(.*?)"\n(.*?)```', text, re.DOTALL):
+        (tmp_path / name).write_text(block, encoding="utf-8")
+    (command,) = re.findall(r"^fedsync (run .*)$", text, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedsync", *command.split(), "--set", f"cipher={{kind: {cipher}}}"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    rows = [json.loads(line) for line in Path("runs/own-loop/rounds.jsonl").read_text().splitlines()]
+    assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
+    assert rows[-2]["accuracy"] > 0.9
+    assert Path("runs/own-loop/model.pt").exists()
