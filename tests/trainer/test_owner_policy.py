@@ -18,7 +18,8 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.core.layout import Layout, as_vector
 from fedsync.core.orders import WorkOrder
-from fedsync.train.loop import Outcome, Trainer
+from fedsync.train.local import Outcome
+from fedsync.train.loop import Trainer
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.order_counts import OrderCounts
 from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
