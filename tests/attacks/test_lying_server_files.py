@@ -13,7 +13,7 @@ from fedsync.trainer.protocol import Describe
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 
-LEAST = 6
+LEAST = 9
 """Bytes in a row that a text shares with a file for no other reason than chance."""
 
 

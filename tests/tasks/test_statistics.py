@@ -161,7 +161,7 @@ kinds = pytest.mark.parametrize("kind", CENTRAL)
 def test_a_round_on_all_data_is_an_iteration_of_em_on_the_data_of_all(kind: str, partition: Any) -> None:
     silos = trainers(task(kind, partition), 3)
     # Kept in the order of silos; EM does not care.
-    everything = np.concatenate([silo._train.take(torch.arange(silo.examples))[0].numpy() for silo in silos])
+    everything = np.concatenate([silo._samples.take(torch.arange(silo.examples))[0].numpy() for silo in silos])
     x = everything.astype(np.float64)
     model = silos[0].initial_model()
     expected = parameters(kind, model)
@@ -178,7 +178,7 @@ def test_a_round_on_all_data_is_an_iteration_of_em_on_the_data_of_all(kind: str,
 @kinds
 def test_the_reported_loss_is_that_of_the_parameters_before_the_step(kind: str) -> None:
     silo = trainers(task(kind, Iid()), 1)[0]
-    x = silo._train.take(torch.arange(silo.examples))[0].numpy().astype(np.float64)
+    x = silo._samples.take(torch.arange(silo.examples))[0].numpy().astype(np.float64)
     model = silo.initial_model()
     outcome = silo.run(WorkOrder("u", 0, 1, silo.examples, 1, 1.0, seed=1), model, Cursor())
     assert outcome.report.loss == pytest.approx(CENTRAL[kind](x, parameters(kind, model))[1].mean(), rel=1e-4)
@@ -275,7 +275,9 @@ def test_non_negative_factorisation_finds_what_scikit_learn_finds(seed: int) -> 
     source = Given(Samples(cells.astype(np.float32), np.zeros(40, dtype=np.int64)))
     task = FactorisationTask(source, Iid(), 0.1, factors=3, ridge=1e-4, non_negative=True)
     silos = trainers(task, 3)
-    x = np.concatenate([silo._train.take(torch.arange(silo.examples))[0].numpy() for silo in silos]).astype(np.float64)
+    x = np.concatenate([silo._samples.take(torch.arange(silo.examples))[0].numpy() for silo in silos]).astype(
+        np.float64
+    )
     model = silos[0].initial_model()
     for round in range(1, 61):
         model = average(silos, model, round=round)
