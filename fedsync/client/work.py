@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sized
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from fedsync.client.silo import Scalar
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 
@@ -39,7 +38,6 @@ class Work:
         order: what the server asks for.
         device: where to train.
         state: what the last order left in it.
-        config: of the run, for training: Flower's ``train_config``.
         examples: training samples that the silo holds.
         draw: sample numbers of the order, int64 [samples].
         begin: starts the clock of the first step.
@@ -50,7 +48,6 @@ class Work:
         learning_rate: for the optimizer.
         seed: of this order; torch, NumPy and Python's ``random`` are seeded with it already.
         round: the silo's own count of orders, from 1.
-        config: settings of the run for training.
         state: a small dictionary, of what JSON has, that the next order finds again, also after a restart. An order
             that fails leaves it as it was.
         device: where to train.
@@ -61,7 +58,6 @@ class Work:
         order: WorkOrder,
         device: torch.device,
         state: MutableMapping[str, Any],
-        config: Mapping[str, Scalar],
         examples: int,
         draw: Callable[[], Rows],
         begin: Callable[[], Steps],
@@ -71,7 +67,6 @@ class Work:
         self.learning_rate = order.learning_rate
         self.seed = order.seed
         self.round = order.round
-        self.config = config
         self.state = state
         self.device = device
         self._budget_s = order.budget_s

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsync.common.files import read_input
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _server(folder: Path) -> list[str]:
     from fedsync.cipher.keys.keywrap import read_server_file
 
     path = folder / SERVER_FILE
-    server = read_server_file(_read(path), str(path))
+    server = read_server_file(read_input(path, _MAX_FILE_BYTES), str(path))
     return [
         f"server's file, signed by administrator {server.administrator.hex()}",
         f"epoch {server.epoch}, group {server.fingerprint.hex()}, suite {server.suite}",
@@ -197,7 +198,7 @@ def _line(text: str) -> tuple[str, bytes]:
     """How errors call a silo's line, and the line itself, given as such or in a file."""
     if text.lstrip().startswith("{"):
         return "the line of --silo", text.encode("utf-8", "replace")
-    return f"the line in {text}", _read(Path(text)).strip()
+    return f"the line in {text}", read_input(Path(text), _MAX_FILE_BYTES).strip()
 
 
 def _public_key(text: str) -> bytes:
@@ -208,14 +209,6 @@ def _public_key(text: str) -> bytes:
     if len(key) != 32:
         raise ConfigError("--admin", f"{text[:80]!r} is no public key", "Give the 64 digits that `keys init` printed")
     return key
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
 
 
 def _take_passphrase(ask: bool, descriptor: int | None) -> None:

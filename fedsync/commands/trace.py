@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.files import check_result, read_input, write_result
 
 if TYPE_CHECKING:
     from fedsync.cipher.tracing.trace import Finding
@@ -32,12 +32,11 @@ def consent(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the consent.")],
 ) -> None:
     """Consent, at a silo, that others examine the updates of one version one by one."""
-    from fedsync.common.files import check_result, write_result
     from fedsync.config.silo_start import SiloStartConfig
     from fedsync.trainer.examination import consent_to
 
     check_result(out, "--out")
-    done = consent_to(SiloStartConfig.load(silo), _read(notice), examiner)
+    done = consent_to(SiloStartConfig.load(silo), read_input(notice, _MAX_FILE_BYTES), examiner)
     write_result(out, done.consent.canonical() + b"\n")
     about = done.consent
     typer.echo(f"{out}: {about.silo} consents that {', '.join(about.examiners)} examine version {about.version}")
@@ -87,11 +86,10 @@ def disclose(
     """Give a silo the sealed updates of one version one by one, if more than half of all owners consent."""
     from fedsync.cipher.keys.keywrap import read_server_file
     from fedsync.cipher.server.evidence import FOLDER, give_out
-    from fedsync.common.files import check_result
 
     check_result(out, "--out")
-    known = read_server_file(_read(key_file), str(key_file))
-    given = [(f"the file {path}", _read(path)) for path in consents]
+    known = read_server_file(read_input(key_file, _MAX_FILE_BYTES), str(key_file))
+    given = [(f"the file {path}", read_input(path, _MAX_FILE_BYTES)) for path in consents]
     found = give_out(folder / FOLDER, version, examiner, given, known, out)
     for reason in found.refused:
         typer.echo(f"does not count: {reason}", err=True)
@@ -108,11 +106,3 @@ def _table(findings: Sequence[Finding], title: str) -> Table:
         wrong += f"{'; ' if one.faults else ''}not examined: {one.unexamined}" if one.unexamined else ""
         table.add_row(one.silo, one.update_id, wrong, "-" if one.largest is None else f"{one.largest:.3f}")
     return table
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None

@@ -41,6 +41,19 @@ def write_private(path: Path, data: bytes) -> None:
     write_atomically(path, data, OWNER_FILE)
 
 
+def read_input(path: Path, most: int) -> bytes:
+    """The first ``most`` bytes of a file that a user named.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
+
+
 def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
     """Replace a file as a whole: a reader, or a restart after a crash, finds the old content or the new one.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -114,45 +114,43 @@ class CsvConfig(TaskSection):
         return self.model_copy(update={"files": [locate(file) for file in self.files]})
 
 
-class CustomConfig(TaskSection):
-    """A Python file of the user's that defines one `fedsync.tasks.Task`; see docs/your-task.md."""
+class _OwnFileSection(TaskSection):
+    """What tasks in a Python file of the user's share."""
 
-    kind: Literal["custom"]
+    kind: str
     file: str
     """The Python file; relative to the strategy file, where something is there."""
-
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class in it."""
 
     @property
     def scores(self) -> Scores:
         return "any"
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        return self.model_copy(update={"file": locate(self.file)})
+
+
+class CustomConfig(_OwnFileSection):
+    """A Python file of the user's that defines one `fedsync.tasks.Task`; see docs/your-task.md."""
+
+    kind: Literal["custom"]
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class in it."""
 
     def build(self) -> Task:
         from fedsync.tasks.custom import load_task
 
         return load_task(Path(self.file), self.options)
 
-    def relocated(self, locate: Callable[[str], str]) -> CustomConfig:
-        return self.model_copy(update={"file": locate(self.file)})
 
-
-class SiloAppConfig(TaskSection):
+class SiloAppConfig(_OwnFileSection):
     """A Python file of the user's with a `fedsync.client.SiloApp`: training code of one's own."""
 
     kind: Literal["silo-app"]
-    file: str
-    """The Python file; relative to the strategy file, where something is there."""
-
     app: str = "app"
     """Name of the `SiloApp` in it."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """What its ``setup`` finds in ``silo.options``."""
-
-    @property
-    def scores(self) -> Scores:
-        return "any"
 
     def build(self) -> Task:
         """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
@@ -169,9 +167,6 @@ class SiloAppConfig(TaskSection):
             problem = f"there is no SiloApp by the name of {self.app}"
             raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
         return GuestTrainer(app, replace(site, options=self.options), options)
-
-    def relocated(self, locate: Callable[[str], str]) -> SiloAppConfig:
-        return self.model_copy(update={"file": locate(self.file)})
 
 
 TaskConfig = Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,21 +18,21 @@ from torch import nn
 
 import fedsync
 from fedsync.client.app import SiloApp
-from fedsync.client.silo import InUse, Scalar, Silo
-from fedsync.client.work import Work
+from fedsync.client.silo import InUse, Silo
+from fedsync.client.work import Rows, Work
 from fedsync.core.checks import METRIC_NAME
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train import device as devices
-from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss
+from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
 
-_OURS = re.compile(re.escape(str(Path(fedsync.__file__).parent)))
+_OURS = str(Path(fedsync.__file__).parent)
 
 MOST_STATE = 65_536
 """Characters of ``work.state`` as JSON."""
@@ -56,7 +55,7 @@ class GuestTrainer(LocalTrainer):
     """
 
     def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions) -> None:
-        device = devices.resolve(options.device)
+        device = open_device(options)
         self._app = app
         self._silo = silo
         model_seed = derive_seed(silo.seed, Stream.MODEL)
@@ -92,11 +91,10 @@ class GuestTrainer(LocalTrainer):
             paces.append(begin())
             return paces[-1]
 
-        config: Mapping[str, Scalar] = {}
-        work = Work(
-            order, self._device, state, config, self.examples,
-            lambda: self._sampler.take(cursor, order.planned_samples)[0], begun,
-        )  # fmt: skip
+        def drawn() -> Rows:
+            return self._sampler.take(cursor, order.planned_samples)[0]
+
+        work = Work(order, self._device, state, self.examples, drawn, begun)
         self._model.train()
         with _seeded(order.seed), _told():
             if self._app.opaque:
@@ -207,7 +205,7 @@ def _told() -> Iterator[None]:
     except FedSyncError:
         raise
     except Exception as error:
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if not _OURS.match(each.filename)]
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_OURS)]
         own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
         place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "the app"
         raise RunError(f"{place}: {type(error).__name__}: {error}") from error

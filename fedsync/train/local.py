@@ -90,6 +90,18 @@ class MeanLoss:
             self._recent.clear()
 
 
+def open_device(options: LocalOptions) -> torch.device:
+    """The device that ``options`` name, before anything runs on it.
+
+    Raises:
+        ConfigError: there is none such, or it began without what determinism takes.
+    """
+    device = devices.resolve(options.device)
+    if options.deterministic:
+        devices.allow_determinism(device)
+    return device
+
+
 class LocalTrainer(ABC):
     """Trains one silo, order after order, with model and data kept on the device.
 

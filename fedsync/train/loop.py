@@ -15,7 +15,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
-from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss
+from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision
@@ -45,9 +45,7 @@ class Trainer(LocalTrainer):
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions) -> None:
-        device = devices.resolve(options.device)
-        if options.deterministic:
-            devices.allow_determinism(device)
+        device = open_device(options)
         self._precision = Precision(options.precision, device)
         data = task.data(slot)
         self._samples = batches_of(data.train, device)

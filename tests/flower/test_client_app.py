@@ -1,5 +1,6 @@
 """What a silo's owner decides goes before what the run wants: the device, and what is told of the machine."""
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,11 @@ def test_silos_of_all_kinds_share_a_run(tmp_path: Path) -> None:
     assert {(window.cpu, window.memory) for window in told["c"]} == {(None, None)}
     orders = [action.silo for entry in entries for action in entry.actions if isinstance(action, Dispatch)]
     assert sorted(orders) == ["a", "a", "b", "b", "c", "c"], "it takes part like the others"
+
+
+def test_training_code_of_ones_own_hears_what_is_not_for_fedsync() -> None:
+    """All that this app's own configuration has is for FedSync; a resumed run stays the same run."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    own = project["tool"]["flwr"]["app"]["config"]
+    told = identify("{}", {"partition-id": 1, "site": "north"}, {}, {**own, "resume": True, "epochs": 3})
+    assert (told.node_config, told.run_config) == ('{"site": "north"}', '{"epochs": 3}')

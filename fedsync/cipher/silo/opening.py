@@ -223,8 +223,7 @@ class Opener:
         return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
-        grids = [self._plan.grid(exponents) for exponents in state.scales.exponents]
-        return {self._ring.group.conceal(grid.digest): grid for grid in grids}
+        return state.scales.grids(self._plan, self._ring.group)
 
     def _unmasked(self, unmasker: Unmasker | None) -> tuple[Sealer, Pipeline]:
         """What opens one entry's sums."""

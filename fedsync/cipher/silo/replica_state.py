@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedsync.cipher.encoding.packing import MAX_EXPONENT, MIN_EXPONENT
+from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.tally import BINS, Tally, next_exponents, together, vote_groups, votes_spared
+from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.history import History, digest_of
@@ -59,6 +61,11 @@ class Scales:
     voters: Mapping[str, int] = field(default_factory=dict)
     votes: Tally | None = None
     shown: tuple[int, ...] = ()
+
+    def grids(self, plan: EncryptionPlan, group: GroupKey) -> dict[bytes, QuantizationGrid]:
+        """What updates may be sealed on, by the concealed digest that is in their heads."""
+        agreed = [plan.grid(exponents) for exponents in self.exponents]
+        return {group.conceal(grid.digest): grid for grid in agreed}
 
     def after(
         self, count: int, tally: Tally | None, shown: Sequence[int], voters: Iterable[str], plan: EncryptionPlan

@@ -29,15 +29,13 @@ from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.opening import MOST
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.cipher.silo.sealing import Serial, open_portions
 from fedsync.cipher.suites.suite import Sealer
 from fedsync.cipher.tracing.consent import Consent
 from fedsync.cipher.tracing.notice import Notice
 from fedsync.core.errors import SERVER, ProtocolError
-
-_HUGE = 2.0**64
-"""No value of a model changes by so much in one version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,7 @@ class Tracer:
         self._sealer = sealer
         self._state = state
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
-        grids = [plan.grid(exponents) for exponents in state.scales.exponents]
-        self._grids = {ring.group.conceal(grid.digest): grid for grid in grids}
+        self._grids = state.scales.grids(plan, ring.group)
 
     def trace(
         self, notice: Notice, consents: Mapping[str, Consent], updates: Iterable[tuple[str, memoryview]]
@@ -166,7 +163,7 @@ class Tracer:
         except ProtocolError as error:
             faults.append(error.check)
         most, beyond = grid.largest(open_portions(envelope.words, members, Serial(sealer), silo))
-        faults += ["size"] if factor * max(grid.steps) * most > _HUGE else []
+        faults += ["size"] if factor * max(grid.steps) * most > MOST else []
         faults += ["clipping"] if most > plan.packing.peak else []
         return faults + (["filling"] if beyond else []), most / plan.packing.peak
 
