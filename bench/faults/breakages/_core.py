@@ -99,6 +99,28 @@ CORE: Changes = {
             "",
         ),
     ),
+    "core/closing.py": (
+        (
+            "the-last-version-of-a-sealed-run-has-no-score",
+            "if not (policies.tally and state.commits) or _evaluated(state):",
+            "if True:",
+        ),
+        (
+            "more-silos-score-the-last-version-than-one-sum-takes",
+            "state.owing = set(here[: policies.tally])",
+            "state.owing = set(here)",
+        ),
+        (
+            "silos-go-on-training-when-they-are-to-score",
+            "Verdict(), policies.seed), learning_rate=0.0)",
+            "Verdict(), policies.seed))",
+        ),
+        (
+            "a-run-ends-before-the-scores-of-its-last-version-are-in",
+            "        if state.owing:\n            return False\n",
+            "",
+        ),
+    ),
     "core/state.py": (
         (
             "weights-go-to-the-wrong-silos",
