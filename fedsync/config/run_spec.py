@@ -13,6 +13,7 @@ from fedsync.config.section import Section
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.training import LocalConfig
+from fedsync.config.user_config import UserConfig
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.policies.aggregate.base import AggregationPolicy
@@ -34,6 +35,8 @@ class RunSpec(Section):
         emulate: the machines that silos pretend to be, by partition; empty in a real federation.
         cipher: how updates are sealed.
         aggregation: how a commit weighs them, of which silos do their part before they seal.
+        train_config: what a silo's own training code is told; whoever starts the run says it.
+        evaluate_config: the same for its evaluation.
         quorum: updates after which silos agree on how to round the next ones.
         run: the run's identity, which outlives the server: what silos keep, they keep for it.
         began: the identity under which the run began, where it has another now; silos seal for that one.
@@ -46,6 +49,8 @@ class RunSpec(Section):
     emulate: list[SiloConfig] = Field(default_factory=list)
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
+    train_config: UserConfig = Field(default_factory=dict)
+    evaluate_config: UserConfig = Field(default_factory=dict)
     quorum: Annotated[int, Field(ge=1)] = 1
     run: str = ""
     began: str = ""
@@ -63,6 +68,8 @@ class RunSpec(Section):
             cipher=config.cipher,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
+            train_config=config.train_config,
+            evaluate_config=config.evaluate_config,
             quorum=config.quorum(None if cluster is None else cluster.at_start),
         )
 

@@ -18,6 +18,7 @@ from fedsync.config.section import Section
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.config.training import LocalConfig, PositiveInt
+from fedsync.config.user_config import UserConfig
 from fedsync.config.waiting import WaitingConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
@@ -142,6 +143,12 @@ class StrategyConfig(Section):
 
     task: TaskConfig
     """What is trained, and on which data."""
+
+    train_config: UserConfig = Field(default_factory=dict)
+    """What training code of one's own is told, as with Flower's strategies: numbers, text and switches."""
+
+    evaluate_config: UserConfig = Field(default_factory=dict)
+    """The same for its evaluation."""
 
     waiting: WaitingConfig = Field(default_factory=WaitingConfig)
     """How long silos are waited for."""
@@ -309,10 +316,23 @@ class StrategyConfig(Section):
             if not isinstance(policy, Policy) or policy.section != section or section not in type(self).model_fields:
                 problem = f"{type(policy).__name__} is no {section} policy"
                 raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{section.title()}Policy")
+        return self._with("policies", policies, "Choose policies that fit the strategy")
+
+    def told(self, train: Mapping[str, Any], evaluate: Mapping[str, Any]) -> StrategyConfig:
+        """The same with further entries of `train_config` and `evaluate_config`.
+
+        Raises:
+            ConfigError: they are no such entries.
+        """
+        told = self._with("train_config", {"train_config": {**self.train_config, **train}})
+        return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
+
+    def _with(self, place: str, sections: Mapping[str, Any], remedy: str = "Change it") -> StrategyConfig:
         try:
-            return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **policies})
+            return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **sections})
         except ValidationError as error:
-            raise ConfigError("policies", error.errors()[0]["msg"], "Choose policies that fit the strategy") from None
+            problem, _, better = error.errors()[0]["msg"].removeprefix("Value error, ").partition("; ")
+            raise ConfigError(place, problem, better[:1].upper() + better[1:] or remedy) from None
 
     @property
     def report_s(self) -> float | None:

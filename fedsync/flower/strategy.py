@@ -141,8 +141,9 @@ class FedSync(Strategy):
             initial_arrays: model to start from; by default the task's own, from the seed.
             num_rounds: overrides ``stop.rounds``.
             timeout: seconds after which an order without an update has failed; by default as ``waiting`` says.
-            train_config: not used: orders carry what silos need.
-            evaluate_config: not used.
+            train_config: for the silos' own training code, beside what the strategy's ``train_config`` says: numbers,
+                text and switches. FedSync's orders carry what it needs itself.
+            evaluate_config: the same for their evaluation.
             evaluate_fn: called at the server with every version and its arrays, from version 0 on.
             unused: what later versions of Flower pass.
 
@@ -154,6 +155,7 @@ class FedSync(Strategy):
             ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
         """
         config, timing = self._adjusted(num_rounds, timeout)
+        config = config.told(train_config or {}, evaluate_config or {})
         run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, self._listeners)
         self.summary()
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from typer.testing import CliRunner
 
 from fedsync.cli import app
@@ -108,6 +108,18 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(tmp_path:
     assert resumed.run_summary is not None and resumed.run_summary["rounds"] == 4
     times = [entry.at_s for entry in read_journal(out / JOURNAL)[1]]
     assert times == sorted(times)
+
+
+def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) -> None:
+    told = ConfigRecord({"lr": 0.01})
+    with pytest.raises(Killed):
+        _strategy(tmp_path).start(DirectGrid(3, {1: _killed_at(2)}), train_config=told)
+    for other in (None, ConfigRecord({"lr": 0.1})):
+        with pytest.raises(ConfigError, match="of another configuration"):
+            _strategy(tmp_path, resume=True).start(DirectGrid(3), train_config=other)
+    before = set(trainers)
+    _strategy(tmp_path, resume=True).start(DirectGrid(3), train_config=told)
+    assert set(trainers) == before, "silos know it for the run that they are in"
 
 
 def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
