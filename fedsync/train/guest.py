@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-import fedsync
 from fedsync.client.app import SiloApp
 from fedsync.client.silo import InUse, Silo
 from fedsync.client.work import Rows, Work
 from fedsync.core.checks import METRIC_NAME
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.rng import Stream, derive_seed
-from fedsync.train import device as devices
+from fedsync.train.guest_code import own_code
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
-
-_OURS = str(Path(fedsync.__file__).parent)
 
 MOST_STATE = 65_536
 """Characters of ``work.state`` as JSON."""
@@ -59,9 +51,9 @@ class GuestTrainer(LocalTrainer):
         self._app = app
         self._silo = silo
         model_seed = derive_seed(silo.seed, Stream.MODEL)
-        with devices.seeded(torch.device("cpu"), model_seed), _seeded(model_seed), _told():
+        with own_code(torch.device("cpu"), model_seed):
             self._used = _used(app.call("setup", {"silo": silo}))
-        with devices.seeded(torch.device("cpu"), model_seed), _told():
+        with own_code(torch.device("cpu"), model_seed):
             given = self._used.model
             self._model = (given if isinstance(given, nn.Module) else given()).to(device)
         self._known = {"model": self._model, **self._used.parts}
@@ -96,7 +88,7 @@ class GuestTrainer(LocalTrainer):
 
         work = Work(order, self._device, state, self.examples, drawn, begun)
         self._model.train()
-        with _seeded(order.seed), _told():
+        with own_code(self._device, order.seed):
             if self._app.opaque:
                 begun()
             self._app.call("train", {"work": work, **self._known})
@@ -122,8 +114,7 @@ class GuestTrainer(LocalTrainer):
         if not self._app.has("evaluate"):
             return Evaluation(0.0, 0.0, 0)
         self._model.eval()
-        seed = self._silo.seed
-        with devices.seeded(self._device, seed), _seeded(seed), torch.no_grad(), _told():
+        with own_code(self._device, self._silo.seed), torch.no_grad():
             found = self._app.call("evaluate", self._known)
         return _evaluation(found)
 
@@ -182,30 +173,3 @@ def _evaluation(found: object) -> Evaluation:
     loss, _ = sums.pop("loss", (0.0, 0))
     score, samples = next(iter(sums.values()), (0.0, 0))
     return Evaluation(loss, score, samples)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """NumPy's and Python's global generators seeded inside; the caller's untouched outside."""
-    before = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Errors of a user's code name its file and line."""
-    try:
-        yield
-    except FedSyncError:
-        raise
-    except Exception as error:
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_OURS)]
-        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "the app"
-        raise RunError(f"{place}: {type(error).__name__}: {error}") from error

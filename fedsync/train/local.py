@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace, Watch
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
-from fedsync.train.weights import Weights, save_state
+from fedsync.train.weights import save_state
 
 _STEPS_AT_A_TIME = 64
 
@@ -62,6 +63,22 @@ class LoopResult:
     cursor: Cursor
     metrics: Mapping[str, float] = field(default_factory=dict)
     batch_cap: int | None = None
+
+
+class TravellingModel(Protocol):
+    """A model that becomes one flat vector and back; see `fedsync.train.weights.Weights`."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def load(self, vector: Vector) -> None:
+        """Set every tensor from float32 [layout.size]; raises ValueError if it is no such, or not finite."""
+
+    def read(self) -> Vector:
+        """All tensors, float32 [layout.size], in memory of their own."""
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The state dict, with what appears twice in it."""
 
 
 class MeanLoss:
@@ -114,7 +131,7 @@ class LocalTrainer(ABC):
         options: how to train.
     """
 
-    def __init__(self, name: str, weights: Weights, device: torch.device, options: LocalOptions) -> None:
+    def __init__(self, name: str, weights: TravellingModel, device: torch.device, options: LocalOptions) -> None:
         self._name = name
         self._weights = weights
         self._device = device
@@ -142,6 +159,9 @@ class LocalTrainer(ABC):
     @abstractmethod
     def find_batch_cap_on_gpu(self) -> int | None:
         """The largest batch that fits a GPU's memory [samples], where that is quick to find; else None."""
+
+    def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
+        """Take up what the last order left; nothing, where training keeps nothing."""
 
     @abstractmethod
     def _begin(self, order: WorkOrder) -> None:
@@ -186,6 +206,7 @@ class LocalTrainer(ABC):
         with devices.seeded(self._device, order.seed), devices.deterministic(self._options.deterministic):
             with self._timed(overhead_s, "load"):
                 self._weights.load(base)
+                self._recall(cursor)
                 self._begin(order)
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
@@ -216,21 +237,26 @@ class LocalTrainer(ABC):
         )
         return Outcome(update, report, trained.cursor)
 
-    def evaluate(self, model: Vector) -> Evaluation:
+    def evaluate(self, model: Vector, cursor: Cursor | None = None) -> Evaluation:
         """Loss and score of ``model``, float32 [layout.size], on the silo's test split.
+
+        Args:
+            model: the model.
+            cursor: what the last order left; None where there was none.
 
         Raises:
             ValueError: the vector has the wrong length or is not finite.
         """
         self._set_threads()
         self._weights.load(model)
+        self._recall(cursor or Cursor())
         with devices.deterministic(self._options.deterministic):
             return self._evaluate()
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it."""
         self._weights.load(model)
-        save_state(path, self._weights.module.state_dict())
+        save_state(path, self._weights.state())
 
     def _set_threads(self) -> None:
         """Each time, since torch's setting is one a process and other silos may want another."""

@@ -86,6 +86,10 @@ class Pace:
     def jump(self, steps: int) -> None:
         """Count all steps of an order at once, which nobody looked into."""
         self.steps = steps
+        if self._throttle is not None:
+            devices.synchronise(self._device)
+            raw_s = (perf_counter() - self._start_s) / steps
+            sleep(steps * self._throttle.sleep_s(self._order.batch_size, raw_s))
 
     def finish(self) -> None:
         """End the order: `compute_s` and `windows` are what it came to."""

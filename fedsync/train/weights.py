@@ -76,6 +76,10 @@ class Weights:
             part.copy_(tensor)
         return self._flat.to("cpu", copy=True).numpy()
 
+    def state(self) -> Mapping[str, Tensor]:
+        """The module's state dict."""
+        return self.module.state_dict()
+
 
 def build_model(task: Task, seed: int) -> nn.Module:
     """The task's module on the CPU, as every silo of a run with this seed builds it."""

@@ -185,7 +185,7 @@ class SiloSession:
         Where figures are sealed, the model is not even looked at: the server hears what the sums say that came with it.
         """
         model, pooled = self._receive(received, version), self.replica.pooled
-        return self._trainer.evaluate(model) if pooled is None else Attestation(pooled)
+        return self._trainer.evaluate(model, self.cursor) if pooled is None else Attestation(pooled)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.

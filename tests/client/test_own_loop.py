@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
+from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError, Diverged, RunError
 from fedsync.core.orders import Evaluation
 from fedsync.train.guest import MOST_STATE, GuestTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor, Sampler
-from tests.train.make import EXAMPLES, TwoClasses, order, slot
+from fedsync.train.throttle import Throttle
+from tests.train.make import EXAMPLES, Clock, TwoClasses, order, slot
 
 OPTIONS = LocalOptions(device="cpu")
 SITE = Silo(0, "silo-0", 7, "cpu", node_config={"site": "north"}, options={"width": 3})
@@ -147,6 +149,17 @@ def test_an_opaque_function_gets_rows_and_counts_as_a_whole() -> None:
     assert sorted(set(rows)) == sorted(rows) and len(rows) == 40
     assert (outcome.report.steps, outcome.report.samples, outcome.cursor.position) == (5, 40, 40)
     assert outcome.update.tolist() == [0.0, 0.0, 1.0]
+
+
+def test_an_opaque_function_takes_the_time_of_the_machine_that_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, clock = SiloApp(), Clock(monkeypatch, step_s=0.0)
+    app.setup()(lambda silo: silo.use(nn.Linear(2, 1), range(100)))
+    app.train(opaque=True)(lambda work: None)
+    guest = GuestTrainer(app, SITE, OPTIONS)
+    throttle = Throttle(Curve(speed=100.0), fastest_ratio=1.0)
+    report = guest.run(order(batch_size=8, max_steps=5), guest.initial_model(), Cursor(), throttle).report
+    assert report.compute_s == pytest.approx(40 / 100)
+    assert clock.slept_s == [pytest.approx(0.4)]
 
 
 def test_state_goes_on_and_an_order_that_fails_leaves_it() -> None:
