@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,13 @@ class InUse:
         model: a module, or what makes one.
         examples: training samples of the silo.
         parts: all that functions may ask for by name, the model apart.
+        private: how the names of the model's tensors that stay at the silo begin.
     """
 
     model: nn.Module | Callable[[], nn.Module]
     examples: int
     parts: Mapping[str, Any]
+    private: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Silo:
         val: Any = None,
         *,
         examples: int | None = None,
+        private: str | Iterable[str] = (),
         **more: Any,
     ) -> InUse:
         """What functions of the app get by these names: ``model``, ``train``, ``val`` and whatever else is named here.
@@ -68,6 +71,8 @@ class Silo:
             train: training data, of any kind.
             val: data to evaluate on, of any kind.
             examples: training samples; left out, ``len(train)``.
+            private: parameters and persistent buffers whose names begin so stay here and never travel. The silo keeps
+                them from order to order, as training leaves them. An order that fails leaves them as they were.
 
         Raises:
             ConfigError: nobody knows how many samples there are, or a name is taken.
@@ -80,4 +85,5 @@ class Silo:
             problem = f"{', '.join(sorted(taken))} is what FedSync gives to functions"
             raise ConfigError("silo.use", problem, "Choose another name")
         count = len(train) if examples is None else examples
-        return InUse(model, count, {"train": train, "val": val, "silo": self, **more})
+        stays = (private,) if isinstance(private, str) else tuple(private)
+        return InUse(model, count, {"train": train, "val": val, "silo": self, **more}, stays)

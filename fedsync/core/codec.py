@@ -274,7 +274,9 @@ def _mapping_decoder(of_key: Coder, of_value: Coder) -> Coder:
     return read
 
 
-_NAMES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object", list: "a list"}
+_NAMES = {
+    bool: "true or false", int: "a whole number", str: "a text", bytes: "bytes", dict: "an object", list: "a list"
+}  # fmt: skip
 
 
 def _expect(kind: type, value: Any) -> Any:
@@ -326,5 +328,6 @@ _OWN: dict[Any, Coder] = {
     int: lambda value: _expect(int, value),
     float: _own_number,
     str: lambda value: _expect(str, value),
+    bytes: lambda value: _expect(bytes, value),  # JSON has none: whoever keeps some writes them beside it
 }
 _PEERS: dict[Any, Coder] = {bool: _OWN[bool], int: _peers_whole, float: _peers_number, str: _peers_text}

@@ -23,6 +23,7 @@ from fedsync.train.guest_code import own_code
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
+from fedsync.train.private import PrivateParts
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
 
@@ -57,7 +58,8 @@ class GuestTrainer(LocalTrainer):
             given = self._used.model
             self._model = (given if isinstance(given, nn.Module) else given()).to(device)
         self._known = {"model": self._model, **self._used.parts}
-        super().__init__(silo.name, Weights(self._model), device, options)
+        self._private = PrivateParts(self._model, self._used.private)
+        super().__init__(silo.name, Weights(self._model, self._private.names), device, options)
         self._initial = self._weights.read()
         self._sampler = Sampler(self._used.examples, silo.seed, silo.name)
 
@@ -71,6 +73,10 @@ class GuestTrainer(LocalTrainer):
     def find_batch_cap_on_gpu(self) -> int | None:
         """None: nobody knows what the functions do with a batch."""
         return None
+
+    def _recall(self, cursor: Cursor) -> None:
+        self._model.to(self._device)  # other libraries' trainers may leave it elsewhere
+        self._private.restore(cursor.private)
 
     def _begin(self, order: WorkOrder) -> None:
         """Nothing: a user's function makes its own optimizer."""
@@ -95,7 +101,9 @@ class GuestTrainer(LocalTrainer):
         pace = self._ended(order, paces)
         means = _means(work.logged)
         loss = means.pop("loss", None)
-        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state))
+        # What only scores changes no model: neither what travels nor what stays.
+        private = cursor.private if order.scores_only else self._private.keep()
+        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
         return LoopResult(pace, loss, left, means)
 
     def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:

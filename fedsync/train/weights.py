@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +24,20 @@ class Weights:
     weights) travels once. Integer buffers are rounded to the nearest on the way in.
 
     Args:
-        module: on its final device; its tensors must not be replaced afterwards.
+        module: whose tensors these are. They may move to another device and back, as trainers of other libraries do.
+        private: names of tensors that stay.
 
     Raises:
         ConfigError: the module has no tensors, or complex ones.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, private: Collection[str] = ()) -> None:
+        self._module = module
+        self._private = frozenset(private)
         named: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in module.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen:
+            if id(tensor) not in seen and name not in private:
                 seen.add(id(tensor))
                 named[name] = tensor.detach()
         if not named or any(tensor.is_complex() for tensor in named.values()):
@@ -47,8 +49,7 @@ class Weights:
         # The vector on the device, cut to views once: an order then costs one small copy a tensor.
         self._flat = torch.empty(self.layout.size, dtype=torch.float32, device=tensors[0].device)
         parts = torch.split(self._flat, list(self.layout.sizes))
-        self._pairs = [(tensor, part.view(tensor.shape)) for tensor, part in zip(tensors, parts, strict=True)]
-        self._integers = [part for tensor, part in self._pairs if not tensor.is_floating_point()]
+        self._parts = [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
 
     def load(self, vector: Vector) -> None:
         """Set every tensor.
@@ -65,20 +66,24 @@ class Weights:
             raise ValueError("the vector has values that are not finite")
         # torch warns of arrays that are read-only, as views of a message are.
         self._flat.copy_(torch.from_numpy(vector if vector.flags.writeable else vector.copy()))
-        for part in self._integers:
-            part.round_()
-        for tensor, part in self._pairs:
-            tensor.copy_(part)
+        for tensor, part in zip(self._tensors(), self._parts, strict=True):
+            tensor.copy_(part if tensor.is_floating_point() else part.round_())
 
     def read(self) -> Vector:
         """All tensors, float32 [layout.size], in memory of their own."""
-        for tensor, part in self._pairs:
+        for tensor, part in zip(self._tensors(), self._parts, strict=True):
             part.copy_(tensor)
         return self._flat.to("cpu", copy=True).numpy()
 
-    def state(self) -> Mapping[str, Tensor]:
-        """The module's state dict."""
-        return self.module.state_dict()
+    def state(self) -> dict[str, Tensor]:
+        """The module's state dict without what stays; a tensor that travels once may be in it by several names."""
+        state = self._module.state_dict()
+        return {name: tensor for name, tensor in state.items() if name not in self._private}
+
+    def _tensors(self) -> list[Tensor]:
+        """What travels, as the module has it now, in the layout's order."""
+        state = self._module.state_dict()
+        return [state[name] for name in self.layout.names]
 
 
 def build_model(task: Task, seed: int) -> nn.Module:

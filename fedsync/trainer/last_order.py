@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +37,15 @@ class LastOrder:
         Raises:
             ConfigError: the disk does not take it.
         """
-        update = self.answer.update
+        update, private = self.answer.update, self.cursor.private
         about = {
             "order": encode(self.order),
             "report": encode(self.answer.report),
-            "cursor": encode(self.cursor),
+            "cursor": encode(replace(self.cursor, private=b"")),
             "dtype": update.dtype.name,
+            "private": len(private),
         }
-        body = json.dumps(about, separators=(",", ":")).encode() + b"\n" + update.tobytes()
+        body = json.dumps(about, separators=(",", ":")).encode() + b"\n" + private + update.tobytes()
         write_atomically(path, digested(body), OWNER_FILE)
 
     @classmethod
@@ -56,8 +57,11 @@ class LastOrder:
         if body is None:
             logger.warning("%s is corrupt: this silo begins anew in its data", path)
             return None
-        text, _, update = body.partition(b"\n")
+        text, _, values = body.partition(b"\n")
         about = json.loads(text)
+        kept = about.get("private", 0)
+        private, update = values[:kept], values[kept:]
         report = decode(WorkReport, about["report"], own=True)
         answer = Completed(report, np.frombuffer(update, dtype=about["dtype"]))
-        return cls(decode(WorkOrder, about["order"], own=True), answer, decode(Cursor, about["cursor"], own=True))
+        cursor = replace(decode(Cursor, about["cursor"], own=True), private=private)
+        return cls(decode(WorkOrder, about["order"], own=True), answer, cursor)
