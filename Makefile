@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test full coverage lint docs bench soak clean
+.PHONY: demo test examples full coverage lint docs bench soak clean
 .DELETE_ON_ERROR:
 
 # PyTorch first and pinned: the plain name would bring gigabytes of CUDA along.
@@ -25,11 +25,16 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 
 # What each change runs: every promise once.
 test: lint
-	$(PYTEST) -m "not full"
+	$(PYTEST) -m "not full and not examples"
+
+# What needs libraries that FedSync itself does without: adapters to them, and the examples of examples/.
+examples: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[examples]"
+	$(PYTEST) -m examples tests/client
 
 # Everything: also repeats, long runs and the scripts of bench/.
 full: lint
-	$(PYTEST)
+	$(PYTEST) -m "not examples"
 
 # Everything, with the lines of fedsync/ that no test runs.
 coverage: $(STAMP)

@@ -41,7 +41,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "torch": ({"client", "train", "tasks", "policies", "templates"}, {"client", "train", "tasks", "templates"}),
     "flwr": ({"flower"}, {"flower"}),
     "flwr_datasets": ({"tasks"}, set()),
-    "sklearn": ({"tasks"}, set()),
+    # Files of `client` that wear a library's name are imported by those who have it.
+    "sklearn": ({"tasks", "client"}, {"client"}),
+    "lightning": ({"client"}, {"client"}),
+    "transformers": ({"client"}, {"client"}),
     "scipy": ({"tasks"}, set()),
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),

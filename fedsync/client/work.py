@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sized
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -74,6 +74,7 @@ class Work:
         self._draw = draw
         self._begin = begin
         self._begun_s: float | None = None
+        self.counts_elsewhere = False
         self.logged: dict[str, list[float | torch.Tensor]] = {}
 
     @property
@@ -119,11 +120,7 @@ class Work:
         Raises:
             ConfigError: the order's steps were counted elsewhere already.
         """
-        if self._begun_s is not None:
-            problem = "there is a second loop over batches of one order"
-            raise ConfigError("work.loader, work.batches", problem, "Train in one loop: it has all steps of the order")
-        self._begun_s = perf_counter()
-        steps = self._begin()
+        steps = self._begun()
         try:
             for done, batch in enumerate(batches, start=1):
                 try:
@@ -135,6 +132,33 @@ class Work:
                     return
         finally:
             steps.finish()
+
+    def counter(self) -> Generator[None, None, None]:
+        """Counts steps where they are done, not where batches are handed out: for loops of other libraries.
+
+        Such a loop may fetch batches long before it trains on them. From this call on `loader` hands out batches and
+        counts nothing. The first ``next`` begins the order, each further one says that a step was done; there is no
+        further one when the order ends. Close it where the loop ends by itself.
+        """
+        self.counts_elsewhere = True
+        return self._count()
+
+    def _count(self) -> Generator[None, None, None]:
+        steps = self._begun()
+        try:
+            for _ in range(self.max_steps):
+                yield
+                if not steps.step():
+                    return
+        finally:
+            steps.finish()
+
+    def _begun(self) -> Steps:
+        if self._begun_s is not None:
+            problem = "there is a second loop over batches of one order"
+            raise ConfigError("work.loader, work.batches", problem, "Train in one loop: it has all steps of the order")
+        self._begun_s = perf_counter()
+        return self._begin()
 
     def log(self, **figures: float | torch.Tensor) -> None:
         """Note figures of a step; ``loss`` is the training loss. What is told is their means over the order."""
@@ -151,7 +175,8 @@ class _OrderLoader(DataLoader[T]):
         self._work = work
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
-        return self._work.batches(_Lazily(super().__iter__))
+        begin = super().__iter__
+        return begin() if self._work.counts_elsewhere else self._work.batches(_Lazily(begin))
 
 
 class _Lazily(Iterable[T]):

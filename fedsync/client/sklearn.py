@@ -1,0 +1,57 @@
+"""Estimators of scikit-learn as models that travel. Needs ``scikit-learn``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from torch import nn
+
+from fedsync.core.errors import ConfigError
+
+_FITTED = ("coef_", "intercept_")
+
+
+class SklearnModel(nn.Module):
+    """A linear estimator whose ``coef_`` and ``intercept_`` travel; they begin as zeros.
+
+    Args:
+        estimator: one that goes on from its ``coef_``: with ``partial_fit``, or ``fit`` with ``warm_start=True``.
+        features: columns of the data.
+        classes: labels, where it is a classifier.
+
+    Raises:
+        ConfigError: it is not linear.
+    """
+
+    def __init__(self, estimator: Any, features: int, classes: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self._estimator = estimator
+        self._about = {"n_features_in_": features, **({"classes_": np.array(classes)} if len(classes) else {})}
+        # One row a class tells the shapes.
+        labels = classes if len(classes) else [0.0, 1.0]
+        fitted = clone(estimator).fit(np.zeros((len(labels), features)), labels)
+        for name in _FITTED:
+            value = getattr(fitted, name, None)
+            if not isinstance(value, np.ndarray):
+                problem = f"{type(estimator).__name__} has no array {name}"
+                raise ConfigError("SklearnModel", problem, "Take a linear one that fits an intercept")
+            self.register_buffer(name, torch.zeros(value.shape, dtype=torch.float64))
+
+    @contextmanager
+    def estimator(self) -> Iterator[Any]:
+        """The estimator as the model is now, to fit, to predict or to score; the model is what it leaves.
+
+        A new one each time: besides ``coef_`` and ``intercept_`` nothing goes on from order to order.
+        """
+        estimator = clone(self._estimator)
+        arrays = {name: getattr(self, name).cpu().numpy().copy() for name in _FITTED}
+        for name, value in {**self._about, **arrays}.items():
+            setattr(estimator, name, value)
+        yield estimator
+        for name in _FITTED:
+            getattr(self, name).copy_(torch.from_numpy(np.asarray(getattr(estimator, name))))

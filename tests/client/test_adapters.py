@@ -1,0 +1,153 @@
+"""Loops of other libraries do the same as a loop by hand: the order's batches, its steps, its end.
+
+`make examples` runs this, since not everybody has the libraries.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from fedsync.client import Work
+from fedsync.train.local import Outcome
+from fedsync.train.sampler import Cursor
+from tests.client.test_own_loop import plain_sgd, trainer
+from tests.train.make import EXAMPLES, order
+
+pytestmark = pytest.mark.examples
+lightning = pytest.importorskip("lightning")
+transformers = pytest.importorskip("transformers")
+
+Loop = Callable[[Work, nn.Module, Dataset[Any]], None]
+
+
+class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    def __init__(self, net: nn.Module, rate: float) -> None:
+        super().__init__()
+        self.net, self.rate = net, rate
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(self.net(inputs), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=self.rate)
+
+
+def fit(work: Work, model: nn.Module, loader: Any, accumulate: int = 1) -> None:
+    from fedsync.client.lightning import FedSyncCallback
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
+    engine = lightning.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        enable_model_summary=False,
+        accumulate_grad_batches=accumulate,
+        callbacks=[FedSyncCallback(work)],
+        **quiet,
+    )
+    engine.fit(Lit(model, work.learning_rate), loader)
+
+
+def by_lightning(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+    fit(work, model, work.loader(train))
+
+
+def by_hugging_face(work: Work, model: nn.Module, train: Dataset[Any], accumulate: int = 1) -> None:
+    from fedsync.client.huggingface import trainer_for
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.cross_entropy(self.net(inputs), labels)}
+
+    arguments = transformers.TrainingArguments(
+        output_dir="unused",
+        learning_rate=work.learning_rate,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        gradient_accumulation_steps=accumulate,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        inputs, labels = zip(*samples, strict=True)
+        return {"inputs": torch.stack(inputs), "labels": torch.stack(labels)}
+
+    trainer_for(
+        work, transformers.Trainer(model=Wrapped(), args=arguments, train_dataset=train, data_collator=collate)
+    ).train()
+
+
+@pytest.fixture(params=[by_lightning, by_hugging_face])
+def loop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
+    monkeypatch.chdir(tmp_path)
+    return request.param  # type: ignore[no-any-return]
+
+
+def run(loop: Loop, last: int = 99, **what: Any) -> Outcome:
+    guest = trainer(loop)
+    return guest.run(order(**what), guest.initial_model(), Cursor(), watch=lambda steps, _: steps < last)
+
+
+def test_the_update_is_that_of_a_loop_by_hand(loop: Loop) -> None:
+    what = {"batch_size": 7, "max_steps": 9}
+    theirs, ours = run(loop, **what), run(plain_sgd, **what)
+    assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
+    assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-3)
+    assert (theirs.report.steps, theirs.report.samples) == (9, 63)
+    assert theirs.cursor == ours.cursor
+
+
+def test_an_order_that_is_halted_or_out_of_time_ends_there(loop: Loop) -> None:
+    halted, ours = run(loop, last=4, max_steps=50), run(plain_sgd, last=4, max_steps=50)
+    assert halted.report.steps == 4 and halted.cursor == ours.cursor
+    assert halted.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
+    assert run(loop, max_steps=50, budget_s=0.0).report.steps == 1
+
+
+def test_lightning_may_have_its_own_batches() -> None:
+    def own(work: Work, model: nn.Module, train: Any) -> None:
+        fit(work, model, DataLoader(train, batch_size=work.batch_size, shuffle=True))
+
+    report = run(own, batch_size=8, max_steps=12).report
+    assert report.steps == 12 > EXAMPLES // 8, "passes follow one another"
+    assert report.compute_s > 0
+
+
+def test_gradients_add_up_over_batches_which_are_steps_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def lit(work: Work, model: nn.Module, train: Any) -> None:
+        fit(work, model, work.loader(train), accumulate=2)
+
+    def face(work: Work, model: nn.Module, train: Any) -> None:
+        by_hugging_face(work, model, train, accumulate=2)
+
+    def by_hand(work: Work, model: nn.Module, train: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
+        for number, (inputs, labels) in enumerate(work.loader(train), start=1):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            (loss / 2).backward()
+            work.log(loss=loss)
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    ours = run(by_hand, batch_size=4, max_steps=8)
+    for theirs in (run(lit, batch_size=4, max_steps=8), run(face, batch_size=4, max_steps=8)):
+        assert theirs.report.steps == 8
+        assert theirs.update == pytest.approx(ours.update, rel=1e-5, abs=1e-8)
+        assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-3)

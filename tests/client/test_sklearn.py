@@ -1,0 +1,77 @@
+"""Linear estimators of scikit-learn as models that travel."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+
+from fedsync.client import Silo, SiloApp, Work
+from fedsync.client.sklearn import SklearnModel
+from fedsync.core.errors import ConfigError
+from fedsync.train.guest import GuestTrainer
+from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor, Sampler
+from tests.train.make import order
+
+X, Y = load_iris(return_X_y=True)
+SITE = Silo(0, "silo-0", 7, "cpu")
+
+
+def guest(model: Any, fit: Any) -> GuestTrainer:
+    app = SiloApp()
+    app.setup()(lambda silo: silo.use(model, X))
+    app.train(opaque=True)(fit)
+    app.evaluate()(evaluate)
+    return GuestTrainer(app, SITE, LocalOptions(device="cpu"))
+
+
+def evaluate(model: SklearnModel) -> Any:
+    with model.estimator() as estimator:
+        return {"accuracy": (estimator.score(X, Y), len(Y))}
+
+
+def partial(work: Work, model: SklearnModel) -> None:
+    with model.estimator() as estimator:
+        estimator.partial_fit(X[work.rows], Y[work.rows])
+
+
+def test_partial_fit_goes_on_from_what_came_and_its_weights_are_the_update() -> None:
+    trainer = guest(lambda: SklearnModel(SGDClassifier(loss="log_loss", random_state=0), 4, [0, 1, 2]), partial)
+    assert trainer.layout.shapes == ((3, 4), (3,)) and not trainer.initial_model().any()
+    first = trainer.run(order(batch_size=30, max_steps=4), trainer.initial_model(), Cursor())
+    rows = Sampler(len(X), 7, "silo-0").take(Cursor(), 120)[0]
+    alone = SGDClassifier(loss="log_loss", random_state=0).partial_fit(X[rows], Y[rows], classes=[0, 1, 2])
+    np.testing.assert_allclose(first.update, [*alone.coef_.ravel(), *alone.intercept_], rtol=1e-6)
+    again = trainer.run(order(batch_size=30, max_steps=4), trainer.initial_model(), Cursor())
+    assert (again.update == first.update).all()
+    assert trainer.evaluate(first.update).correct == pytest.approx(alone.score(X, Y) * 150)
+    second = trainer.run(order(batch_size=30, max_steps=4), first.update, first.cursor)
+    assert second.report.samples == 120 and np.abs(second.update).max() < np.abs(first.update).max()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "classes", "shapes"),
+    [
+        (LogisticRegression(warm_start=True, max_iter=1), [0, 1], ((1, 4), (1,))),
+        (SGDClassifier(), ["no", "yes"], ((1, 4), (1,))),
+        (SGDRegressor(), [], ((4,), (1,))),
+    ],
+)
+def test_shapes_are_the_estimators(estimator: Any, classes: list[Any], shapes: Any) -> None:
+    def fit(work: Work, model: SklearnModel) -> None:
+        labels = np.array(classes)[(Y > 0).astype(int)] if classes else Y
+        with model.estimator() as mine:
+            (mine.partial_fit if hasattr(mine, "partial_fit") else mine.fit)(X[work.rows], labels[work.rows])
+            assert len(mine.predict(X)) == 150
+
+    trainer = guest(lambda: SklearnModel(estimator, 4, classes), fit)
+    assert trainer.layout.shapes == shapes
+    assert trainer.run(order(), trainer.initial_model(), Cursor()).update.any()
+
+
+def test_what_is_not_linear_says_so() -> None:
+    with pytest.raises(ConfigError, match="PCA has no array coef_"):
+        SklearnModel(PCA(), 4, [0, 1])
