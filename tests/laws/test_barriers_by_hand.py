@@ -214,3 +214,17 @@ def test_nobody_does_fewer_steps_than_the_least_nor_more_than_the_most(
         rounds.finish(ends[first], first)
         steps = [silo.order.max_steps for silo in rounds.silos.values() if silo.order is not None]
         assert all(bounds[0] <= number <= bounds[1] for number in steps)
+
+
+def test_a_group_is_over_at_its_latest_time_while_another_is_open() -> None:
+    """Two silos with steps of 1/8 s, one with steps of a second; of the two, one hangs."""
+    rounds = Rounds(Compass(2, 8, latest_factor=1.25), speeds={"a": 80.0, "b": 80.0, "c": 10.0})
+    rounds.join("a", "b", "c")
+    for at_s in (0.25, 1.25):
+        rounds.finish(at_s, "a", "b")
+    rounds.finish(2.0, "c")  # two steps more: with 8 to do in the group of a and b, it founds its own for 4 s
+    rounds.finish(2.25, "a", "b")  # 8 steps more: a group for 3.25 s, open for a quarter of a second longer
+    rounds.finish(3.25, "a")
+    rounds.wait(4.0)
+    assert rounds.commits[-1] == (3.5, ("a",))
+    assert rounds.released[-1] == (3.5, "a")
