@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.barrier.intervals import FittedInterval, FixedInterval
 from fedsync.policies.barrier.kinds.absp import Absp
 from fedsync.policies.barrier.kinds.buffered import Buffered
@@ -17,7 +18,40 @@ from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
 from fedsync.policies.barrier.kinds.sampled import Sampled, Sampling
+from fedsync.policies.barrier.kinds.ssp import Ssp
 from tests.laws.rounds import Rounds
+
+# All that let silos go on one by one: whoever may goes at once, and one whose order failed sits out.
+
+ONE_BY_ONE = [Ssp(1), Ssp(0), Sampled(1, staleness=1), Sampled(3), Buffered(1), Compass(4, 4)]
+
+
+@pytest.mark.parametrize("barrier", ONE_BY_ONE, ids=repr)
+def test_all_that_may_go_on_go_on_in_one_instant(barrier: BarrierPolicy[object]) -> None:
+    """All are in at once, so nobody is ahead of anybody."""
+    rounds = Rounds(barrier)
+    rounds.join("a", "b", "c")
+    rounds.finish(1.0, "a", "b", "c")
+    assert sorted(rounds.released[3:]) == [(1.0, "a"), (1.0, "b"), (1.0, "c")]
+
+
+@pytest.mark.parametrize("barrier", ONE_BY_ONE, ids=repr)
+def test_one_whose_order_failed_sits_out_until_the_next_commit(barrier: BarrierPolicy[object]) -> None:
+    rounds = Rounds(barrier)
+    rounds.join("a", "b")
+    rounds.finish(1.0, "a", fails=True)
+    assert len(rounds.released) == 2, "asked again at once, it might fail at once for ever"
+    rounds.finish(2.0, "b")
+    assert (2.0, "a") in rounds.released[2:]
+
+
+@pytest.mark.parametrize("barrier", ONE_BY_ONE, ids=repr)
+def test_one_whose_order_failed_is_asked_again_if_nobody_is_at_work(barrier: BarrierPolicy[object]) -> None:
+    rounds = Rounds(barrier)
+    rounds.join("a")
+    rounds.finish(1.0, "a", fails=True)
+    assert rounds.released == [(0.0, "a"), (1.0, "a")]
+
 
 # Sampled: a silo that is ahead waits for those it has drawn, as long as they are here.
 
