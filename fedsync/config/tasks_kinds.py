@@ -46,7 +46,7 @@ class TaskSection(Section):
 
     def solver(self, local: LocalConfig) -> Solver:
         """How local steps go, for aggregation that normalises them."""
-        return Solver(local.momentum, local.learning_rate * local.proximal)
+        return Solver(local.sgd_momentum, local.learning_rate * local.proximal)
 
     def build(self) -> Task:
         """Model and data; raises `ConfigError` where they are not usable here."""
@@ -204,6 +204,8 @@ class StatisticsSection(SourceSection):
             f"local.optimizer {local.optimizer}": local.optimizer != "sgd",
             f"local.momentum {local.momentum:g}": local.momentum > 0,
             f"local.weight_decay {local.weight_decay:g}": local.weight_decay > 0,
+            "local.schedule": local.schedule is not None,
+            "local.clip_norm": local.clip_norm is not None,
             f"local.learning_rate {local.learning_rate:g} above 1": local.learning_rate > 1,
         }
         for setting, wrong in unwanted.items():

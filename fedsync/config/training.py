@@ -2,17 +2,78 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
+from fedsync.common.names import near_miss
 from fedsync.config.section import Section
+from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsync.train.options import LocalOptions
+    from fedsync.train.schedule import Schedule
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+
+OptimizerName = Literal[
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "asgd",
+    "muon",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rprop",
+    "sgd",
+]
+"""PyTorch's that fit the local loop; the newest, of a PyTorch that has them."""
+
+_Number = bool | int | float
+_Keyword = _Number | Annotated[str, Field(max_length=64)] | Annotated[list[_Number | None], Field(max_length=8)] | None
+_KEYWORDS: TypeAdapter[dict[str, _Keyword]] = TypeAdapter(dict[str, _Keyword])
+_NAMES = get_args(OptimizerName)
+
+
+def _optimizer(given: Any) -> str | dict[str, _Keyword]:
+    """A name, or a section with a ``kind`` and whatever keywords that one takes; PyTorch is asked in `LocalConfig`."""
+    if isinstance(given, Mapping):
+        if given.get("kind") not in _NAMES:
+            raise ValueError(f"its kind is {given.get('kind')!r}; {near_miss(str(given.get('kind')), _NAMES)}")
+    elif given not in _NAMES:
+        names = " or ".join(f"'{name}'" for name in _NAMES)
+        raise PydanticCustomError("literal_error", "one of {expected}", {"expected": names})
+    if not isinstance(given, Mapping):
+        return str(given)
+    try:
+        return _KEYWORDS.validate_python(given, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"{error.errors()[0]['loc'][0]} is no number, word or short list; change it") from error
+
+
+class ScheduleConfig(Section):
+    """How the learning rate goes within an order, over the most steps that the order may have."""
+
+    shape: Literal["constant", "cosine", "linear"]
+    """How it goes after the warm-up."""
+
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps at the beginning of each order in which the rate climbs to the order's."""
+
+    end: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the order's rate to which ``cosine`` and ``linear`` fall."""
+
+    def build(self) -> Schedule:
+        from fedsync.train.schedule import Schedule
+
+        return Schedule(self.shape, self.warmup, self.end)
 
 
 class LocalConfig(Section):
@@ -31,14 +92,28 @@ class LocalConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of the local optimiser; eta in the papers."""
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Local optimiser; it keeps no memory from one order to the next."""
+    optimizer: Annotated[
+        OptimizerName | dict[str, Any],
+        PlainValidator(_optimizer, json_schema_input_type=OptimizerName | dict[str, Any]),
+    ] = "sgd"
+    """One of PyTorch's, by its name in small letters, or a section of its name as ``kind`` and its own keywords, as in
+    ``{kind: adamw, betas: [0.9, 0.98], weight_decay: 0.01}``. It keeps no memory from one order to the next."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of ``sgd``; with ``adam`` leave it out."""
+    """Momentum of an ``optimizer`` that is only named; 0 is PyTorch's default."""
 
     weight_decay: NonNegative = 0.0
-    """Strength of the L2 penalty."""
+    """Strength of the penalty of an ``optimizer`` that is only named; 0 is PyTorch's default, which is 0.01 for
+    ``adamw``."""
+
+    schedule: ScheduleConfig | None = None
+    """How the learning rate goes within an order, also as one word (``cosine``); left out, it stays."""
+
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Gradients with a longer norm are shortened to it."""
+
+    accumulate: PositiveInt = 1
+    """Pieces in which the gradient of a step's batch is computed, one after the other, to save memory."""
 
     proximal: NonNegative = 0.0
     """The mu of FedProx, which holds a silo back from the model it started from; 0 does not."""
@@ -62,6 +137,39 @@ class LocalConfig(Section):
     deterministic: bool = False
     """Ask for algorithms that give the same bits from the same order, though they be slower."""
 
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        return {"shape": given} if isinstance(given, str) else given
+
+    @field_validator("optimizer", "momentum", "weight_decay", mode="after")
+    @classmethod
+    def _suits_torch(cls, given: Any, info: ValidationInfo) -> Any:
+        asked: dict[str, Any] = {name: info.data[name] for name in ("optimizer", "momentum") if name in info.data}
+        asked[str(info.field_name)] = given
+        if not given or asked.get("optimizer", "sgd") == "sgd" or asked == {"optimizer": "adam"}:
+            # PyTorch takes seconds to load, and these need no looking at.
+            return given
+        from fedsync.train.options import LocalOptions
+
+        try:
+            LocalOptions(**asked)
+        except ConfigError as error:
+            raise ValueError(f"{error.problem}; {error.remedy}") from error
+        if isinstance(given, dict) and given["kind"] == "sgd" and not 0 <= given.get("momentum", 0) < 1:
+            raise ValueError(f"momentum {given['momentum']} is not in 0..1; write, for example, 0.9")
+        return given
+
+    @property
+    def sgd_momentum(self) -> float:
+        """What steps of SGD remember of earlier ones; 0 with other optimizers."""
+        match self.optimizer:
+            case "sgd":
+                return self.momentum
+            case {"kind": "sgd", "momentum": int() | float() as momentum}:
+                return float(momentum)
+        return 0.0
+
     def build(self) -> LocalOptions:
         from fedsync.train.options import LocalOptions
 
@@ -69,6 +177,9 @@ class LocalConfig(Section):
             optimizer=self.optimizer,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
+            schedule=None if self.schedule is None else self.schedule.build(),
+            clip_norm=self.clip_norm,
+            accumulate=self.accumulate,
             proximal=self.proximal,
             device=self.device,
             threads=self.threads,

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
@@ -61,6 +61,7 @@ class Trainer(LocalTrainer):
         super().__init__(slot.name, Weights(self._model), device, options)
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = options.make_optimizer(self._parameters)
+        self._starts_empty = not self._optimizer.state
         self._cap = BatchCap()
 
     @property
@@ -115,10 +116,13 @@ class Trainer(LocalTrainer):
         self._model.train()
         base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
         pace = begin()
+        schedule = self._options.schedule
         for rows, following in self._draw(order, cursor):
+            if schedule is not None:
+                self._set_rate(order.learning_rate * schedule.factor(pace.steps, order.max_steps))
             losses.add(self._step(rows, base))
-            # While the device is still at it.
-            if following is not None:
+            # While the device is still at it; what is worked off in pieces is fetched in pieces.
+            if following is not None and self._piece(len(following)) == len(following):
                 self._samples.ahead(following)
             if not pace.step():
                 break
@@ -150,6 +154,8 @@ class Trainer(LocalTrainer):
             self._precision.unscale(self._optimizer)
             if base:
                 self._hold_back(base)
+            if self._options.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self._parameters, self._options.clip_norm)
             if self._precision.step(self._optimizer):
                 return loss
 
@@ -158,7 +164,7 @@ class Trainer(LocalTrainer):
         # What zero_grad does, without its hooks: they cost more than all else that this loop adds.
         for parameter in self._parameters:
             parameter.grad = None
-        losses = self._cap.work_off(rows, self._backward, self._reset)
+        losses = self._cap.work_off(rows, self._backward, self._reset, self._options.accumulate)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _hold_back(self, base: list[Tensor]) -> None:
@@ -206,6 +212,16 @@ class Trainer(LocalTrainer):
     def _renew_optimizer(self, learning_rate: float) -> None:
         """Make the optimizer as good as new: without memory of earlier orders."""
         self._precision.renew()
-        self._optimizer.state.clear()
+        if self._starts_empty:
+            self._optimizer.state.clear()
+        else:
+            self._optimizer = self._options.make_optimizer(self._parameters)
+        self._set_rate(learning_rate)
+
+    def _set_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+
+    def _piece(self, count: int) -> int:
+        """Of so many samples of a step, how many are worked off at once."""
+        return self._cap.piece(count, self._options.accumulate)

@@ -91,7 +91,14 @@ class BatchCap:
             self.largest = found if self.largest is None else min(self.largest, found)
         return found
 
-    def work_off(self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None]) -> list[T]:
+    def piece(self, count: int, pieces: int = 1) -> int:
+        """Samples to work off at once of so many, which are to make that many pieces at least."""
+        size = -(-count // pieces)
+        return size if self.largest is None else min(size, self.largest)
+
+    def work_off(
+        self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None], pieces: int = 1
+    ) -> list[T]:
         """Results of ``work`` on consecutive pieces of ``rows`` that fit the memory.
 
         Args:
@@ -99,13 +106,14 @@ class BatchCap:
             work: done on each piece, with its share of ``rows``; all over again, with smaller pieces, if
                 memory runs out.
             reset: undoes what ``work`` did so far, and frees memory.
+            pieces: how many they are where the memory takes them all, or fewer of few rows.
 
         Raises:
             RuntimeError: whatever ``work`` raises, unless memory ran out and a smaller piece is possible.
         """
         count = len(rows)
         while True:
-            size = count if self.largest is None else min(count, self.largest)
+            size = self.piece(count, pieces)
             try:
                 if size == count:
                     return [work(rows, 1.0)]

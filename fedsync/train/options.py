@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedsync.core.errors import ConfigError
+from fedsync.train.optimizers import keywords_of, make_optimizer
 from fedsync.train.precision import PrecisionName
+from fedsync.train.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +21,13 @@ class LocalOptions:
     """Options of the local loop.
 
     Args:
-        optimizer: ``sgd`` or ``adam``; keeps no memory from one order to the next.
-        momentum: of SGD, ``0 <= momentum < 1``.
-        weight_decay: L2 penalty, at least 0.
+        optimizer: PyTorch's name of one, in small letters, or ``{"kind": name, keyword: value}`` with keywords of its
+            own; keeps no memory from one order to the next.
+        momentum: of an optimizer that is only named, ``0 <= momentum < 1``; 0 leaves it to PyTorch.
+        weight_decay: likewise, at least 0.
+        schedule: how the learning rate goes within an order; None leaves it as it is.
+        clip_norm: longest gradient, above 0, in the norm over all parameters; None does not look.
+        accumulate: pieces, at least 1, in which the gradient of a step's batch is computed.
         proximal: mu of FedProx's ``mu / 2 * |w - base|^2``, at least 0; 0 costs nothing.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:i``.
         threads: processor threads that torch may use, or None to leave torch's own choice.
@@ -34,9 +40,12 @@ class LocalOptions:
         ConfigError: an option is out of range, or means nothing to the optimizer.
     """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: str | Mapping[str, Any] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    schedule: Schedule | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
     proximal: float = 0.0
     device: str = "auto"
     threads: int | None = None
@@ -46,23 +55,38 @@ class LocalOptions:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError("local.optimizer", f"{self.optimizer!r} is unknown", "Write sgd or adam")
         if not 0 <= self.momentum < 1:
             raise ConfigError("local.momentum", f"{self.momentum} is not in 0..1", "Write, for example, 0.9")
-        if self.optimizer == "adam" and self.momentum:
-            raise ConfigError("local.momentum", f"{self.momentum} means nothing to adam", "Leave it out, or use sgd")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ConfigError("local.weight_decay", f"{self.weight_decay} is not at least 0", "Write 0 or more")
         if not (math.isfinite(self.proximal) and self.proximal >= 0):
             raise ConfigError("local.proximal", f"{self.proximal} is not at least 0", "Write 0 or more")
+        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise ConfigError("local.clip_norm", f"{self.clip_norm} is not above 0", "Write 1.0, or leave it out")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError("local.precision", f"{self.precision!r} is unknown", "Write fp32, bf16 or fp16")
         if self.threads is not None and self.threads < 1:
             raise ConfigError("local.threads", f"{self.threads} is below 1", "Write 1 or more, or leave it out")
+        self.make_optimizer([nn.Parameter(torch.zeros(1, 1))])
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0) -> torch.optim.Optimizer:
-        """A fresh optimizer; orders set its learning rate."""
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, lr=learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        """A fresh optimizer; orders set its learning rate.
+
+        Raises:
+            ConfigError: it is not PyTorch's, or it refuses a keyword or the parameters.
+        """
+        kind, own = _split(self.optimizer)
+        short = {name: value for name in ("momentum", "weight_decay") if (value := getattr(self, name))}
+        for name in short:
+            if not isinstance(self.optimizer, str):
+                raise ConfigError(f"local.{name}", "local.optimizer has keywords", f"Write {name} among them")
+            if name not in keywords_of(kind):
+                raise ConfigError(f"local.{name}", f"it means nothing to {kind}", "Leave it out, or use sgd")
+        return make_optimizer(kind, {**short, **own}, parameters, learning_rate)
+
+
+def _split(optimizer: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Its name and its keywords."""
+    if isinstance(optimizer, str):
+        return optimizer, {}
+    return optimizer["kind"], {name: value for name, value in optimizer.items() if name != "kind"}

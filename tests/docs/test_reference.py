@@ -27,7 +27,7 @@ def test_all_sections_of_the_schema_are_there(chapter: reference.Chapter) -> Non
     [
         ("yaml/strategy.md", "stop", "rounds", "whole number, at least 1", "none"),
         ("yaml/strategy.md", "local", "momentum", "number, at least 0, below 1", "`0.0`"),
-        ("yaml/strategy.md", "local", "optimizer", "`sgd`, `adam`", "`sgd`"),
+        ("yaml/strategy.md", "local", "precision", "`fp32`, `bf16`, `fp16`", "`fp32`"),
         ("yaml/strategy.md", "barrier-ssp", "staleness", "whole number, at least 0", "`3`"),
         ("yaml/strategy.md", "barrier-fsp", "wait_for", "[section](#barrier-wait_for)", "none"),
         ("yaml/strategy.md", "barrier-elastic", "floor", "whole number, at least 1", "none"),

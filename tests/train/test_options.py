@@ -1,11 +1,15 @@
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import nn
 
+from fedsync.config.training import OptimizerName
 from fedsync.core.errors import ConfigError
+from fedsync.train.optimizers import optimizers
 from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor
+from tests.train.make import TwoClasses, order, trainer
 
 
 @pytest.mark.parametrize(
@@ -19,12 +23,52 @@ from fedsync.train.options import LocalOptions
         *(({"proximal": mu}, "local.proximal") for mu in (-0.1, float("nan"), float("inf"))),
         ({"threads": 0}, "local.threads"),
         ({"precision": "fp8"}, "local.precision"),
+        ({"optimizer": "lbfgs"}, "local.optimizer"),
+        ({"optimizer": {"kind": "adamw", "momentum": 0.9}}, "local.optimizer"),
+        ({"optimizer": {"kind": "adamw"}, "weight_decay": 0.1}, "local.weight_decay"),
+        *(({"clip_norm": norm}, "local.clip_norm") for norm in (0.0, -1.0, float("nan"), float("inf"))),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LocalOptions(**options)
     assert caught.value.place == place
+
+
+def test_the_file_knows_the_optimizers_that_pytorch_has() -> None:
+    assert set(get_args(OptimizerName)) >= set(optimizers())
+    assert {"sgd", "adam", "adamw"} <= set(optimizers())
+
+
+@pytest.mark.parametrize("kind", sorted(optimizers()))
+def test_each_optimizer_trains_and_remembers_nothing(kind: str) -> None:
+    class Flat(TwoClasses):
+        """Two dimensions everywhere, which is all that Muon takes."""
+
+        def model(self) -> nn.Module:
+            return nn.Linear(4, 2, bias=False)
+
+    subject = trainer(Flat(), options=LocalOptions(kind, device="cpu"))
+    base = subject.initial_model()
+    first = subject.run(order(max_steps=3, learning_rate=0.01), base, Cursor())
+    subject.run(order(max_steps=2, learning_rate=0.02), base, Cursor())
+    again = subject.run(order(max_steps=3, learning_rate=0.01), base, Cursor())
+    assert first.update.any()
+    assert first.update.tobytes() == again.update.tobytes()
+
+
+def test_an_optimizer_refuses_a_model_before_training() -> None:
+    with pytest.raises(ConfigError, match="muon refuses the model: Muon only supports 2D"):
+        trainer(options=LocalOptions("muon", device="cpu"))
+
+
+def test_keywords_reach_the_optimizer() -> None:
+    parameters = list(nn.Linear(1, 1).parameters())
+    keywords = {"kind": "adamw", "betas": [0.9, 0.98], "weight_decay": 0.02}
+    optimizer = LocalOptions(keywords).make_optimizer(parameters, 0.3)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert [optimizer.defaults[name] for name in ("lr", "betas", "weight_decay")] == [0.3, (0.9, 0.98), 0.02]
+    assert LocalOptions("adamw").make_optimizer(parameters).defaults["weight_decay"] == 0.01, "PyTorch's own"
 
 
 def test_options_reach_the_optimizer() -> None:

@@ -1,0 +1,66 @@
+"""PyTorch's optimizers by name, with their own keywords."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsync.common.names import near_miss
+from fedsync.core.errors import ConfigError
+
+PLACE = "local.optimizer"
+
+_UNFIT = {"Optimizer", "LBFGS", "SparseAdam"}
+"""The base, one that wants a closure, and one that wants sparse gradients."""
+
+_OURS = {"self", "params", "lr", "differentiable", "capturable"}
+"""Keywords that the loop decides."""
+
+
+def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    """Those that fit the local loop, by their names in small letters."""
+    found = {name: each for name, each in vars(torch.optim).items() if isinstance(each, type)}
+    return {name.lower(): each for name, each in found.items() if name not in _UNFIT}
+
+
+def keywords_of(kind: str) -> list[str]:
+    """Keywords that an optimizer takes, apart from what the loop decides.
+
+    Raises:
+        ConfigError: PyTorch has none of that name.
+    """
+    known = optimizers()
+    if kind not in known:
+        raise ConfigError(PLACE, f"{kind!r} is unknown", near_miss(kind, known))
+    return [name for name in inspect.signature(known[kind]).parameters if name not in _OURS]
+
+
+def make_optimizer(
+    kind: str, keywords: Mapping[str, Any], parameters: Iterable[nn.Parameter], learning_rate: float
+) -> torch.optim.Optimizer:
+    """A fresh optimizer; what ``keywords`` leave out is PyTorch's default.
+
+    Raises:
+        ConfigError: PyTorch has none of that name, it takes no such keyword, or refuses a value or the parameters.
+    """
+    allowed = keywords_of(kind)
+    for name in keywords:
+        if name not in allowed:
+            raise ConfigError(PLACE, f"{kind} takes no {name!r}", near_miss(name, allowed))
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in keywords.items()
+    }
+    make: Callable[..., torch.optim.Optimizer] = optimizers()[kind]
+    try:
+        return make(parameters, lr=learning_rate, **values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        text = " ".join(str(error).split()).replace(";", ",")
+        raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Mend the value") from error
+
+
+def _told(keywords: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in keywords.items()) or "the model"
