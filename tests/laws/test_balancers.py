@@ -1,6 +1,7 @@
 """What every balancer promises: exact totals, bounds, and shares that follow from the speeds."""
 
 import random
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -63,6 +64,15 @@ def test_work_is_shared_to_the_sample_and_within_all_limits(case: Case, data: st
     for name, share in work.items():
         rate = batches[name] / BATCH_SIZE if sizing.scale == "learning_rate" else 1.0
         assert share.learning_rate == pytest.approx(sizing.work.learning_rate * rate, rel=1e-12)
+
+
+@pytest.mark.parametrize("order", permutations("abcd"))
+def test_one_that_nobody_has_measured_counts_as_the_median_of_the_others(order: tuple[str, ...]) -> None:
+    """Wherever it stands among them; 40 samples go by 100, 300, 400 and the 300 in their middle."""
+    speed = {"a": 100.0, "b": 300.0, "c": 400.0}
+    views = {name: SiloView(SiloFacts(5000), forecast=Curve(speed[name]) if name in speed else None) for name in order}
+    work = policies_of(("balancer", "proportional", {}), STOP).sizing.plan(views, {})
+    assert {name: work[name].batch_size for name in "abcd"} == {"a": 4, "b": 11, "c": 14, "d": 11}
 
 
 @st.composite
