@@ -1,0 +1,35 @@
+"""What the coordinator makes of barriers such as users may write, and no shipped one is."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedsync.core.actions import HaltEarly
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.protocols import AnyBarrier
+from fedsync.core.views import ClusterView, Verdict
+from fedsync.policies.barrier.kinds.bsp import Bsp
+from tests.laws.corners import corners
+from tests.laws.fake_cluster import FakeCluster
+from tests.laws.kinds import policies_of
+
+
+@dataclass(frozen=True)
+class Insistent:
+    """Says again with every event that everybody at work is to stop."""
+
+    inner: AnyBarrier = field(default_factory=Bsp)
+
+    def init(self) -> Any:
+        return self.inner.init()
+
+    def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
+        state, verdict = self.inner.decide(state, view)
+        busy = tuple(name for name, silo in view.silos.items() if silo.busy)
+        return state, replace(verdict, stop_now=busy if view.pending and not verdict.commit else ())
+
+
+def test_a_silo_is_told_to_stop_once_an_order_however_often_the_barrier_says_so() -> None:
+    policies = replace(policies_of(("barrier", "bsp", {}), {"rounds": 6}), barrier=Insistent())
+    outcome = FakeCluster(Coordinator(policies), corners(3)["quiet"].scenario).run()
+    told = [action.update_id for action in outcome.actions(HaltEarly)]
+    assert len(told) == len(set(told)) >= 12
