@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -15,6 +14,7 @@ from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, seale
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.section import Section
+from fedsync.config.stop import StopConfig, unreachable
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.config.training import LocalConfig, PositiveInt
@@ -24,7 +24,6 @@ from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
-from fedsync.core.stopping import StopRules
 from fedsync.policies.aggregate.base import AggregationPolicy
 from fedsync.policies.aggregate.fednova import FedNova
 from fedsync.policies.aggregate.kinds import FedAvg
@@ -34,57 +33,13 @@ from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
-from fedsync.policies.schema import Chosen, Policy, Share
+from fedsync.policies.schema import Chosen, Policy
 
 if TYPE_CHECKING:
     from fedsync.core.weighting import Solver
 
 MAX_SEED = 2**63 - 1
 """Of 63 bits, as those that follow from it: PyTorch, NumPy and every message take such a number."""
-
-
-class StopConfig(Section):
-    """When the run ends: whichever comes first."""
-
-    rounds: PositiveInt | None = None
-    """Commits, each of which makes a model version. Under barriers that commit every arrival, each arrival is one."""
-
-    seconds: Annotated[float, Field(gt=0)] | None = None
-    """Seconds since the run began, virtual or real [s]."""
-
-    target_accuracy: float | None = None
-    """Accuracy of an evaluated version at which the run ends. What it may be depends on the task: a share, above 0 and
-    at most 1, or another number where the task scores something else."""
-
-    patience: PositiveInt | None = None
-    """Evaluated versions in a row without a better accuracy."""
-
-    relative_change: Share | None = None
-    """The run ends once the training loss changes by no more than this share of itself while the slowest silo goes
-    through its data once."""
-
-    @model_validator(mode="after")
-    def _must_end(self) -> Self:
-        if self.rounds is None and self.seconds is None:
-            raise ValueError("nothing bounds the run; add `rounds` or `seconds`")
-        return self
-
-    def build(self) -> StopRules:
-        return StopRules(self.rounds, self.seconds, self.target_accuracy, self.patience, self.relative_change)
-
-
-def _unreachable(target: float, task: TaskConfig) -> tuple[str, str]:
-    """Why a target accuracy makes no sense for the task, and what would; both empty if it does."""
-    match task.scores:
-        case "share" if not 0 < target <= 1:
-            what, remedy = "a share of right answers", "write a number greater than 0 and at most 1"
-        case "error" if not target <= 0:
-            what, remedy = "minus an error", "write a number of at most 0"
-        case _ if not isfinite(target):
-            what, remedy = "a number", "write a finite number"
-        case _:
-            return "", ""
-    return f"{target:g} is not allowed: accuracy of this {task.kind} task is {what}", remedy
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
@@ -176,7 +131,7 @@ class StrategyConfig(Section):
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
         if self.stop.target_accuracy is not None:
-            problem, remedy = _unreachable(self.stop.target_accuracy, self.task)
+            problem, remedy = unreachable(self.stop.target_accuracy, self.task)
             if problem:
                 raise ValueError(f"stop.target_accuracy {problem}; {remedy}")
         return self
@@ -357,7 +312,7 @@ class StrategyConfig(Section):
             ConfigError: it is not.
         """
         if target is not None:
-            problem, remedy = _unreachable(target, self.task)
+            problem, remedy = unreachable(target, self.task)
             if problem:
                 raise ConfigError("--target-accuracy", problem, remedy.capitalize())
 
