@@ -70,7 +70,7 @@ class RunSpec(Section):
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
             train_config=config.train_config,
             evaluate_config=config.evaluate_config,
-            quorum=config.quorum(None if cluster is None else cluster.at_start),
+            quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:

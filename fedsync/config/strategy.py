@@ -192,6 +192,11 @@ class StrategyConfig(Section):
                 "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
                 "alone or with later ones: choose bsp, a-bsp or elastic, or write late: drop"
             )
+        if isinstance(self.cipher, MaskedConfig) and self.barrier.draws:
+            raise ValueError(
+                "cipher.kind 'masked' opens sums in which nearly all silos are, and barrier has a part of them in each "
+                "round; leave the fraction out, or write cipher.kind: bfv"
+            )
         if isinstance(self.cipher, MaskedConfig) and self.balancer.scales_rates:
             raise ValueError(
                 "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') "
@@ -203,6 +208,12 @@ class StrategyConfig(Section):
                 f"cipher.members {members}: barrier.kind {self.barrier.innermost.kind!r} as configured commits {most} "
                 f"at a time, so silos would open no version; write members: {most}, or choose a barrier that commits "
                 "many: bsp, a-bsp, fsp or elastic"
+            )
+        silos = len(self.silos or ()) or self.min_silos
+        if silos is not None and members > (part := self.barrier.sampled(silos)) and self.barrier.draws:
+            raise ValueError(
+                f"cipher.members {members}: barrier has {part} of {silos} silos in each round, so silos would open no "
+                f"version; raise share, or write barrier.least: {members}"
             )
         return self
 

@@ -25,6 +25,7 @@ class Stream(IntEnum):
     CRASHES = 9
     DATA = 10
     ROUNDING = 11
+    ROUND = 12
 
 
 def generator(seed: int, stream: Stream, silo: str = "", round: int = 0) -> np.random.Generator:

@@ -42,6 +42,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "capped": {"cap_s": 0.7, "inner": {"kind": "bsp"}},
         "quorum": {"share": 0.5, "inner": {"kind": "bsp"}},
         "deadline": {"spread": 1.0, "inner": {"kind": "bsp"}},
+        "fraction": {"share": 0.5, "inner": {"kind": "bsp"}},
     },
     "aggregation": {
         "fedavg": {"weight": "examples"},
@@ -75,6 +76,11 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "quorum", {"count": 2, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "deadline", {"spread": 0.0, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "capped", {"cap_s": 1.0, "inner": {"kind": "quorum", "count": 2, "inner": COMPASS}}),
+    ("barrier", "fraction", {"share": 0.4, "least": 2, "inner": {"kind": "asp"}}),
+    ("barrier", "fraction", {"share": 0.7, "inner": {"kind": "quorum", "share": 0.6, "inner": {"kind": "bsp"}}}),
+    ("barrier", "fraction", {"share": 0.7, "inner": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 0.5}}}),
+    ("barrier", "fraction", {"share": 0.6, "inner": COMPASS}),
+    ("barrier", "capped", {"cap_s": 0.7, "inner": {"kind": "fraction", "share": 0.5, "inner": {"kind": "bsp"}}}),
     ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
 ]
 """Further settings of kinds in `EXAMPLES` that change what the coordinator does."""

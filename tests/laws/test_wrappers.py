@@ -17,6 +17,7 @@ from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.late import LateRule
 from fedsync.policies.barrier.wrappers.capped import Capped
 from fedsync.policies.barrier.wrappers.deadline import Deadline
+from fedsync.policies.barrier.wrappers.fraction import Fraction
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.quorum import Quorum
 from fedsync.policies.barrier.wrappers.resting import Resting
@@ -168,7 +169,10 @@ def test_others_do_not_wait_for_one_that_rests() -> None:
     assert rounds.released[4:] == [(11.5, "a"), (11.5, "b")]
 
 
-@pytest.mark.parametrize("wrapper", [Capped(Bsp(), 1e6), Quorum(Bsp(), share=1.0), Deadline(Bsp(), floor_s=1e6)])
+@pytest.mark.parametrize(
+    "wrapper",
+    [Capped(Bsp(), 1e6), Quorum(Bsp(), share=1.0), Deadline(Bsp(), floor_s=1e6), Fraction(Bsp(), 1.0)],
+)
 def test_a_wrapper_that_never_binds_changes_nothing(wrapper: BarrierPolicy[object]) -> None:
     plain, wrapped = Rounds(Bsp()), Rounds(wrapper)
     for rounds in (plain, wrapped):

@@ -15,7 +15,7 @@ class BarrierPolicy(Policy, Generic[S]):
     """Base of barriers: decide when updates are committed and who may go on; see `fedsync.core.protocols.Barrier`.
 
     The properties are true of most barriers; one of which they are not overrides them. They are asked of the barrier
-    inside all wrappers (`innermost`), but for `mixes_rounds`.
+    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws` and `sampled`.
     """
 
     __slots__ = ()
@@ -78,6 +78,15 @@ class BarrierPolicy(Policy, Generic[S]):
     def needs_losses(self) -> bool:
         """Whether it counts on the training losses of updates, which are None where metrics are sealed."""
         return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether lots decide who takes part in a round, so that some sit it out."""
+        return False
+
+    def sampled(self, silos: int) -> int:
+        """How many of ``silos`` silos take part in a round."""
+        return silos
 
     @abstractmethod
     def init(self) -> S: ...

@@ -61,6 +61,13 @@ class Wrapper(BarrierPolicy[S]):
         return self.inner.innermost
 
     @property
+    def draws(self) -> bool:
+        return self.inner.draws
+
+    def sampled(self, silos: int) -> int:
+        return self.inner.sampled(silos)
+
+    @property
     def mixes_rounds(self) -> bool:
         return self.late is not LateRule.DROP or self.inner.mixes_rounds
 

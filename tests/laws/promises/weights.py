@@ -11,6 +11,7 @@ from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.weighting import Weighting
 from tests.laws.law import law
+from tests.laws.promises.fairness import lots_decide
 from tests.laws.watched import Run
 
 
@@ -74,7 +75,8 @@ def weights_are_sorted_and_positive(run: Run) -> int:
 
 
 def balances_nothing(config: StrategyConfig) -> str:
-    return "" if config.policies().sizing.balances else "its sizing `balances` nothing: each silo has its own batch"
+    alone = "" if config.policies().sizing.balances else "its sizing `balances` nothing: each silo has its own batch"
+    return alone or lots_decide(config)
 
 
 @law(least=15, unless=balances_nothing)
