@@ -96,7 +96,7 @@ class YamlFile:
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        self._overridden: set[tuple[str, ...]] = set()
+        self._given: dict[tuple[str, ...], str] = {}
         try:
             self._root, data = _parsed(text)
         except yaml.MarkedYAMLError as error:
@@ -136,19 +136,34 @@ class YamlFile:
             path, place = tuple(key.strip().split(".")), f"--set {_short(assignment)}"
             if not equals or not all(path):
                 raise ConfigError(place, "not an assignment", "Write --set section.key=value")
-            target = self.data
-            for part in path[:-1]:
-                inner = target.setdefault(part, {})
-                if not isinstance(inner, dict):
-                    raise ConfigError(place, f"{part!r} is not a section", f"Set {part!r} itself")
-                target = inner
             try:
-                target[path[-1]] = _parsed(text)[1]
+                self._put(path, _parsed(text)[1], place)
             except _NoValueError as error:
                 raise ConfigError(place, str(error.problem), _PLAIN) from error
             except yaml.YAMLError as error:
                 raise ConfigError(place, f"{_shown(text)} is not YAML", _PLAIN) from error
-            self._overridden.add(path)
+            self._given[path] = "--set"
+
+    def put(self, key: str, value: object, place: str) -> None:
+        """Write a value in the place of what stands there.
+
+        Args:
+            key: ``a.b``.
+            value: as YAML would read it.
+            place: what messages about it call it.
+        """
+        path = tuple(key.split("."))
+        self._put(path, value, place)
+        self._given[path] = place
+
+    def _put(self, path: tuple[str, ...], value: object, place: str) -> None:
+        target = self.data
+        for part in path[:-1]:
+            inner = target.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(place, f"{part!r} is not a section", f"Set {part!r} itself")
+            target = inner
+        target[path[-1]] = value
 
     def validate(self, model: type[Model]) -> Model:
         """The data as ``model``.
@@ -162,10 +177,11 @@ class YamlFile:
             raise self._explain(error.errors(include_url=False)[0]) from None
 
     def place(self, path: tuple[str, ...]) -> str:
-        """``file, line N, a.b`` for a path into the data."""
+        """``file, line N, a.b`` for a path into the data, or who else gave what is there."""
         dotted = ".".join(path)
-        if any(path[: len(done)] == done for done in self._overridden):
-            return f"--set {dotted}"
+        for done, place in reversed(self._given.items()):
+            if path[: len(done)] == done:
+                return f"{place} {dotted}" if place == "--set" else place
         return ", ".join(part for part in (self.name, f"line {self._line(path)}", dotted) if part)
 
     def _line(self, path: tuple[str, ...]) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -27,6 +27,7 @@ from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear,
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_model
 from fedsync.flower.nodes import Admission
+from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
@@ -53,14 +54,16 @@ class _Begin:
     moment: Moment | None
 
 
-class FedSync(Strategy):
+class FedSync(Shipped):
     """Runs a FedSync configuration on a Flower grid.
 
     Use it in any ServerApp::
 
-        FedSync.from_yaml("strategies/lb-bsp.yaml").start(grid, initial_arrays)
+        FedSync.lb_bsp(batch_size=32).start(grid, initial_arrays, num_rounds=40)
+        FedSync.from_yaml("my-strategy.yaml").start(grid, initial_arrays)
 
-    The nodes run `fedsync.flower.client_app.app` as their ClientApp.
+    Each shipped strategy has a constructor, all of which take `fedsync.flower.shipped.Options`. The nodes run
+    `fedsync.flower.client_app.app` as their ClientApp.
 
     Args:
         config: the strategy.

@@ -1,0 +1,154 @@
+"""``FedSync.lb_bsp(...)`` and the other constructors are the shipped files, with what the caller said."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+
+from fedsync import FedSync
+from fedsync.common.meanings import meanings
+from fedsync.config.locate import shipped_folder
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.flower.shipped import Options
+from tests.flower.grid import DirectGrid, silos_in_this_process
+
+SHIPPED = [path.stem for path in sorted(shipped_folder().glob("*.yaml"))]
+DIGITS = {"kind": "digits"}
+
+
+def constructor(name: str) -> Callable[..., FedSync]:
+    found: Callable[..., FedSync] = getattr(FedSync, name.replace("-", "_"))
+    return found
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_constructor_without_options_is_its_file(name: str) -> None:
+    found = constructor(name)(task=DIGITS).config
+    assert found == StrategyConfig.load(name, ["task={kind: digits}"])
+    assert constructor(name).__doc__
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_options_go_where_they_belong(name: str, tmp_path: Path) -> None:
+    made = constructor(name)(
+        num_rounds=3,
+        batch_size=16,
+        local_steps=10,
+        learning_rate=0.5,
+        task=DIGITS,
+        seed=11,
+        min_available_nodes=5,
+        out=tmp_path,
+        overrides=["waiting.idle_s=7.0"],
+    )
+    config, plain = made.config, StrategyConfig.load(name)
+    assert (config.stop.rounds, config.min_silos, config.seed, config.waiting.idle_s) == (3, 5, 11, 7.0)
+    local = config.local
+    assert (local.batch_size, local.steps, local.learning_rate) == (16, 10, 0.5)
+    assert local.proximal == plain.local.proximal, "what nobody named stays"
+    assert made.out == tmp_path
+    steps = {"fedcompass": {"min_steps": 2, "max_steps": 10}, "elastic": {"lookahead": 20, "floor": 5}}
+    assert config.model_dump()["barrier"] == {**plain.model_dump()["barrier"], **steps.get(name, {})}
+
+
+OWN = [
+    ("fsp", "interval_s", 9.0, "barrier.interval.interval_s"),
+    ("fsp-he", "interval_s", 9.0, "barrier.interval.interval_s"),
+    ("lb-fsp-psp", "interval_s", 9.0, "barrier.interval.interval_s"),
+    ("a-bsp", "sync_ratio", 0.75, "barrier.sync_ratio"),
+    ("asp", "server_rate", 0.125, "aggregation.server_rate"),
+    ("ssp", "staleness", 5, "barrier.staleness"),
+    ("ssp", "server_rate", 0.125, "aggregation.server_rate"),
+    ("pbsp", "sample_size", 1, "barrier.sample_size"),
+    ("pbsp", "server_rate", 0.125, "aggregation.server_rate"),
+    ("pssp", "sample_size", 1, "barrier.sample_size"),
+    ("pssp", "staleness", 5, "barrier.staleness"),
+    ("pssp", "server_rate", 0.125, "aggregation.server_rate"),
+    ("fedbuff", "size", 4, "barrier.size"),
+    ("fedasync", "mixing", 0.25, "aggregation.mixing"),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value", "key"), OWN)
+def test_a_strategys_own_options_go_where_they_belong(name: str, option: str, value: object, key: str) -> None:
+    found = constructor(name)(task=DIGITS, **{option: value}).config
+    assert found == StrategyConfig.load(name, ["task={kind: digits}", f"{key}={value}"])
+    within = constructor(name)(task=DIGITS, fraction_train=0.5, **{option: value}).config
+    assert within.barrier.kind == "fraction"
+    assert within.model_dump()["barrier"]["inner"] == found.model_dump()["barrier"]
+
+
+def test_a_part_of_the_silos_is_as_many_as_flowers_own_would_take() -> None:
+    def drawn(silos: int, **options: Any) -> tuple[int, int]:
+        config = FedSync.fedavg(task=DIGITS, **options).config
+        return config.barrier.sampled(silos), config.quorum()
+
+    assert drawn(10) == (10, 2)
+    assert drawn(10, fraction_train=0.5) == (5, 2)
+    assert drawn(10, fraction_train=0.59, min_available_nodes=4) == (5, 4)
+    assert drawn(10, fraction_train=0.05) == (2, 2), "min_train_nodes is 2 by default"
+    assert drawn(10, fraction_train=0.05, min_train_nodes=3) == (3, 3)
+    assert drawn(10, fraction_train=1.0, min_train_nodes=6) == (10, 6)
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": "32"}, "FedSync.a_bsp, batch_size: '32' is not allowed. Write a whole number"),
+    ({"num_rounds": 0}, "FedSync.a_bsp, num_rounds: 0 is not allowed"),
+    ({"fraction_train": 0.0}, "FedSync.a_bsp, fraction_train: 0.0 is not allowed"),
+    ({"fraction_train": 0.5, "sync_ratio": 7.0}, "FedSync.a_bsp, sync_ratio: 7.0 is not allowed"),
+    ({"fraction_train": 0.5, "min_train_nodes": -1}, "FedSync.a_bsp, "),
+    ({"task": {"kind": "digitz"}}, "FedSync.a_bsp, task: unknown kind 'digitz'. Did you mean 'digits'"),
+    ({"overrides": ["local.stpes=3"]}, "--set local.stpes: unknown key. Did you mean 'steps'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_a_mistake_is_told_by_its_keyword(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedSync.a_bsp(**{"task": DIGITS, **options})
+    assert str(caught.value).startswith(message)
+
+
+def test_an_unknown_keyword_is_told_as_python_does() -> None:
+    with pytest.raises(TypeError, match=r"FedSync.lb_bsp\(\) got an unexpected keyword argument 'bach_size'"):
+        FedSync.lb_bsp(bach_size=32)  # type: ignore[call-arg]
+
+
+def test_the_client_app_beside_the_server_is_what_silos_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a package, as of Flower's templates, and where both are plain files."""
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    code = compile("made = FedSync.lb_bsp()", "server_app.py", "exec")
+    with pytest.raises(ConfigError, match=r"there is no module theirs\.client_app"):
+        exec(code, {"FedSync": FedSync, "__package__": "theirs"})
+    for folder in (tmp_path, tmp_path / "theirs"):
+        (folder / "client_app.py").write_text("app = None\n")
+    told: list[object] = []
+    monkeypatch.setattr(StrategyConfig, "model_validate", lambda data: told.append(data["task"]))
+    for package in ("theirs", ""):
+        with pytest.raises(AttributeError):
+            exec(code, {"FedSync": FedSync, "__package__": package})
+    assert told == [{"kind": "clientapp", "app": f"{module}:app"} for module in ("theirs.client_app", "client_app")]
+
+
+@pytest.fixture
+def grid() -> Iterator[DirectGrid]:
+    with silos_in_this_process():
+        yield DirectGrid(3)
+
+
+def test_it_is_started_as_flowers_quickstart_starts_its_own(grid: DirectGrid, tmp_path: Path) -> None:
+    strategy = FedSync.lb_bsp(batch_size=8, local_steps=1, min_available_nodes=3, task=DIGITS, out=tmp_path)
+    first = ArrayRecord(strategy.config.task.build().model().state_dict())
+    result = strategy.start(grid=grid, initial_arrays=first, train_config=ConfigRecord({"lr": 0.01}), num_rounds=3)
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    assert result.arrays.keys() == first.keys()
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+
+
+def test_every_option_is_explained() -> None:
+    assert meanings(Options).keys() == Options.__annotations__.keys()
