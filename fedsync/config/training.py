@@ -115,6 +115,9 @@ class LocalConfig(Section):
     accumulate: PositiveInt = 1
     """Pieces in which the gradient of a step's batch is computed, one after the other, to save memory."""
 
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes of a silo that fetch samples ahead, where a task's data are no tensors; none in virtual time."""
+
     proximal: NonNegative = 0.0
     """The mu of FedProx, which holds a silo back from the model it started from; 0 does not."""
 
@@ -180,6 +183,7 @@ class LocalConfig(Section):
             schedule=None if self.schedule is None else self.schedule.build(),
             clip_norm=self.clip_norm,
             accumulate=self.accumulate,
+            workers=self.workers,
             proximal=self.proximal,
             device=self.device,
             threads=self.threads,

@@ -26,6 +26,7 @@ class Stream(IntEnum):
     DATA = 10
     ROUNDING = 11
     ROUND = 12
+    FETCHING = 13
 
 
 def generator(seed: int, stream: Stream, silo: str = "", round: int = 0) -> np.random.Generator:

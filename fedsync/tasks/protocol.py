@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 Batch = Any
-"""What the samples of one batch become: ``default_collate`` of them, on the model's device."""
+"""What `Task.collate` makes of the samples of one batch, on the model's device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class SiloSlot:
 class SiloData:
     """One silo's samples. Map-style: ``len(dataset)`` and ``dataset[i]``.
 
-    A `torch.utils.data.TensorDataset` is moved to the device once and cut by index; anything else is
-    read sample by sample and collated by ``default_collate``.
+    A `torch.utils.data.TensorDataset` is moved to the device once and cut by index, unless the task collates in its
+    own way. Anything else is read batch by batch if it has ``__getitems__``, else sample by sample, and collated.
 
     Args:
         train: samples to train on.
@@ -62,6 +62,13 @@ class Task(ABC):
     @abstractmethod
     def data(self, slot: SiloSlot) -> SiloData:
         """The samples of the silo ``slot``. A function of the slot: two calls give the same samples."""
+
+    def collate(self, samples: list[Any]) -> Batch:
+        """A batch of samples, whose tensors, in dicts, lists and tuples too, go to the device.
+
+        Default: `torch.utils.data.default_collate`.
+        """
+        return default_collate(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss over the batch, a scalar to differentiate. Default: cross-entropy."""

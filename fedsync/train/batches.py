@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, tee
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from fedsync.client.lasting import Collate, LastingLoader, Piece, fetch
 from fedsync.tasks.protocol import Batch
 
 
@@ -18,6 +20,9 @@ class Batches(Protocol):
     """One data set, cut to batches on a device."""
 
     def __len__(self) -> int: ...
+
+    def begin(self, walk: Iterator[Piece], count: int) -> None:
+        """Learn what will be taken: the next ``count`` pieces of ``walk``, and perhaps the ones after."""
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """Sample numbers, int64 [n], as `take` wants them."""
@@ -39,6 +44,9 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
+    def begin(self, walk: Iterator[Piece], count: int) -> None:
+        """See `Batches.begin`: nothing to fetch, the samples are there."""
+
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """See `Batches.place`: on the device, so that a whole order's numbers cross in one piece."""
         return torch.from_numpy(rows).to(self._device)
@@ -50,28 +58,84 @@ class TensorBatches:
         """See `Batches.ahead`: nothing to fetch, the samples are there."""
 
 
-class CollatedBatches:
-    """Any map-style data set, read sample by sample and moved to the device batch by batch."""
+class SampleReader:
+    """Reads samples of a map-style data set and collates them, between two steps.
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device) -> None:
+    Args:
+        dataset: map-style.
+        collate: makes a batch of samples.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset = dataset
-        self._device = device
+        self._collate = collate
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
+
+    def begin(self, walk: Iterator[Piece], count: int) -> None:
+        """See `Batches.begin`: the process that would fetch is the one that trains."""
+
+    def read(self, rows: Tensor) -> Batch:
+        """The batch of the samples ``rows``, int64 [n], where the data set leaves it."""
+        return fetch(self._dataset, rows.tolist(), self._collate)
+
+
+class WorkersReader(SampleReader):
+    """The same by worker processes, which read ahead; a batch that comes in smaller pieces after all is read here.
+
+    Args:
+        dataset: map-style.
+        collate: makes a batch of samples.
+        workers: processes, at least 1.
+        pinned: batches are to lie in pinned memory.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate, workers: int, *, pinned: bool) -> None:
+        super().__init__(dataset, collate)
+        options = {"num_workers": workers, "collate_fn": collate, "pin_memory": pinned}
+        self._loader: LastingLoader[Batch] = LastingLoader(dataset, options)
+        self._batches: Iterator[Batch] = iter(())
+        self._pieces: Iterator[Piece] = iter(())
+        self._next: Piece | None = None
+
+    def begin(self, walk: Iterator[Piece], count: int) -> None:
+        """See `Batches.begin`."""
+        ahead, here = tee(walk)
+        self._batches = self._loader.order(ahead, count)
+        self._pieces = islice(here, count)
+        self._next = next(self._pieces, None)
+
+    def read(self, rows: Tensor) -> Batch:
+        """See `SampleReader.read`."""
+        if self._next is None or rows.tolist() != self._next.rows:
+            return super().read(rows)
+        self._next = next(self._pieces, None)
+        return next(self._batches)
+
+
+class CollatedBatches:
+    """What a reader reads, moved to the device batch by batch."""
+
+    def __init__(self, reader: SampleReader, device: torch.device) -> None:
+        self._reader = reader
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def begin(self, walk: Iterator[Piece], count: int) -> None:
+        """See `Batches.begin`."""
+        self._reader.begin(walk, count)
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(rows)
 
     def take(self, rows: Tensor) -> Batch:
-        return map_tensors(self.collate(rows), lambda tensor: tensor.to(self._device))
+        return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device))
 
     def ahead(self, rows: Tensor) -> None:
-        """See `Batches.ahead`: the processor that would fetch is the one that trains."""
-
-    def collate(self, rows: Tensor) -> Batch:
-        """The batch of the samples ``rows``, where the data set leaves it."""
-        return default_collate([self._dataset[row] for row in rows.tolist()])
+        """See `Batches.ahead`: the processor that would copy is the one that trains."""
 
 
 class Lane(Protocol):
@@ -112,17 +176,17 @@ class CudaLane:
 class PrefetchedBatches(CollatedBatches):
     """The same with one batch on its way while the device works on the one before.
 
-    In the same thread, so that a data set which draws random numbers draws the same ones every time.
+    Without workers in the same thread, so that a data set which draws random numbers draws the same every time.
     """
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device, lane: Lane) -> None:
-        super().__init__(dataset, device)
+    def __init__(self, reader: SampleReader, device: torch.device, lane: Lane) -> None:
+        super().__init__(reader, device)
         self._lane = lane
         self._rows: Tensor | None = None
         self._batch: Batch = None
 
     def ahead(self, rows: Tensor) -> None:
-        self._rows, self._batch = rows, self._lane.send(self.collate(rows))
+        self._rows, self._batch = rows, self._lane.send(self._reader.read(rows))
 
     def take(self, rows: Tensor) -> Batch:
         """See `Batches.take`. A batch that was not asked for ahead, as a piece of one, is fetched at once."""
@@ -133,13 +197,18 @@ class PrefetchedBatches(CollatedBatches):
         return batch
 
 
-def batches_of(dataset: Dataset[Any], device: torch.device) -> Batches:
-    """The quickest way to cut ``dataset``. A subclass of `TensorDataset` may index in its own way: no short cut."""
-    if type(dataset) is TensorDataset:
+def batches_of(
+    dataset: Dataset[Any], device: torch.device, collate: Collate = default_collate, workers: int = 0
+) -> Batches:
+    """The quickest way to cut ``dataset``.
+
+    No short cut for a subclass of `TensorDataset`, which may index in its own way, nor for a ``collate`` of one's own.
+    """
+    on_gpu = device.type == "cuda"
+    if type(dataset) is TensorDataset and collate is default_collate:
         return TensorBatches(dataset, device)
-    if device.type == "cuda":
-        return PrefetchedBatches(dataset, device, CudaLane(device))
-    return CollatedBatches(dataset, device)
+    reader = WorkersReader(dataset, collate, workers, pinned=on_gpu) if workers else SampleReader(dataset, collate)
+    return PrefetchedBatches(reader, device, CudaLane(device)) if on_gpu else CollatedBatches(reader, device)
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -8,7 +8,9 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
+from fedsync.client.lasting import Piece
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
@@ -22,7 +24,9 @@ from fedsync.train.precision import Precision
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
 
-_EVALUATION_BATCH = 512
+_EVALUATION_BATCH, _BY_WORKERS = 512, 64
+"""Samples; fewer at once where several workers are to have some of them."""
+
 _ROWS_AT_A_TIME = 64
 """Steps whose sample numbers are drawn together."""
 
@@ -48,13 +52,15 @@ class Trainer(LocalTrainer):
         device = open_device(options)
         self._precision = Precision(options.precision, device)
         data = task.data(slot)
-        self._samples = batches_of(data.train, device)
-        self._test = batches_of(data.test, device)
+        collate = default_collate if type(task).collate is Task.collate else task.collate
+        self._samples, self._test = (
+            batches_of(samples, device, collate, options.workers) for samples in (data.train, data.test)
+        )
         if len(self._samples) == 0:
             raise ConfigError("task", f"silo {slot.name!r} holds no training samples", "Give it data, or leave it out")
         self._task = task
         self._slot = slot
-        self._sampler = Sampler(len(self._samples), slot.seed, slot.name)
+        self._sampler, self._scout = (Sampler(len(self._samples), slot.seed, slot.name) for _ in range(2))
         self._model = build_model(task, slot.seed).to(device)
         if options.channels_last:
             devices.channels_last(self._model)
@@ -115,6 +121,9 @@ class Trainer(LocalTrainer):
         losses = MeanLoss()
         self._model.train()
         base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
+        piece = max(1, self._piece(order.batch_size))
+        ahead = self._scout.walk(cursor, order.batch_size, piece)
+        self._samples.begin(ahead, order.max_steps * -(-order.batch_size // piece))
         pace = begin()
         schedule = self._options.schedule
         for rows, following in self._draw(order, cursor):
@@ -194,7 +203,10 @@ class Trainer(LocalTrainer):
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         rows = self._test.place(np.arange(len(self._test)))
         with devices.seeded(self._device, self._slot.seed), torch.no_grad():
-            for batch in torch.split(rows, _EVALUATION_BATCH) if len(rows) else ():
+            size = _BY_WORKERS if self._options.workers else _EVALUATION_BATCH
+            batches = torch.split(rows, size) if len(rows) else ()
+            self._test.begin((Piece(self._slot.seed, batch.tolist()) for batch in batches), len(batches))
+            for batch in batches:
                 for part in self._cap.work_off(batch, self._score, self._reset):
                     total += part
         loss, correct = total.tolist()

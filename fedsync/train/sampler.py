@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.rng import Stream, generator
+from fedsync.client.lasting import Piece
+from fedsync.core.rng import Stream, derive_seed, generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,21 @@ class Sampler:
         start = cursor if cursor.position < self._examples else Cursor(cursor.epoch + 1)
         epochs, position = divmod(start.position + count, self._examples)
         return Cursor(start.epoch + epochs, position)
+
+    def walk(self, cursor: Cursor, batch_size: int, piece: int) -> Iterator[Piece]:
+        """Batch after batch without end, in pieces of at most ``piece`` samples, each with a seed of its own.
+
+        For whoever reads ahead: a sampler keeps one permutation, so let it be another than the one that is trained by.
+
+        Raises:
+            ValueError: as `take`.
+        """
+        seed = derive_seed(self._seed, Stream.FETCHING, self._silo)
+        while True:
+            at = seed + cursor.epoch * self._examples + cursor.position
+            rows, cursor = self.take(cursor, batch_size)
+            for start in range(0, batch_size, piece):
+                yield Piece((at + start) % 2**63, rows[start : start + piece].tolist())
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:

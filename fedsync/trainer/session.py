@@ -88,6 +88,8 @@ class SiloSession:
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
         options = _options(spec, identity, machine)
+        if machine is not None and not throttled:
+            options = replace(options, workers=0)  # virtual time: all silos in one process
         node_config = machine.node_config if machine else json.loads(identity.node_config)
         run_config = json.loads(identity.run_config)
         site = Silo(identity.index, self.name, spec.seed, str(resolve(options.device)), node_config, run_config)

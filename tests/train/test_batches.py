@@ -3,12 +3,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train import batches as cutting
 from fedsync.train import loop
-from fedsync.train.batches import Batches, CollatedBatches, PrefetchedBatches, TensorBatches, batches_of, map_tensors
+from fedsync.train.batches import (
+    Batches,
+    CollatedBatches,
+    PrefetchedBatches,
+    SampleReader,
+    TensorBatches,
+    batches_of,
+    map_tensors,
+)
+from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor
 from tests.train.make import TwoClasses, order, trainer
 
@@ -87,7 +96,7 @@ class Road:
 
 def test_a_batch_asked_for_ahead_travels_while_the_one_before_is_used() -> None:
     road = Road()
-    batches = PrefetchedBatches(Listed([0.0, 1.0, 2.0, 3.0]), CPU, road)
+    batches = PrefetchedBatches(SampleReader(Listed([0.0, 1.0, 2.0, 3.0]), default_collate), CPU, road)
     first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
     assert batches.take(first).tolist() == [0, 1]  # the first one of an order: nobody could know
     batches.ahead(second)
@@ -98,7 +107,7 @@ def test_a_batch_asked_for_ahead_travels_while_the_one_before_is_used() -> None:
 
 def test_other_rows_than_those_asked_for_ahead_are_fetched_at_once() -> None:
     road = Road()
-    batches = PrefetchedBatches(Listed([0.0, 1.0, 2.0, 3.0]), CPU, road)
+    batches = PrefetchedBatches(SampleReader(Listed([0.0, 1.0, 2.0, 3.0]), default_collate), CPU, road)
     rows = torch.tensor([2, 3])
     batches.ahead(rows)
     # As after running out of memory: the same numbers in pieces.
@@ -139,7 +148,11 @@ def test_an_order_with_batches_on_their_way_is_as_reproducible(monkeypatch: pyte
             self.log.append(("receive", []))
 
     road = Straight()
-    monkeypatch.setattr(loop, "batches_of", lambda dataset, device: PrefetchedBatches(dataset, device, road))
+    monkeypatch.setattr(
+        loop,
+        "batches_of",
+        lambda dataset, device, *_: PrefetchedBatches(SampleReader(dataset, default_collate), device, road),
+    )
     subject = trainer(Augmented())
     base = subject.initial_model()
     first = subject.run(order(max_steps=5), base, Cursor())
@@ -149,3 +162,63 @@ def test_an_order_with_batches_on_their_way_is_as_reproducible(monkeypatch: pyte
     again = subject.run(order(max_steps=5), base, Cursor())
     assert (cut.report.steps, cut.cursor) == (1, Cursor(0, 8))
     np.testing.assert_array_equal(again.update, first.update)
+
+
+class Batched(TwoClasses):
+    """Dict samples, which are read a batch at a time, and a batch of its own making."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def data(self, slot: SiloSlot) -> SiloData:
+        asked, data = self.asked, super().data(slot)
+
+        class Many(Listed):
+            def __getitems__(self, rows: list[int]) -> list[Any]:
+                asked.append(len(rows))
+                return [self._samples[row] for row in rows]
+
+        train, test = (
+            [{"x": x, "y": y} for x, y in zip(*each.tensors, strict=True)]  # type: ignore[attr-defined]
+            for each in (data.train, data.test)
+        )
+        return SiloData(Many(train), Many(test))
+
+    def collate(self, samples: list[Any]) -> Any:
+        return [torch.stack([sample[key] for sample in samples]) for key in ("x", "y")]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3}])
+def test_workers_and_a_collate_of_ones_own_change_nothing(options: dict[str, int]) -> None:
+    plain = trainer(options=LocalOptions(device="cpu", **options))  # type: ignore[arg-type]
+    base = plain.initial_model()
+    task = Batched()
+    for workers in (0, 2):
+        subject = trainer(task, options=LocalOptions(device="cpu", workers=workers, **options))  # type: ignore[arg-type]
+        cursors = Cursor(), Cursor()
+        for size, evaluate in ((8, True), (8, False), (5, True)):
+            what = order(batch_size=size, max_steps=4, evaluate=evaluate)
+            ours, theirs = (
+                each.run(what, base, cursor) for each, cursor in zip((plain, subject), cursors, strict=True)
+            )
+            np.testing.assert_array_equal(theirs.update, ours.update)
+            assert (theirs.report.evaluation is None) == (not evaluate)
+            assert theirs.report.evaluation == ours.report.evaluation
+            cursors = ours.cursor, theirs.cursor
+    assert task.asked[:2] == [10, 8 if not options else 3], "the test samples, then the first piece; in this process"
+
+
+def test_memory_that_runs_out_under_workers_is_no_end() -> None:
+    class Scarce(Batched):
+        fits = 3
+
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            if len(batch[0]) > self.fits:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().loss(model, batch)
+
+    base = trainer().initial_model()
+    subject = trainer(Scarce(), options=LocalOptions(device="cpu", workers=1))
+    first = subject.run(order(batch_size=8, max_steps=4), base, Cursor())
+    assert first.report.batch_cap == 2
+    np.testing.assert_array_equal(subject.run(order(batch_size=8, max_steps=4), base, Cursor()).update, first.update)
