@@ -1,9 +1,9 @@
-"""What the coordinator makes of barriers such as users may write, and no shipped one is."""
+"""What no run of a shipped strategy alone can show: barriers such as users may write, and runs side by side."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsync.core.actions import HaltEarly
+from fedsync.core.actions import Dispatch, HaltEarly
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
@@ -33,3 +33,15 @@ def test_a_silo_is_told_to_stop_once_an_order_however_often_the_barrier_says_so(
     outcome = FakeCluster(Coordinator(policies), corners(3)["quiet"].scenario).run()
     told = [action.update_id for action in outcome.actions(HaltEarly)]
     assert len(told) == len(set(told)) >= 12
+
+
+def test_the_runs_seed_decides_the_seed_of_every_order() -> None:
+    def seeds(run_seed: int) -> dict[str, int]:
+        policies = replace(policies_of(("barrier", "bsp", {}), {"rounds": 6}), seed=run_seed)
+        outcome = FakeCluster(Coordinator(policies), corners(3)["quiet"].scenario).run()
+        return {action.order.update_id: action.order.seed for action in outcome.actions(Dispatch)}
+
+    one, again, other = seeds(1), seeds(1), seeds(2)
+    assert one == again
+    assert one.keys() == other.keys()
+    assert not set(one.values()) & set(other.values())
