@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -41,6 +41,10 @@ Spread = Annotated[float, Field(gt=0)]
 _GENERATED = (Digits28Config, KeywordsConfig, BlobsConfig, SparseConfig, RatingsConfig)
 
 
+Tensor = tuple[str, str, tuple[int, ...]]
+"""Name, NumPy's type and shape of one array of a model."""
+
+
 class TaskSection(Section):
     """What all tasks share."""
 
@@ -51,6 +55,10 @@ class TaskSection(Section):
     def build(self) -> Task:
         """Model and data; raises `ConfigError` where they are not usable here."""
         raise NotImplementedError
+
+    def started_from(self, tensors: Sequence[Tensor]) -> Self:
+        """The task of a run whose first model is the ServerApp's; most know its form anyway."""
+        return self
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
         """What trains at a silo.
