@@ -43,6 +43,8 @@ class Silo:
         node_config: what the site's owner says, as in Flower's ``context.node_config``.
         run_config: what the run says, likewise.
         options: ``task.options`` of the strategy file.
+        train_config: what the ServerApp gives to training, as in the ``config`` of Flower's messages.
+        evaluate_config: what it gives to evaluation.
     """
 
     index: int
@@ -52,6 +54,8 @@ class Silo:
     node_config: Mapping[str, Scalar] = field(default_factory=dict)
     run_config: Mapping[str, Scalar] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    train_config: Mapping[str, Scalar] = field(default_factory=dict)
+    evaluate_config: Mapping[str, Scalar] = field(default_factory=dict)
 
     def use(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sized
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from fedsync.client.silo import Scalar
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 
@@ -31,6 +33,21 @@ class Steps(Protocol):
         """It was the last."""
 
 
+def counted(batches: Iterable[T], steps: Steps, most: int) -> Iterator[T]:
+    """Batches, each of which is a local step, up to ``most`` or to where ``steps`` says so."""
+    try:
+        for done, batch in enumerate(batches, start=1):
+            try:
+                yield batch
+            except GeneratorExit:
+                steps.step()  # the loop was left after it had trained on this one
+                return
+            if not steps.step() or done == most:
+                return
+    finally:
+        steps.finish()
+
+
 class Work:
     """One order. Its steps are counted where batches are handed out: the loop runs until there are none left.
 
@@ -41,6 +58,7 @@ class Work:
         examples: training samples that the silo holds.
         draw: sample numbers of the order, int64 [samples].
         begin: starts the clock of the first step.
+        config: what the run says to training.
 
     Attributes:
         batch_size: samples a step.
@@ -51,6 +69,7 @@ class Work:
         state: a small dictionary, of what JSON has, that the next order finds again, also after a restart. An order
             that fails leaves it as it was.
         device: where to train.
+        config: ``train_config`` of the strategy file or of the ServerApp, as in the ``config`` of Flower's messages.
     """
 
     def __init__(
@@ -61,6 +80,7 @@ class Work:
         examples: int,
         draw: Callable[[], Rows],
         begin: Callable[[], Steps],
+        config: Mapping[str, Scalar] = MappingProxyType({}),
     ) -> None:
         self.batch_size = order.batch_size
         self.max_steps = order.max_steps
@@ -69,6 +89,7 @@ class Work:
         self.round = order.round
         self.state = state
         self.device = device
+        self.config = config
         self._budget_s = order.budget_s
         self._examples = examples
         self._draw = draw
@@ -120,18 +141,7 @@ class Work:
         Raises:
             ConfigError: the order's steps were counted elsewhere already.
         """
-        steps = self._begun()
-        try:
-            for done, batch in enumerate(batches, start=1):
-                try:
-                    yield batch
-                except GeneratorExit:
-                    steps.step()  # the loop was left after it had trained on this one
-                    return
-                if not steps.step() or done == self.max_steps:
-                    return
-        finally:
-            steps.finish()
+        yield from counted(batches, self._begun(), self.max_steps)
 
     def counter(self) -> Generator[None, None, None]:
         """Counts steps where they are done, not where batches are handed out: for loops of other libraries.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from fedsync.config.section import Scores
+from fedsync.config.tasks_clientapp import ClientAppConfig
 from fedsync.config.tasks_kinds import (
     FactorisationConfig,
     FuzzyConfig,
@@ -174,6 +175,7 @@ TaskConfig = Annotated[
     | CsvConfig
     | CustomConfig
     | SiloAppConfig
+    | ClientAppConfig
     | ImagesConfig
     | SequencesConfig
     | MlpConfig

@@ -55,35 +55,38 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
         ) from error
 
 
-def run_file(path: Path, key: str) -> ModuleType:
+def run_file(path: Path, key: str, module_name: str = "") -> ModuleType:
     """Run a user's file as a module, once more if it was run before.
 
     Args:
         path: a Python file.
         key: of the YAML file, which names it.
+        module_name: with dots, where the file belongs to a package: it then imports from the package's folder.
 
     Raises:
         ConfigError: no such file, or it does not run. Names the file, and the line where there is one.
     """
     if not path.is_file():
         raise ConfigError(str(path), "there is no such file", f"Mend {key}; it is relative to the YAML file")
-    name = f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
+    name = module_name or f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise ConfigError(str(path), "this is not a Python file", "Give it a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    _neighbours.go_to(path.resolve().parent)
-    # Dataclasses and pickle look a class's module up there.
-    sys.modules[name] = module
+    _neighbours.go_to(path.resolve().parents[name.count(".")])
     try:
+        if module.__package__:
+            importlib.import_module(module.__package__)
+        # Dataclasses and pickle look a class's module up there.
+        sys.modules[name] = module
         # Not by the loader, which opens whatever the path leads to by then, and runs bytecode from beside it.
         with open_data(path) as source:
             exec(compile(source.read(), str(path), "exec"), vars(module))
     except ConfigError:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise ConfigError(_place(path, error), f"running the file failed: {_tell(error)}", "Mend the file") from error
     return module
 
@@ -116,7 +119,7 @@ class _Neighbours:
             sys.path.remove(str(self._folder))
         gone = {name for name in sys.modules.keys() - self._before if self._is_beside(name)}
         for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
     def _is_beside(self, name: str) -> bool:
         """Whether it is a module or package in the folder itself, and no task's file."""

@@ -92,7 +92,7 @@ class GuestTrainer(LocalTrainer):
         def drawn() -> Rows:
             return self._sampler.take(cursor, order.planned_samples)[0]
 
-        work = Work(order, self._device, state, self.examples, drawn, begun)
+        work = Work(order, self._device, state, self.examples, drawn, begun, self._silo.train_config)
         self._model.train()
         with own_code(self._device, order.seed):
             if self._app.opaque:
@@ -123,7 +123,7 @@ class GuestTrainer(LocalTrainer):
             return Evaluation(0.0, 0.0, 0)
         self._model.eval()
         with own_code(self._device, self._silo.seed), torch.no_grad():
-            found = self._app.call("evaluate", self._known)
+            found = self._app.call("evaluate", {"config": self._silo.evaluate_config, **self._known})
         return _evaluation(found)
 
 

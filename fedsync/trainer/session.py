@@ -92,7 +92,16 @@ class SiloSession:
             options = replace(options, workers=0)  # virtual time: all silos in one process
         node_config = machine.node_config if machine else json.loads(identity.node_config)
         run_config = json.loads(identity.run_config)
-        site = Silo(identity.index, self.name, spec.seed, str(resolve(options.device)), node_config, run_config)
+        site = Silo(
+            identity.index,
+            self.name,
+            spec.seed,
+            str(resolve(options.device)),
+            node_config,
+            run_config,
+            train_config=spec.train_config,
+            evaluate_config=spec.evaluate_config,
+        )
         self._trainer = spec.task.trainer(site, spec.silos, options)
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:

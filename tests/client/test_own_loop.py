@@ -1,6 +1,7 @@
 """A training loop of one's own, hosted: its steps are the order's, its update is what its own loop makes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,26 @@ def test_setup_is_told_of_its_site_and_gives_whatever_functions_name() -> None:
     guest.run(order(), guest.initial_model(), Cursor())
     assert told == [("silo-0", 0, "north", 3), ("mine", "silo-0")]
     assert guest.examples == 2 and guest.layout.shapes == ((1, 3), (1,))
+
+
+def test_what_the_run_says_reaches_training_and_evaluation() -> None:
+    told: list[Any] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        told.append(dict(work.config))
+        for _ in work.loader(train):
+            pass
+
+    app = app_of(loop)
+
+    @app.evaluate()
+    def evaluate(config: Any) -> dict[str, tuple[float, int]]:
+        told.append(dict(config))
+        return {}
+
+    guest = GuestTrainer(app, replace(SITE, train_config={"warm": 2}, evaluate_config={"top": 3}), OPTIONS)
+    guest.run(order(evaluate=True), guest.initial_model(), Cursor())
+    assert told == [{"top": 3}, {"warm": 2}]
 
 
 def evaluating(found: object) -> GuestTrainer:

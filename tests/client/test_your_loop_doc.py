@@ -7,8 +7,36 @@ from pathlib import Path
 import pytest
 
 from fedsync.cli import main
+from tests.client.stock_app import stock_app
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-loop.md"
+
+
+def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', text, re.DOTALL))
+    changes, removed = [], ""
+    for line in blocks["client_app.diff"].splitlines():
+        if line.startswith("-"):
+            removed = line[1:]
+        elif removed:
+            changes.append((removed, line[1:]))
+            removed = ""
+        else:
+            changes.append(("\napp = ClientApp()", f"\n{line[1:]}\n\napp = ClientApp()"))
+    assert len(changes) == 3, "as the page says"
+    stock_app(tmp_path, changes)
+    for name in ("flower.yaml", "silos.yaml"):
+        (tmp_path / name).write_text(blocks[name], encoding="utf-8")
+    (command,) = re.findall(r"`fedsync (run flower.yaml .*?)`", text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedsync", *command.split(), "--out", "out"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    rows = [json.loads(line) for line in Path("out/rounds.jsonl").read_text().splitlines()]
+    assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
+    assert rows[-1]["accuracy"] > 0.85
 
 
 @pytest.mark.parametrize("cipher", ["plain", "pad"])

@@ -1,0 +1,73 @@
+"""`steps`: the batches of one order, for the training loop of a Flower ClientApp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from fedsync.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class CountsSteps(Protocol):
+    """The order that a message brings; see `fedsync.train.guest_clientapp`."""
+
+    max_steps: int
+
+    def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
+        """The batches of ``loader``, without end, up to where the order ends."""
+
+
+def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
+    """The loader's batches, as many as the order that ``msg`` brings has steps.
+
+    The loop over them ends after ``max-steps``, at the deadline, or when the server says so; a loader that is shorter
+    begins again. What goes through here is counted and timed step by step. Where no order is behind the message, as
+    under other strategies than FedSync, it is the loader as it is.
+
+    Args:
+        msg: the ``flwr.app.Message`` that the app's training function got.
+        loader: batches, usually a `torch.utils.data.DataLoader`; its attributes can still be had from what is returned,
+            and its length is that of the order: the most steps, and once it has ended those that were done.
+
+    Raises:
+        ConfigError: at the second loop over one order, or where the loader has no batch.
+    """
+    order: CountsSteps | None = getattr(msg.content.get("config"), "order", None)
+    return loader if order is None else _OrderBatches(order, loader)
+
+
+class _OrderBatches(Generic[T]):
+    """A loader that ends where the order does."""
+
+    def __init__(self, order: CountsSteps, loader: Iterable[T]) -> None:
+        self._order = order
+        self._loader = loader
+        self._done: int | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        done = 0
+        try:
+            for done, batch in enumerate(self._order.counted(self._loader, _again(self._loader)), start=1):  # noqa: B007
+                yield batch
+        finally:
+            self._done = done
+
+    def __len__(self) -> int:
+        return self._order.max_steps if self._done is None else self._done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _again(loader: Iterable[T]) -> Iterator[T]:
+    """The batches of one pass after another."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            problem = "the loader has no batch"
+            raise ConfigError("fedsync.client.steps", problem, "Give it one; drop_last leaves none of few samples")

@@ -1,0 +1,94 @@
+"""What a Flower app says: in its replies, and in its ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedsync.client.silo import Scalar
+from fedsync.common.fence import open_data
+from fedsync.core.checks import MAX_METRIC, METRIC_NAME
+from fedsync.core.errors import ConfigError
+from fedsync.core.orders import Evaluation
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+T = TypeVar("T")
+
+EXAMPLES = "num-examples"
+LOSSES = ("train_loss", "loss")
+_TEST_LOSSES = ("eval_loss", "test_loss", "val_loss", "loss")
+_SCORES = ("eval_acc", "eval_accuracy", "test_acc", "test_accuracy", "val_acc", "val_accuracy", "accuracy", "acc")
+
+REPLY = "the app's reply"
+
+_MOST_METRICS = 24
+"""Of a reply; the rest stays here. Machine and silo have some of their own."""
+
+
+def declared(path: Path) -> dict[str, Scalar]:
+    """What an app's ``pyproject.toml`` says of its run configuration; tables in it become names with dots.
+
+    Raises:
+        ConfigError: it is no TOML.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        with open_data(path) as source:
+            table = tomllib.load(source)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), "it is no TOML", "Mend it") from error
+    for key in ("tool", "flwr", "app", "config"):
+        table = table.get(key, {})
+    return dict(_flat(table, ""))
+
+
+def _flat(table: Mapping[str, Any], above: str) -> Iterator[tuple[str, Scalar]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def only(records: Sequence[T], kind: str) -> T:
+    if len(records) != 1:
+        raise ConfigError(REPLY, f"it has {len(records)} records of {kind}", "Reply with one")
+    return records[0]
+
+
+def figures_of(content: RecordDict) -> dict[str, float]:
+    """The single numbers among a reply's metrics."""
+    metrics = only(list(content.metric_records.values()), "metrics")
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:
+    """Those that travel beside the loss, under names that other programs take; what is not finite does not."""
+    named = {
+        re.sub(r"[^a-z0-9_]", "_", name.lower()): float(value)
+        for name, value in figures.items()
+        if name not in (EXAMPLES, *LOSSES) and -MAX_METRIC <= value <= MAX_METRIC
+    }
+    return {name: named[name] for name in list(named)[:_MOST_METRICS] if METRIC_NAME.fullmatch(name)}
+
+
+def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
+    """Sums of what an app's evaluation says."""
+    samples = figures.get(EXAMPLES)
+    if samples is None:
+        raise ConfigError(f"{REPLY} to evaluate", f"its metrics lack {EXAMPLES}", "Say how many samples there were")
+    loss = next((name for name in _TEST_LOSSES if name in figures), None)
+    others = [name for name in figures if name not in (EXAMPLES, loss)]
+    score = next((name for name in _SCORES if name in figures), others[0] if others else None)
+    sums = [samples * figures[name] if name is not None else 0.0 for name in (loss, score)]
+    if not all(math.isfinite(each) for each in sums):
+        problem = f"{loss} or {score} is not finite"
+        raise ConfigError(f"{REPLY} to evaluate", problem, "Mend the evaluation")
+    return Evaluation(sums[0], sums[1], int(samples))

@@ -1,0 +1,381 @@
+"""A Flower ClientApp, hosted: what it is told of an order, what its reply comes to, and what it keeps."""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedsync.client import Silo, steps
+from fedsync.core.errors import ConfigError, Diverged, RunError
+from fedsync.core.orders import Evaluation
+from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel, read_state, write_state
+from fedsync.train.options import LocalOptions
+from fedsync.train.sampler import Cursor
+from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.protocol import Completed
+from tests.train.make import order
+
+SITE = Silo(1, "silo-1", 7, "cpu", train_config={"warm": True}, evaluate_config={"top": 3})
+SAMPLES = 40
+
+Loop = Callable[[Message, Context, nn.Module], dict[str, float]]
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and a counter of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(3, 3, bias=False)
+        self.norm = nn.BatchNorm1d(3)
+        self.decode = nn.Linear(3, 3, bias=False)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.norm(self.encode(x)))
+
+
+def loader(batch_size: int) -> DataLoader[Any]:
+    inputs = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(3))
+    return DataLoader(TensorDataset(inputs), batch_size=batch_size, shuffle=True)
+
+
+def app_of(loop: Loop) -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = Tied()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        metrics = {"num-examples": SAMPLES, **loop(msg, context, model)}
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)})
+        return Message(content=content, reply_to=msg)
+
+    return app
+
+
+def hosted(app: Any, folder: Path = Path("/nowhere"), site: Silo = SITE, **first: Any) -> ClientAppTrainer:
+    return ClientAppTrainer(app, FirstModel(**(first or {"make": Tied})), site, 3, LocalOptions(device="cpu"), folder)
+
+
+def stepwise(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=msg.content["config"]["lr"]), []
+    batches = steps(msg, loader(msg.content["config"]["batch-size"]))
+    for (inputs,) in batches:
+        loss = (model(inputs) - inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert len(batches) == len(losses)
+    return {"train_loss": sum(losses) / len(losses)}
+
+
+def opaque(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    with torch.no_grad():
+        model.encode.weight += msg.content["config"]["batch-size"] * msg.content["config"]["max-steps"]
+    return {"train_loss": 0.5, "F1-score": 0.25, "lost": float("nan")}
+
+
+def test_it_is_told_of_the_order_of_its_site_and_of_the_run(tmp_path: Path) -> None:
+    told: list[tuple[dict[str, Any], Context]] = []
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        told.append((dict(msg.content["config"]), context))
+        assert msg.metadata.message_type == "train"
+        return {}
+
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nlocal-epochs = 2\nnet.width = 8\n")
+    site = replace(SITE, node_config={"site": "north", "num-examples": 12}, run_config={"local-epochs": 1})
+    guest = hosted(app_of(loop), tmp_path, site)
+    guest.run(replace(order(batch_size=6, max_steps=4), budget_s=2.5), guest.initial_model(), Cursor())
+    ((config, context),) = told
+    assert config == {
+        "lr": 0.1, "learning-rate": 0.1, "batch-size": 6, "max-steps": 4, "deadline-s": 2.5, "server-round": 4,
+        "warm": True,
+    }  # fmt: skip
+    assert context.node_config == {"partition-id": 1, "num-partitions": 3, "site": "north", "num-examples": 12}
+    assert context.run_config == {"local-epochs": 1, "net.width": 8}
+    assert guest.examples == 12, "as the owner says"
+
+
+def test_arrays_have_the_names_types_and_values_of_its_model_and_what_is_tied_travels_once() -> None:
+    seen: list[dict[str, np.ndarray[Any, Any]]] = []
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        seen.append({name: array.numpy() for name, array in msg.content["arrays"].items()})
+        model.norm.num_batches_tracked += 3
+        with torch.no_grad():
+            model.encode.weight += 1.0
+        return {}
+
+    guest = hosted(app_of(loop))
+    base = guest.initial_model()
+    base[-1] = 4.6  # the counter, which commits do not keep whole
+    update = guest.run(order(), base, Cursor()).update
+    state = Tied().state_dict()
+    assert {name: (array.dtype, array.shape) for name, array in seen[-1].items()} == {
+        name: (tensor.numpy().dtype, tuple(tensor.shape)) for name, tensor in state.items()
+    }
+    assert (seen[-1]["decode.weight"] == seen[-1]["encode.weight"]).all() and seen[-1]["norm.num_batches_tracked"] == 5
+    assert "decode.weight" not in guest.layout.names and len(guest.layout.names) == len(state) - 1
+    moved = guest.layout.split(update)
+    assert moved["encode.weight"] == pytest.approx(np.ones((3, 3)))
+    assert moved["norm.num_batches_tracked"] == pytest.approx(3.4)
+
+
+def test_steps_are_counted_and_end_where_the_order_does() -> None:
+    guest = hosted(app_of(stepwise))
+    whole = guest.run(order(batch_size=8, max_steps=12), guest.initial_model(), Cursor()).report
+    assert (whole.steps, whole.samples) == (12, 96), "12 steps of 5 a pass: the loader begins again"
+    assert whole.loss and whole.loss > 0
+    halted = guest.run(
+        order(batch_size=8, max_steps=12), guest.initial_model(), Cursor(), watch=lambda done, _: done < 7
+    )
+    assert halted.report.steps == 7
+    late = guest.run(order(max_steps=12, budget_s=0.0), guest.initial_model(), Cursor())
+    assert late.report.steps == 1
+    assert guest.examples == SAMPLES, "counted by the loader, before the first step"
+
+
+def test_without_steps_an_order_counts_as_a_whole() -> None:
+    guest = hosted(app_of(opaque))
+    outcome = guest.run(order(batch_size=8, max_steps=5, budget_s=0.0), guest.initial_model(), Cursor())
+    assert (outcome.report.steps, outcome.report.samples, outcome.report.loss) == (5, 40, 0.5)
+    assert guest.layout.split(outcome.update)["encode.weight"] == pytest.approx(np.full((3, 3), 40.0), rel=1e-6)
+    assert outcome.report.metrics["f1_score"] == 0.25 and "lost" not in outcome.report.metrics
+
+
+def test_an_app_that_does_not_do_what_is_asked_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for loop, warnings in ((opaque, 0), (stepwise, 0), (lambda *parts: {}, 1)):
+        guest = hosted(app_of(loop))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                guest.run(order(), guest.initial_model(), Cursor())
+        assert len([each for each in caplog.records if "does not read batch-size" in each.message]) == warnings
+
+
+def test_other_strategies_loaders_are_left_alone() -> None:
+    message = Message(RecordDict({"config": ConfigRecord({"lr": 0.1})}), reply_to=_some_message())
+    batches = loader(8)
+    assert steps(message, batches) is batches
+
+
+def _some_message() -> Message:
+    found: list[Message] = []
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        found.append(msg)
+        return {}
+
+    hosted(app_of(loop))
+    return found[0]
+
+
+def random_steps(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    with torch.no_grad():
+        model.encode.weight += torch.randn(()) + random.random() + np.random.rand()
+    return stepwise(msg, context, model)
+
+
+def test_a_repeated_order_gives_the_same_bits() -> None:
+    guest = hosted(app_of(random_steps))
+    updates = [guest.run(order(seed=3), guest.initial_model(), Cursor()).update for _ in range(2)]
+    assert (updates[0] == updates[1]).all() and np.abs(updates[0]).max() > 0
+
+
+def remembering(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    """Keeps counters and a layer in ``context.state``; fails where the weight says so."""
+    state = context.state
+    count = state["counts"]["orders"] if "counts" in state else 0
+    state["counts"] = MetricRecord({"orders": count + 1, "losses": [0.5, 0.25]})
+    state["about"] = ConfigRecord({"key": b"\x00\xff", "words": ["a", "b"], "on": True})
+    state["head"] = ArrayRecord({"weight": _array(np.full((2, 2), count, np.float64))})
+    if msg.content["config"]["learning-rate"] > 1:
+        raise OSError("the disk is gone")
+    return {"orders": float(count)}
+
+
+def _array(values: Any) -> Any:
+    return ArrayRecord([values])["0"]
+
+
+def test_context_state_survives_a_restart_and_an_order_that_fails_leaves_it(tmp_path: Path) -> None:
+    guest = hosted(app_of(remembering))
+    first = guest.run(order(), guest.initial_model(), Cursor())
+    with pytest.raises(RunError, match=r"test_clientapp.py, line \d+: OSError: the disk is gone"):
+        guest.run(order(learning_rate=2.0), guest.initial_model(), first.cursor)
+    LastOrder(order(), Completed(first.report, first.update), first.cursor).save(tmp_path / "last")
+    kept = LastOrder.load(tmp_path / "last")
+    assert kept is not None
+    other = hosted(app_of(remembering))  # another process
+    second = other.run(order(), other.initial_model(), kept.cursor)
+    assert second.report.metrics["orders"] == 1.0
+    state = read_state(second.cursor.private)
+    assert state["counts"] == {"orders": 2, "losses": [0.5, 0.25]}
+    assert state["about"] == {"key": b"\x00\xff", "words": ["a", "b"], "on": True}
+    assert state["head"]["weight"].numpy().tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert state["head"]["weight"].numpy().dtype == np.float64
+
+
+def test_an_order_that_only_scores_changes_nothing_that_is_kept() -> None:
+    guest = hosted(app_of(remembering))
+    assert guest.run(order(learning_rate=0.0), guest.initial_model(), Cursor()).cursor == Cursor()
+
+
+def test_a_state_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsync.train.guest_clientapp.MOST_BYTES", 100)
+    assert write_state(RecordDict()) == b""
+    with pytest.raises(ConfigError, match=r"context.state: .* at most 100"):
+        write_state(RecordDict({"head": ArrayRecord([np.zeros(100)])}))
+
+
+def evaluating(metrics: dict[str, float], seen: list[Any] | None = None) -> ClientAppTrainer:
+    app = app_of(remembering)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        if seen is not None:
+            seen.append((dict(msg.content["config"]), dict(context.state)))
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+
+    return hosted(app)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"eval_loss": 0.5, "eval_acc": 0.75, "num-examples": 40}, Evaluation(20.0, 30.0, 40)),
+        ({"loss": 0.5, "top3": 0.9, "accuracy": 0.75, "num-examples": 8}, Evaluation(4.0, 6.0, 8)),
+        ({"num-examples": 8, "dice": 0.5, "hausdorff": 9.0}, Evaluation(0.0, 4.0, 8)),
+    ],
+)
+def test_an_evaluation_is_the_replys_metrics(metrics: dict[str, float], expected: Evaluation) -> None:
+    guest = evaluating(metrics)
+    assert guest.evaluate(guest.initial_model()) == expected
+
+
+def test_an_evaluation_finds_what_the_last_order_kept() -> None:
+    seen: list[Any] = []
+    guest = evaluating({"num-examples": 8, "acc": 1.0}, seen)
+    cursor = guest.run(replace(order(), evaluate=True), guest.initial_model(), Cursor()).cursor
+    guest.evaluate(guest.initial_model(), cursor)
+    (before, nothing), (after, kept) = seen
+    assert before == {"top": 3, "server-round": 3} and nothing == {}
+    assert after["server-round"] == 4 and kept["counts"]["orders"] == 1
+
+
+def test_an_app_need_not_evaluate() -> None:
+    guest = hosted(app_of(opaque))
+    assert guest.evaluate(guest.initial_model()) == Evaluation(0.0, 0.0, 0)
+
+
+def test_a_first_model_is_a_module_a_record_or_arrays() -> None:
+    arrays = [np.ones((2, 3), np.float32), np.zeros(2, np.int64)]
+    for made in (arrays, ArrayRecord(arrays)):
+        first = FirstModel(make=lambda made=made: made).arrays(seed=7)
+        assert first.layout.names == ("0", "1") and first.read().tolist() == [1] * 6 + [0] * 2
+    one, other = (FirstModel(make=Tied).arrays(seed=7).read() for _ in range(2))
+    assert (one == other).all(), "the same at every silo"
+    given = FirstModel(tensors=[("w", "float64", (2, 2)), ("n", "int64", ())]).arrays(seed=7)
+    assert given.layout.shapes == ((2, 2), ()) and given.arrays["w"].dtype == np.float64
+
+
+def test_a_model_that_only_the_server_knows_is_nowhere_else() -> None:
+    tensors = [(name, tensor.numpy().dtype.name, tuple(tensor.shape)) for name, tensor in Tied().state_dict().items()]
+    guest = hosted(app_of(opaque), tensors=tensors)
+    guest.run(order(), np.ones(guest.layout.size, np.float32), Cursor())
+    with pytest.raises(ConfigError, match="silos cannot make it"):
+        guest.initial_model()
+
+
+def epochs(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    batches = steps(msg, loader(8))
+    for _ in range(2):
+        for _ in batches:
+            pass
+    return {}
+
+
+def nothing_loaded(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    for _ in steps(msg, []):
+        pass
+    return {}
+
+
+def diverging(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    return {"train_loss": float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("loop", "kind", "problem"),
+    [
+        (epochs, ConfigError, "a second loop over steps of one order.*write 1"),
+        (diverging, Diverged, "the loss became inf"),
+    ],
+)
+def test_what_goes_wrong_in_an_order_is_said_in_a_line(loop: Loop, kind: type[Exception], problem: str) -> None:
+    guest = hosted(app_of(loop), site=replace(SITE, node_config={"num-examples": 40}))
+    with pytest.raises(kind, match=problem):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
+def small(msg: Message, context: Context) -> Message:
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "metrics": MetricRecord({"num-examples": 4})})
+    return Message(content, reply_to=msg)
+
+
+def other_shape(msg: Message, context: Context) -> Message:
+    arrays = {name: np.zeros((2,)) for name in Tied().state_dict()}
+    return Message(
+        RecordDict({"arrays": ArrayRecord({n: _array(a) for n, a in arrays.items()}), "metrics": MetricRecord({})}),
+        reply_to=msg,
+    )
+
+
+def no_arrays(msg: Message, context: Context) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 4})}), reply_to=msg)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (small, r"its arrays \(0, \.\.\.\) lack encode\.weight"),
+        (other_shape, r"encode\.weight has the shape \(2,\), not \(3, 3\)"),
+        (no_arrays, "0 records of arrays"),
+        (lambda msg, context: None, "it answers NoneType"),
+    ],
+)
+def test_a_reply_of_another_form_is_refused(answer: Any, problem: str) -> None:
+    app = ClientApp()
+    app.train()(answer)
+    guest = hosted(app, site=replace(SITE, node_config={"num-examples": 40}))
+    with pytest.raises(ConfigError, match=problem):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
+def test_what_cannot_be_hosted_says_so_before_training() -> None:
+    with pytest.raises(ConfigError, match="a Linear, no ClientApp"):
+        hosted(nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="made of a client_fn"):
+        hosted(ClientApp(client_fn=lambda context: NumPyClient().to_client()))
+    with pytest.raises(ConfigError, match="nobody says what the first model is"):
+        hosted(app_of(opaque), tensors=[])
+    with pytest.raises(ConfigError, match="it makes str"):
+        hosted(app_of(opaque), make=lambda: "a model")
+    with pytest.raises(ConfigError, match=r"the number of this silo's samples is 0"):
+        hosted(app_of(lambda *parts: {"num-examples": 0}))
+    with pytest.raises(ConfigError, match="the loader has no batch"):
+        hosted(app_of(nothing_loaded))

@@ -1,0 +1,232 @@
+"""A published Flower app, three lines changed: balanced, halted, sealed, and without FedSync's doing plain FedAvg."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsync.common.fence import ALLOWED
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, OwnerRefusal, RunError
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timeouts
+from fedsync.sim.run import run_virtual
+from fedsync.trainer.owner_policy import OwnerPolicy
+from tests.client.stock_app import CHANGES, stock_app
+from tests.flower.grid import DirectGrid, silos_in_this_process
+
+STRATEGY = """
+name: stock
+stop: {rounds: 5}
+min_silos: 3
+local: {steps: 6, batch_size: 32, learning_rate: 0.05}
+predictor: {kind: ema}
+balancer: {kind: proportional}
+barrier: {kind: bsp}
+task: {kind: clientapp, app: "digitsapp.client_app:app", model: "digitsapp.task:Net"}
+"""
+SPEEDS = {"fast": 300.0, "middle": 200.0, "slow": 100.0}
+FIXED = ["predictor={kind: ema}", "balancer={kind: fixed}"]
+
+
+def strategy_of(folder: Path, *overrides: str) -> StrategyConfig:
+    file = folder / "strategy.yaml"
+    file.write_text(STRATEGY, encoding="utf-8")
+    return StrategyConfig.load(file, overrides)
+
+
+def cluster(**speeds: float) -> ClusterConfig:
+    silos = [{"name": name, "speed": speed} for name, speed in (speeds or SPEEDS).items()]
+    return ClusterConfig.model_validate({"silos": silos})
+
+
+AT_ONCE = cluster(a=1e6, b=1e6, c=1e6)
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_at_most_five_lines_are_changed(tmp_path: Path) -> None:
+    assert len(CHANGES) <= 5
+    stock_app(tmp_path, CHANGES)
+
+
+@pytest.mark.parametrize("cipher", ["plain", "pad", "bfv"])
+def test_batches_follow_the_speeds_and_nothing_changes_under_encryption(cipher: str, tmp_path: Path) -> None:
+    config = strategy_of(stock_app(tmp_path, CHANGES), f"cipher={{kind: {cipher}}}")
+    run_virtual(config, cluster(), tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
+    assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
+    assert rows[-1]["accuracy"] > 0.85
+    state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    assert state["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_an_app_that_reads_two_values_is_balanced_as_a_whole(tmp_path: Path) -> None:
+    """No steps: it cuts its loader by itself."""
+    whole = ("train_fn(model, trainloader,", "train_fn(model, first(trainloader, msg.content['config']['max-steps']),")
+    helper = ("\napp = ClientApp()", "\nfrom digitsapp.task import first\n\napp = ClientApp()")
+    folder = stock_app(tmp_path, [CHANGES[1], whole, helper])
+    with (folder / "digitsapp" / "task.py").open("a") as file:
+        file.write("\n\ndef first(loader, count):\n    return [batch for batch, _ in zip(loader, range(count))]\n")
+    run_virtual(strategy_of(folder), cluster(), tmp_path / "out")
+    assert rows_of(tmp_path / "out")[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
+
+
+def test_with_equal_batches_it_is_fedavg_by_hand(tmp_path: Path) -> None:
+    """Three rounds of the app's own functions, averaged by num-examples in float64."""
+    folder = stock_app(tmp_path, CHANGES)
+    task = folder / "digitsapp" / "task.py"
+    task.write_text(task.read_text().replace("shuffle=True", "shuffle=False"))
+    rounds, steps, batch, rate = 3, 6, 32, 0.05
+    config = strategy_of(folder, *FIXED, f"stop.rounds={rounds}", "seed=3")
+    models: list[dict[str, np.ndarray[Any, Any]]] = []
+    with silos_in_this_process():
+        FedSync(config, AT_ONCE, out=tmp_path / "out", timing=Timeouts(poll_s=0.001)).start(
+            DirectGrid(3),
+            evaluate_fn=lambda version, arrays: models.append({name: each.numpy() for name, each in arrays.items()}),
+        )
+    assert len(models) == rounds + 1
+    own = importlib.import_module("digitsapp.task")
+    by_hand = models[0]
+    for version in range(1, rounds + 1):
+        states, examples = [], []
+        for partition in range(3):
+            net = own.Net()
+            net.load_state_dict({name: torch.from_numpy(np.asarray(array)) for name, array in by_hand.items()})
+            loader, _ = own.load_data(partition, 3, batch)
+            own.train(net, list(loader)[:steps], 1, rate, torch.device("cpu"))
+            states.append({name: tensor.numpy().astype(np.float64) for name, tensor in net.state_dict().items()})
+            examples.append(len(loader.dataset))
+        shares = np.array(examples) / sum(examples)
+        by_hand = {
+            name: sum(share * state[name] for share, state in zip(shares, states, strict=True)).astype(np.float32)
+            for name in by_hand
+        }
+        for name, expected in by_hand.items():
+            scale = np.abs(expected).max()
+            assert np.abs(models[version][name] - expected).max() <= 1e-6 * scale, name
+
+
+def test_a_bsp_halts_its_loop_in_the_middle(tmp_path: Path) -> None:
+    """Once c is done, half of all samples are, and a and b stop where they are."""
+    config = strategy_of(
+        stock_app(tmp_path, CHANGES),
+        *FIXED,
+        "local={steps: 40, batch_size: 8, learning_rate: 0.05}",  # a and b would need 20 s
+        "barrier={kind: a-bsp, sync_ratio: 0.34, report_s: 0.1}",
+        "stop.rounds=1",
+    )
+    strategy = FedSync(
+        config, cluster(a=16.0, b=16.0, c=800.0), out=tmp_path / "out", timing=Timeouts(poll_s=0.01, order_timeout_s=60)
+    )
+    with silos_in_this_process():
+        strategy.start(DirectGrid(3))
+    assert strategy.run_summary is not None
+    done = {silo["name"]: silo["steps"] for silo in strategy.run_summary["silos"]}
+    assert done["c"] == 40
+    assert 1 <= done["a"] < 20 and 1 <= done["b"] < 20
+
+
+def test_a_serverapps_first_model_needs_no_model_at_silos(tmp_path: Path) -> None:
+    from flwr.app import ArrayRecord
+
+    folder = stock_app(tmp_path, CHANGES)
+    config = strategy_of(folder, "task={kind: clientapp, app: 'digitsapp.client_app:app'}", "stop.rounds=1")
+    config = config.model_copy(update={"task": config.task.relocated(lambda path: str((folder / path).resolve()))})
+    state = {"conv.weight": (8, 1, 3, 3), "conv.bias": (8,), "norm.weight": (8,), "norm.bias": (8,)}
+    state |= {"norm.running_mean": (8,), "norm.running_var": (8,), "norm.num_batches_tracked": ()}
+    state |= {"fc.weight": (10, 128), "fc.bias": (10,)}
+    draw = np.random.default_rng(5)
+    first = {name: torch.tensor(np.abs(draw.normal(size=shape)) * 0.1) for name, shape in state.items()}
+    given = ArrayRecord({name: tensor.float() for name, tensor in first.items() if "tracked" not in name})
+    given["norm.num_batches_tracked"] = ArrayRecord([np.zeros((), np.int64)])["0"]
+    with silos_in_this_process():
+        result = FedSync(config, AT_ONCE, out=tmp_path / "out", timing=Timeouts(poll_s=0.001)).start(
+            DirectGrid(3), given
+        )
+    moved = result.arrays["fc.weight"].numpy() - given["fc.weight"].numpy()
+    assert np.abs(moved).max() > 0
+
+
+def test_its_exception_names_its_own_file_and_line(tmp_path: Path) -> None:
+    folder = stock_app(
+        tmp_path, [*CHANGES, ("model.load_state_dict(", "raise KeyError('lr2')\n    model.load_state_dict(")]
+    )
+    with pytest.raises(RunError, match=r"digitsapp/client_app.py, line \d+: KeyError: 'lr2'"):
+        run_virtual(strategy_of(folder), cluster(), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ("{kind: clientapp, app: 'digitsapp.nothing:app'}", "there is no such file"),
+        ("{kind: clientapp, app: 'digitsapp.client_app:other'}", "there is no other in it"),
+        ("{kind: clientapp, app: 'digitsapp.client_app:app', model: 'digitsapp.task:Nett'}", "no Nett in it"),
+        ("{kind: clientapp, app: 'digitsapp/client_app.py:app', model: 'digitsapp.task:Net'}", "modules in both"),
+    ],
+)
+def test_an_app_that_is_not_there_is_said_so(task: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run_virtual(strategy_of(stock_app(tmp_path, CHANGES), f"task={task}"), cluster(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("app", ["digitsapp.client_app:", "a b:app", ":app", "../x:app"])
+def test_a_name_of_code_that_is_none_is_refused(app: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Write package\.module:name"):
+        strategy_of(tmp_path, f"task={{kind: clientapp, app: '{app}'}}")
+
+
+@pytest.fixture
+def _fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(tmp_path / "mine")]).model_dump_json())
+    yield
+
+
+@pytest.mark.usefixtures("_fenced")
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"app": "digitsapp.client_app:app", "folder": "theirs"},
+        {"app": "theirs/digitsapp/client_app.py:app"},
+        {"app": "mine/digitsapp/client_app.py:app", "model": "theirs/digitsapp/task.py:Net"},
+        {"app": "client_app:app", "folder": "mine/digitsapp/../.."},
+    ],
+)
+def test_a_run_names_no_app_outside_its_owners_folders(task: dict[str, str], tmp_path: Path) -> None:
+    for place in ("mine", "theirs"):
+        stock_app(tmp_path / place, CHANGES)
+    base = strategy_of(tmp_path)
+    names = {key: str(tmp_path / text) if "/" in text or key == "folder" else text for key, text in task.items()}
+    spec = RunSpec.of(base, None, 3).model_copy(update={"task": base.task})
+    lying = RunSpec.model_validate({**spec.model_dump(), "task": {"kind": "clientapp", **names}})
+    with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
+        OwnerPolicy.here().checked(lying)
+    honest = {"kind": "clientapp", "app": "digitsapp.client_app:app", "folder": str(tmp_path / "mine")}
+    checked = OwnerPolicy.here().checked(RunSpec.model_validate({**spec.model_dump(), "task": honest}))
+    assert checked.task.folder == str((tmp_path / "mine").resolve())  # type: ignore[union-attr]
+
+
+def test_the_folder_that_an_app_imports_from_is_fenced_too(tmp_path: Path) -> None:
+    folder = stock_app(tmp_path / "mine", CHANGES)
+    inner = OwnerPolicy(data=[str(folder / "digitsapp")])
+    task = {"kind": "clientapp", "app": "digitsapp.client_app:app", "folder": str(folder)}
+    spec = RunSpec.model_validate({**RunSpec.of(strategy_of(tmp_path), None, 3).model_dump(), "task": task})
+    with pytest.raises(OwnerRefusal, match="mine is not where this silo's owner allows"):
+        inner.checked(spec)
+
+
+def test_two_runs_apps_of_one_name_are_two(tmp_path: Path) -> None:
+    for name, rate in (("one", "0.05"), ("two", "0.01")):
+        folder = stock_app(tmp_path / name, [*CHANGES, ('msg.content["config"]["lr"]', rate)])
+        run_virtual(strategy_of(folder, "stop.rounds=1"), cluster(), tmp_path / name / "out")
+        assert str(tmp_path / name) in str(sys.modules["digitsapp.task"].__file__)
