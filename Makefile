@@ -30,7 +30,7 @@ test: lint
 # What needs libraries that FedSync itself does without: adapters to them, and the examples of examples/.
 examples: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[examples]"
-	$(PYTEST) -m examples tests/client
+	$(PYTEST) -m examples tests/client tests/examples
 
 # Everything: also repeats, long runs and the scripts of bench/.
 full: lint

@@ -64,7 +64,7 @@ class Work:
         batch_size: samples a step.
         max_steps: local steps to do at most.
         learning_rate: for the optimizer.
-        seed: of this order; torch, NumPy and Python's ``random`` are seeded with it already.
+        seed: of this order, below 2^32; torch, NumPy and Python's ``random`` are seeded with it already.
         round: the silo's own count of orders, from 1.
         state: a small dictionary, of what JSON has, that the next order finds again, also after a restart. An order
             that fails leaves it as it was.
@@ -85,7 +85,7 @@ class Work:
         self.batch_size = order.batch_size
         self.max_steps = order.max_steps
         self.learning_rate = order.learning_rate
-        self.seed = order.seed
+        self.seed = order.seed % 2**32  # NumPy, and what builds on it, takes no larger one
         self.round = order.round
         self.state = state
         self.device = device
