@@ -64,8 +64,9 @@ class LastingLoader(Generic[T]):
     def __init__(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> None:
         own = dict(options)
         collate = own.pop("collate_fn", None) or default_collate
-        # Results have to come in the order of requests.
-        own.pop("in_order", None)
+        # Results have to come in the order of requests, and workers that failed must not be asked again.
+        for name in ("in_order", "persistent_workers"):
+            own.pop(name, None)
         own.setdefault("generator", torch.Generator())  # else the first order would draw from torch's
         self._spare = int(own["num_workers"])
         self._feed = _Feed()
@@ -108,6 +109,19 @@ class LastingLoader(Generic[T]):
                 if isinstance(found, _Failure):
                     found.error.reraise()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 return cast(T, found)
+
+
+class KeptLoader:
+    """The `LastingLoader` of the last order, for as long as orders read the same data set in the same way."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Dataset[Any], Mapping[str, Any], LastingLoader[Any]] | None = None
+
+    def of(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> LastingLoader[Any]:
+        """The loader of a data set, see `LastingLoader`; another than the last one's ends the last one's workers."""
+        if self._made is None or self._made[0] is not dataset or self._made[1] != options:
+            self._made = dataset, dict(options), LastingLoader(dataset, options)
+        return self._made[2]
 
 
 class _Feed(Iterator[_Request]):

@@ -58,6 +58,7 @@ class Work:
         examples: training samples that the silo holds.
         draw: sample numbers of the order, int64 [samples].
         begin: starts the clock of the first step.
+        fetch: the order's batches of a data set by workers that stay; its options are those of a `DataLoader`.
         config: what the run says to training.
 
     Attributes:
@@ -80,6 +81,7 @@ class Work:
         examples: int,
         draw: Callable[[], Rows],
         begin: Callable[[], Steps],
+        fetch: Callable[[Dataset[Any], Mapping[str, Any]], Iterator[Any]],
         config: Mapping[str, Scalar] = MappingProxyType({}),
     ) -> None:
         self.batch_size = order.batch_size
@@ -94,6 +96,7 @@ class Work:
         self._examples = examples
         self._draw = draw
         self._begin = begin
+        self.fetch = fetch
         self._begun_s: float | None = None
         self.counts_elsewhere = False
         self.logged: dict[str, list[float | torch.Tensor]] = {}
@@ -116,7 +119,8 @@ class Work:
 
         Its batch sampler is the order's: batch size, samples and number of batches are fixed, and the loop over it ends
         when the order does, which may be sooner. Where the silo is in its data goes by what was trained, not by what
-        workers fetched ahead.
+        workers fetched ahead. With ``persistent_workers=True`` workers stay from order to order, if the next one reads
+        the same object with the same options; what code changes in the data set meanwhile they do not see.
 
         Args:
             dataset: as many samples as ``setup`` said.
@@ -183,10 +187,14 @@ class _OrderLoader(DataLoader[T]):
     def __init__(self, dataset: Dataset[T], work: Work, batches: list[Rows], options: dict[str, Any]) -> None:
         super().__init__(dataset, batch_sampler=[rows.tolist() for rows in batches], **options)
         self._work = work
+        self._options = options
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
-        begin = super().__iter__
+        begin = self._by_those_who_stay if self.persistent_workers else super().__iter__
         return begin() if self._work.counts_elsewhere else self._work.batches(_Lazily(begin))
+
+    def _by_those_who_stay(self) -> Iterator[T]:
+        return self._work.fetch(self.dataset, self._options)
 
 
 class _Lazily(Iterable[T]):

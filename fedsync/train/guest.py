@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from fedsync.client.app import SiloApp
+from fedsync.client.lasting import KeptLoader
 from fedsync.client.silo import InUse, Silo
 from fedsync.client.work import Rows, Work
 from fedsync.core.checks import METRIC_NAME
@@ -61,7 +63,8 @@ class GuestTrainer(LocalTrainer):
         self._private = PrivateParts(self._model, self._used.private)
         super().__init__(silo.name, Weights(self._model, self._private.names), device, options)
         self._initial = self._weights.read()
-        self._sampler = Sampler(self._used.examples, silo.seed, silo.name)
+        self._sampler, self._scout = (Sampler(self._used.examples, silo.seed, silo.name) for _ in range(2))
+        self._kept = KeptLoader()
 
     @property
     def examples(self) -> int:
@@ -92,7 +95,11 @@ class GuestTrainer(LocalTrainer):
         def drawn() -> Rows:
             return self._sampler.take(cursor, order.planned_samples)[0]
 
-        work = Work(order, self._device, state, self.examples, drawn, begun, self._silo.train_config)
+        def fetch(dataset: Dataset[Any], options: Mapping[str, Any]) -> Iterator[Any]:
+            walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
+            return self._kept.of(dataset, options).order(walk, order.max_steps)
+
+        work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.train_config)
         self._model.train()
         with own_code(self._device, order.seed):
             if self._app.opaque:

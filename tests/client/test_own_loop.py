@@ -1,6 +1,7 @@
 """A training loop of one's own, hosted: its steps are the order's, its update is what its own loop makes."""
 
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -69,12 +70,12 @@ def test_a_loop_like_the_shipped_one_makes_the_same_update() -> None:
         cursors = ours.cursor, theirs.cursor
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(workers: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(options: dict[str, Any]) -> None:
     seen: list[int] = []
 
     def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-        for (numbers,) in work.loader(numbered, num_workers=workers):
+        for (numbers,) in work.loader(numbered, **options):
             seen.extend(numbers.tolist())
 
     numbered = TensorDataset(torch.arange(EXAMPLES))
@@ -85,6 +86,31 @@ def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(workers: i
     assert (first.report.steps, first.report.samples) == (2, 10)
     guest.run(order(batch_size=5, max_steps=3), guest.initial_model(), first.cursor)
     assert seen == Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), 25)[0].tolist()
+
+
+def test_persistent_workers_stay_while_the_data_set_is_the_same() -> None:
+    class Readers(Dataset[int]):
+        def __len__(self) -> int:
+            return EXAMPLES
+
+        def __getitem__(self, row: int) -> int:
+            return os.getpid()
+
+    seen: list[set[int]] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        loader = work.loader(data[min(work.round, 3)], num_workers=1, persistent_workers=True)
+        seen.append({number for batch in loader for number in batch.tolist()})
+
+    same = Readers()
+    data = [same, same, same, Readers()]
+    guest = trainer(loop)
+    for number in (1, 2, 3):
+        guest.run(replace(order(), round=number), guest.initial_model(), Cursor())
+    assert len(seen[0]) == 1
+    assert seen[0] == seen[1]
+    assert seen[1] != seen[2]
+    assert os.getpid() not in set().union(*seen)
 
 
 def test_the_loop_ends_with_its_budget_and_a_second_one_finds_nothing() -> None:
