@@ -22,6 +22,7 @@ from fedsync.config.tasks_kinds import (
     SequencesConfig,
     TaskSection,
     TestShare,
+    has_own_loop,
 )
 from fedsync.config.tasks_partition import PartitionConfig, iid
 from fedsync.core.errors import ConfigError
@@ -29,7 +30,7 @@ from fedsync.core.errors import ConfigError
 if TYPE_CHECKING:
     from fedsync.client.silo import Silo
     from fedsync.tasks.protocol import Task
-    from fedsync.train.local import LocalTrainer
+    from fedsync.train.local import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
 # Tasks import torch, so they are imported where they are built: a file validates without it.
@@ -155,8 +156,7 @@ class SiloAppConfig(_OwnFileSection):
 
     def build(self) -> Task:
         """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
-        problem = "its model is made where its data are, in setup"
-        raise ConfigError("task.kind silo-app", problem, "Ask a silo for the model, or try a run in virtual time")
+        raise has_own_loop(self.kind)
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
         from fedsync.client.app import SiloApp
@@ -168,6 +168,10 @@ class SiloAppConfig(_OwnFileSection):
             problem = f"there is no SiloApp by the name of {self.app}"
             raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
         return GuestTrainer(app, replace(site, options=self.options), options)
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions) -> ModelKeeper:
+        """The trainer itself: the model is where the data are."""
+        return self.trainer(site, slots, options)
 
 
 TaskConfig = Annotated[

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsync.config.section import Scores, Section
-from fedsync.config.tasks_kinds import TaskSection, Tensor
+from fedsync.config.tasks_kinds import TaskSection, Tensor, has_own_loop
 from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsync.client.silo import Silo
     from fedsync.tasks.protocol import Task
-    from fedsync.train.local import LocalTrainer
+    from fedsync.train.local import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -149,8 +149,7 @@ class ClientAppConfig(TaskSection):
 
     def build(self) -> Task:
         """Raises `ConfigError`: nobody but the app knows model and data."""
-        problem = "its model is where the app is"
-        raise ConfigError("task.kind clientapp", problem, "Ask a silo for the model, or try a run in virtual time")
+        raise has_own_loop(self.kind)
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         app, folder = self._located(self.app, locate)
@@ -182,3 +181,7 @@ class ClientAppConfig(TaskSection):
             first = FirstModel(make=CodePlace.parse(self.model).find(folder, "task.model", run))
         app = place.find(folder, "task.app", run)
         return ClientAppTrainer(app, first, site, slots, options, place.root(folder / place.file))
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions) -> ModelKeeper:
+        """The trainer itself: the model is where the data are."""
+        return self.trainer(site, slots, options)

@@ -25,6 +25,7 @@ from fedsync.config.tasks_data import (
 )
 from fedsync.config.tasks_partition import OwnConfig, SourcePartitionConfig, iid
 from fedsync.config.training import LocalConfig
+from fedsync.core.errors import ConfigError
 from fedsync.core.weighting import Solver
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fedsync.tasks.partition import Partition
     from fedsync.tasks.protocol import Task
     from fedsync.tasks.samples import Source
-    from fedsync.train.local import LocalTrainer
+    from fedsync.train.local import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
 TestShare = Annotated[float, Field(gt=0, lt=1)]
@@ -72,6 +73,19 @@ class TaskSection(Section):
         from fedsync.train.loop import Trainer
 
         return Trainer(self.build(), SiloSlot(site.name, site.index, slots, site.seed), options)
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions) -> ModelKeeper:
+        """What knows the model's form and writes it to a file, as `trainer` would."""
+        from fedsync.train.weights import TaskModel
+
+        return TaskModel(self.build(), site.seed)
+
+
+def has_own_loop(kind: str) -> ConfigError:
+    """Why a task that brings its own training loop cannot be built apart from it."""
+    problem = "it has a training loop of its own, and its model is where that is, at the silos"
+    remedy = "Ask a silo for the model, or try a run in virtual time. How fast silos are, a run says, not fedsync probe"
+    return ConfigError(f"task.kind {kind}", problem, remedy)
 
 
 class SourceSection(TaskSection):

@@ -155,8 +155,8 @@ class ClientAppTrainer(LocalTrainer):
         folder: where its ``pyproject.toml`` is, if there is one.
 
     Raises:
-        ConfigError: no such device, no ClientApp, no first model, or no sample.
-        RunError: making the model, or counting samples, failed in the app.
+        ConfigError: no such device, no ClientApp, or no first model.
+        RunError: making the model failed.
     """
 
     def __init__(
@@ -179,10 +179,18 @@ class ClientAppTrainer(LocalTrainer):
         self._round = 1
         self._warned = False
         self._recall(Cursor())
-        self._examples = self._count()
+        self._examples: int | None = None
 
     @property
     def examples(self) -> int:
+        """As `LocalTrainer.examples`; the app is asked once.
+
+        Raises:
+            ConfigError: it does not say.
+            RunError: it failed.
+        """
+        if self._examples is None:
+            self._examples = self._count()
         return self._examples
 
     def initial_model(self) -> Vector:

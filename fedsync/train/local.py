@@ -81,6 +81,16 @@ class TravellingModel(Protocol):
         """The state dict, with what appears twice in it."""
 
 
+class ModelKeeper(Protocol):
+    """What knows a model's form, and writes one to a file: a `LocalTrainer`, or less where less will do."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def save_model(self, path: Path, model: Vector) -> None:
+        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it."""
+
+
 class MeanLoss:
     """The losses of an order's steps, added up now and then, float64 on their device."""
 

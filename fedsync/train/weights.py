@@ -121,6 +121,23 @@ def model_digest(path: Path) -> str:
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
+class TaskModel:
+    """The model of a task whose data need not be here.
+
+    Args:
+        task: builds the module.
+        seed: of the run.
+    """
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task = task
+        self.layout = initial_model(task, seed)[1]
+
+    def save_model(self, path: Path, model: Vector) -> None:
+        """See `save_model`."""
+        save_model(path, self._task, model)
+
+
 def save_model(path: Path, task: Task, vector: Vector) -> None:
     """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
 

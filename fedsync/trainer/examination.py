@@ -24,7 +24,7 @@ from fedsync.common.checksums import undigested
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
-from fedsync.trainer.model_export import KeptRun, kept_runs, kept_state
+from fedsync.trainer.model_export import KeptRun, keeper_of, kept_runs, kept_state
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import STATE_FOLDER, Identity
 
@@ -111,7 +111,7 @@ def trace(config: SiloStartConfig, file: Path) -> Traced:
         problem = f"this silo keeps nothing of run {notice.run}, so it does not know what is agreed on in it"
         raise ConfigError(config.state, problem, "Have a silo examine that took part")
     spec = OwnerPolicy.of(config).checked(RunSpec.parse(kept.spec))
-    state, plan = kept_state(kept.copies, spec, spec.task.build())
+    state, plan = kept_state(kept.copies, spec, keeper_of(kept.copies, spec).layout)
     if plan is None:
         raise ConfigError(config.state, f"run {notice.run} is not encrypted", "Nothing is hidden in it")
     senders = _senders(ring)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.replica_state import ReplicaState
-    from fedsync.tasks.protocol import Task
+    from fedsync.core.layout import Layout
+    from fedsync.train.local import ModelKeeper
 
 MODEL = "model.pt"
 
@@ -149,15 +150,25 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec) -> int:
     """Write the copy with the highest version of those of one run, and return that."""
-    from fedsync.train.weights import save_model
-
-    task = spec.task.build()
-    newest, _ = kept_state(copies, spec, task)
-    save_model(out / MODEL, task, newest.model)
+    keeper = keeper_of(copies, spec)
+    newest, _ = kept_state(copies, spec, keeper.layout)
+    keeper.save_model(out / MODEL, newest.model)
     return newest.version
 
 
-def kept_state(copies: Sequence[Path], spec: RunSpec, task: Task) -> tuple[ReplicaState, EncryptionPlan | None]:
+def keeper_of(copies: Sequence[Path], spec: RunSpec) -> ModelKeeper:
+    """What knows the model of which these are copies, as the trainer that left the first did.
+
+    Raises:
+        ConfigError: its task cannot be built here.
+    """
+    from fedsync.trainer.place import place_of
+
+    # On the processor, for the device that trained may be gone.
+    return spec.task.keeper(*place_of(spec, replace(Identity.load(copies[0].parent), device="cpu")))
+
+
+def kept_state(copies: Sequence[Path], spec: RunSpec, layout: Layout) -> tuple[ReplicaState, EncryptionPlan | None]:
     """The state with the highest version among copies of one run, and how updates of the run are sealed.
 
     Raises:
@@ -165,9 +176,7 @@ def kept_state(copies: Sequence[Path], spec: RunSpec, task: Task) -> tuple[Repli
         ConfigError: the task is another one now.
     """
     from fedsync.cipher.silo.replica_state import ReplicaState
-    from fedsync.train.weights import initial_model
 
-    layout = initial_model(task, spec.seed)[1]
     plan = spec.encryption_plan(layout)
     states = []
     for path in copies:

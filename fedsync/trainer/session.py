@@ -7,7 +7,6 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -20,17 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsync.client.silo import Silo
 from fedsync.config.cipher import PlainConfig
-from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
 from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
-from fedsync.train.device import resolve
 from fedsync.train.local import LocalTrainer
-from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Watch
 from fedsync.train.sample import likely_update
 from fedsync.train.sampler import Cursor
@@ -39,6 +34,7 @@ from fedsync.trainer.key_lookup import many_keys, own_ring
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, Identity
 
 if TYPE_CHECKING:
@@ -87,22 +83,7 @@ class SiloSession:
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
-        options = _options(spec, identity, machine)
-        if machine is not None and not throttled:
-            options = replace(options, workers=0)  # virtual time: all silos in one process
-        node_config = machine.node_config if machine else json.loads(identity.node_config)
-        run_config = json.loads(identity.run_config)
-        site = Silo(
-            identity.index,
-            self.name,
-            spec.seed,
-            str(resolve(options.device)),
-            node_config,
-            run_config,
-            train_config=spec.train_config,
-            evaluate_config=spec.evaluate_config,
-        )
-        self._trainer = spec.task.trainer(site, spec.silos, options)
+        self._trainer = spec.task.trainer(*place_of(spec, identity))
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
             owner.check_seal(plan)
@@ -282,15 +263,3 @@ def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline 
     from fedsync.cipher.silo.sealing import Pool
 
     return Pool(plan.kind, group, processes)
-
-
-def _options(spec: RunSpec, identity: Identity, machine: SiloConfig | None) -> LocalOptions:
-    """How to train: as the run says, where the silo's owner has not decided otherwise."""
-    options = spec.local.build()
-    if machine is not None:
-        # Emulated silos share one machine: a thread each.
-        options = replace(options, threads=options.threads or 1)
-    if identity.device is not None:
-        resolve(identity.device, "node configuration, device")
-        options = replace(options, device=identity.device)
-    return replace(options, resources=options.resources and identity.resources)

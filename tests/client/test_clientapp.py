@@ -180,7 +180,7 @@ def _some_message() -> Message:
         found.append(msg)
         return {}
 
-    hosted(app_of(loop))
+    assert hosted(app_of(loop)).examples == SAMPLES
     return found[0]
 
 
@@ -376,6 +376,6 @@ def test_what_cannot_be_hosted_says_so_before_training() -> None:
     with pytest.raises(ConfigError, match="it makes str"):
         hosted(app_of(opaque), make=lambda: "a model")
     with pytest.raises(ConfigError, match=r"the number of this silo's samples is 0"):
-        hosted(app_of(lambda *parts: {"num-examples": 0}))
+        _ = hosted(app_of(lambda *parts: {"num-examples": 0})).examples
     with pytest.raises(ConfigError, match="the loader has no batch"):
-        hosted(app_of(nothing_loaded))
+        _ = hosted(app_of(nothing_loaded)).examples

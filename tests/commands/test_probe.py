@@ -73,3 +73,12 @@ def test_the_command_prints_a_table_and_an_entry_that_loads(tmp_path: Path) -> N
 def test_mistakes_are_named(arguments: list[str], place: str) -> None:
     with pytest.raises(ConfigError, match=place):
         call("probe", *arguments)
+
+
+@pytest.mark.parametrize("task", ["{kind: silo-app, file: loop.py}", "{kind: clientapp, app: 'app.client:app'}"])
+def test_a_loop_of_ones_own_is_not_measured(task: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    rest = "stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}"
+    file.write_text(f"{{name: own, {rest}, task: {task}}}")
+    with pytest.raises(ConfigError, match=r"a training loop of its own.* a run says, not fedsync probe"):
+        call("probe", "--task", str(file))

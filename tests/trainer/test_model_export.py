@@ -40,6 +40,42 @@ class Small(Task):
         share = TensorDataset(inputs, (inputs[:, 0] > 0).long())
         return SiloData(share, share)
 """
+LOOP = """\
+import torch
+from fedsync.client import SiloApp
+
+app = SiloApp()
+
+@app.setup()
+def setup(silo):
+    return silo.use(lambda: torch.nn.Linear(4, 2), torch.zeros(32, 4))
+
+@app.train()
+def fit(work, model, train):
+    for batch in work.loader(train):
+        model.bias.data += work.learning_rate
+"""
+FLOWER = """\
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+def first():
+    return [np.zeros((4, 2), np.float32), np.zeros(2, np.float32)]
+
+@app.train()
+def train(msg, context):
+    arrays = [array + 1 for array in msg.content["arrays"].to_numpy_ndarrays()]
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"loss": 1.0, "num-examples": 32})})
+    return Message(content, reply_to=msg)
+"""
+TASKS = {
+    "custom": (TASK, "{kind: custom, file: FILE}"),
+    "silo-app": (LOOP, "{kind: silo-app, file: FILE}"),
+    "clientapp": (FLOWER, "{kind: clientapp, app: 'FILE:app', model: 'FILE:first'}"),
+}
 VALUES = 4 * 2 + 2
 
 
@@ -47,15 +83,16 @@ VALUES = 4 * 2 + 2
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a silo, with its state folder ``s`` beside it, whose path may not be long, and a task."""
     path = tmp_path_factory.mktemp("e") / "silo.yaml"
-    path.with_name("small.py").write_text(TASK, encoding="utf-8")
     path.write_text(
         "{name: berlin, server: 'localhost:1', insecure: true, state: s, data: [.], emulate: true}", encoding="utf-8"
     )
     return path
 
 
-def config_of(file: Path) -> StrategyConfig:
-    return StrategyConfig.load("fedavg", [*QUICK, f"task={{kind: custom, file: {file.with_name('small.py')}}}"])
+def config_of(file: Path, kind: str = "custom") -> StrategyConfig:
+    code, task = TASKS[kind]
+    file.with_name("small.py").write_text(code, encoding="utf-8")
+    return StrategyConfig.load("fedavg", [*QUICK, f"task={task.replace('FILE', str(file.with_name('small.py')))}"])
 
 
 def keep(file: Path, run: str, at_s: float, version: int = 1, silo: str = "berlin", values: int = VALUES) -> Path:
@@ -83,9 +120,13 @@ def model_in(out: Path) -> np.ndarray:
     return np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
 
 
-def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_model_of_an_encrypted_run_is_written(
+    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(file, kind)
     silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "berlin")]})
-    rings = emulated_rings(config_of(file), silos, tmp_path / "keys")
+    rings = emulated_rings(config, silos, tmp_path / "keys")
     assert rings is not None
     monkeypatch.setenv(KEYS, str(rings[0]))
 
@@ -100,7 +141,7 @@ def test_the_model_of_an_encrypted_run_is_written(file: Path, tmp_path: Path, mo
     with silos_in_this_process():
         monkeypatch.setattr(client_app, "connect", lambda identity: connect(identity, make))
         timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
-        run = FedSync(config_of(file), silos, out=tmp_path / "run", timing=timing, keys=rings[1])
+        run = FedSync(config, silos, out=tmp_path / "run", timing=timing, keys=rings[1])
         run.start(DirectGrid(3))
         models = [trainer._session.replica.model for trainer in trainers.values()]
 

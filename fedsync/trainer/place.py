@@ -1,0 +1,40 @@
+"""A silo's place in a run: what its training code is told, and how it is to train."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from fedsync.client.silo import Silo
+from fedsync.config.run_spec import RunSpec
+from fedsync.train.device import resolve
+from fedsync.train.options import LocalOptions
+from fedsync.trainer.protocol import Identity
+
+
+def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
+    """What a task's trainer is made of: the silo, the number of silos, and the options.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    machine = spec.emulate[identity.index] if spec.emulate else None
+    options = spec.local.build()
+    if machine is not None:
+        # Emulated silos share one machine: a thread each.
+        options = replace(options, threads=options.threads or 1)
+    if identity.device is not None:
+        # As the run says, where the silo's owner has not decided otherwise.
+        resolve(identity.device, "node configuration, device")
+        options = replace(options, device=identity.device)
+    silo = Silo(
+        identity.index,
+        machine.name if machine else identity.name,
+        spec.seed,
+        str(resolve(options.device)),
+        machine.node_config if machine else json.loads(identity.node_config),
+        json.loads(identity.run_config),
+        train_config=spec.train_config,
+        evaluate_config=spec.evaluate_config,
+    )
+    return silo, spec.silos, replace(options, resources=options.resources and identity.resources)
