@@ -1,14 +1,17 @@
-"""Version 0 of the model where the server cannot build it: a silo is asked."""
+"""Version 0 of the model, and its layout, where the server cannot build it: a silo is asked."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from flwr.serverapp import Grid
 
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.transfer import Payload
 from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox
@@ -17,6 +20,8 @@ from fedsync.trainer.protocol import AskModel, InitialModel, Refused
 from fedsync.trainer.refusals import explained
 
 logger = logging.getLogger(__name__)
+
+Answered = TypeVar("Answered")
 
 _AT_ONCE = 2
 """Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
@@ -30,6 +35,27 @@ def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission 
     Raises:
         RunError: no silo sends one in time; says what the last one answered instead.
     """
+    return _asked(grid, spec, timing, admission, AskModel(), payloads.read_model)
+
+
+def ask_for_layout(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> Layout:
+    """The layout of the model at the silos; as `ask_for_model`."""
+
+    def read(layout: Layout, _: Payload | None, sender: str) -> Layout:
+        payloads.check_names(layout, sender)
+        return layout
+
+    return _asked(grid, spec, timing, admission, AskModel(values=False), read)
+
+
+def _asked(
+    grid: Grid,
+    spec: str,
+    timing: Timeouts,
+    admission: Admission | None,
+    question: AskModel,
+    read: Callable[[Layout, Payload | None, str], Answered],
+) -> Answered:
     begin_s = time.monotonic()
     nodes, last = Nodes(grid, admission, timing.look_s), "nobody answered"
     outbox = Outbox(grid, nodes, spec, timing, report_s=0.0, at_once=_AT_ONCE)
@@ -39,7 +65,7 @@ def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission 
             outbox.forget(node)
             nodes.forget(node)
         for node in fresh:
-            outbox.ask(node, AskModel(), now_s)
+            outbox.ask(node, question, now_s)
         for sent in outbox.unanswered(now_s):
             logger.warning("%s has not answered a message; asking for the answer again", nodes.sender(sent.node))
             outbox.ask_again(sent, now_s)
@@ -50,7 +76,7 @@ def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission 
             try:
                 match outbox.read(sent, arrival):
                     case InitialModel(layout), payload:
-                        return payloads.read_model(layout, payload, name)
+                        return read(layout, payload, name)
                     case Refused() as refused, _:
                         last = explained(name, refused)
                     case reply, _:

@@ -7,11 +7,15 @@ record that the texts are in, and a large one as one flat array, whose bytes Flo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
 
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Layout, Vector, as_vector
 from fedsync.core.transfer import Payload
 
@@ -20,6 +24,11 @@ SMALL_BYTES = 262_144
 
 _FLAT, _RAW = "flat", "raw"
 _LONGEST_NAME, _MOST_AXES = 256, 32
+_REAL = "fiub"
+"""Kinds of NumPy's types that travel: floats, whole numbers and truth values."""
+
+_NAMED = 4
+"""Tensors that an error lists."""
 
 Packed = ArrayRecord | bytes
 """A payload for the wire: an array, or if it is small its bytes."""
@@ -51,16 +60,65 @@ def _flat(record: ArrayRecord, sender: str) -> bytes:
     return array.data
 
 
-def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
-    """A flat vector as Flower's named arrays."""
-    return ArrayRecord({name: Array(part) for name, part in layout.split(vector).items()})
+def to_arrays(vector: Vector, layout: Layout, like: ArrayRecord | None = None) -> ArrayRecord:
+    """A flat vector as Flower's named arrays: float32, or with the names, order and types of ``like``."""
+    parts = layout.split(vector)
+    if like is None:
+        return ArrayRecord({name: Array(part) for name, part in parts.items()})
+    arrays = {name: array.numpy() for name, array in like.items()}
+    owners = {name: name if name in parts else _tied(arrays[name], arrays, parts) for name in arrays}
+    return ArrayRecord(
+        {name: Array(_as_type(parts[owner], arrays[name].dtype)) for name, owner in owners.items() if owner is not None}
+    )
 
 
-def from_arrays(record: ArrayRecord) -> tuple[Vector, Layout]:
-    """Named arrays that this process made itself, as a flat vector, float32 [layout.size], and their layout."""
+def _as_type(part: Vector, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.asarray(part if dtype.kind == "f" else np.rint(part), dtype)
+
+
+def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
+    """Which of ``names`` has the same values; None if nobody has."""
+    return next((name for name in names if np.array_equal(arrays[name], array)), None)
+
+
+def from_arrays(record: ArrayRecord, layout: Layout | None = None) -> tuple[Vector, Layout]:
+    """Named arrays that this process made itself, as a flat vector, float32 [layout.size].
+
+    They are matched by name, whatever their order and types. One that the layout lacks is left out if another has its
+    values: tied weights have several names, and travel under the first.
+
+    Args:
+        record: the arrays.
+        layout: of the vector; by default their own.
+
+    Raises:
+        ConfigError: there is one too many or one is missing, has another shape, or has values that are no finite
+            numbers; names it.
+    """
     arrays = {name: array.numpy() for name, array in record.items()}
-    layout = Layout.of(arrays)
-    return layout.join(arrays), layout
+    layout = layout or Layout.of(arrays)
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name not in arrays:
+            raise _misfit(f"they have no {name!r}, which the model at the silos has", arrays)
+        if arrays[name].shape != shape:
+            raise _misfit(f"{name!r} has the shape {arrays[name].shape}, and {shape} at the silos")
+        if arrays[name].dtype.kind not in _REAL:
+            raise _misfit(f"{name!r} is of type {arrays[name].dtype}, and what travels is float32")
+    for name in arrays.keys() - set(layout.names):
+        if _tied(arrays[name], arrays, layout.names) is None:
+            raise _misfit(f"they have {name!r}, which the model at the silos has not", layout.names)
+    with np.errstate(over="ignore"):  # what is too large is told below
+        vector = layout.join(arrays)
+    if not np.isfinite(vector).all():
+        bad = next(name for name, part in layout.split(vector).items() if not np.isfinite(part).all())
+        raise _misfit(f"{bad!r} has values that are not finite as float32")
+    return vector, layout
+
+
+def _misfit(problem: str, known: Iterable[str] = ()) -> ConfigError:
+    names = [*islice(known, _NAMED + 1)]
+    there = f": there is {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}" if names else ""
+    return ConfigError("initial_arrays", problem, f"Give the state dict of the silos' own model{there}")
 
 
 def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Vector, Layout]:
@@ -73,11 +131,9 @@ def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Ve
     """
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no model")
-    names, shapes = layout.names, layout.shapes
-    if not (len(names) == len(shapes) == len(set(names)) and all(1 <= len(name) <= _LONGEST_NAME for name in names)):
-        raise ProtocolError(sender, "names", f"{len(names)} names, some twice or too long, of {len(shapes)} arrays")
+    check_names(layout, sender)
     left = payload.nbytes
-    for name, shape in zip(names, shapes, strict=True):
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
         if not (len(shape) <= _MOST_AXES and all(0 <= axis <= payload.nbytes for axis in shape)):
             raise ProtocolError(sender, "shape", f"{name} has the shape {shape!r:.200}")
         # An axis of no length hides how long the others are, and NumPy would trip over them.
@@ -88,3 +144,14 @@ def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Ve
     if not (model.size and np.isfinite(model).all()):
         raise ProtocolError(sender, "finite", f"not all of the {model.size} values of the model are finite")
     return model, layout
+
+
+def check_names(layout: Layout, sender: str) -> None:
+    """Check that a peer's layout has a name for each shape, and each once.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    names, shapes = layout.names, layout.shapes
+    if not (len(names) == len(shapes) == len(set(names)) and all(1 <= len(name) <= _LONGEST_NAME for name in names)):
+        raise ProtocolError(sender, "names", f"{len(names)} names, some twice or too long, of {len(shapes)} arrays")

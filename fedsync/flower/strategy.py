@@ -25,7 +25,7 @@ from fedsync.core.transfer import Aggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
-from fedsync.flower.first_model import ask_for_model
+from fedsync.flower.first_model import ask_for_layout, ask_for_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
@@ -141,7 +141,8 @@ class FedSync(Shipped):
 
         Args:
             grid: of the ServerApp.
-            initial_arrays: model to start from; by default the task's own, from the seed.
+            initial_arrays: model to start from, by the names of the silos' own; of any types, though what travels is
+                float32. By default the task's own, from the seed.
             num_rounds: overrides ``stop.rounds``.
             timeout: seconds after which an order without an update has failed; by default as ``waiting`` says.
             train_config: for the silos' own training code, beside what the strategy's ``train_config`` says: numbers,
@@ -151,7 +152,8 @@ class FedSync(Shipped):
             unused: what later versions of Flower pass.
 
         Returns:
-            Final arrays, none of an encrypted run; training and evaluation metrics by version.
+            Final arrays, with names and types as they were given, none of an encrypted run; training and evaluation
+            metrics by version.
 
         Raises:
             RunError: the run could not reach its end.
@@ -162,7 +164,7 @@ class FedSync(Shipped):
         run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, self._listeners)
         self.summary()
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)
-        return self._run(grid, run, timing, begin, evaluate_fn, given=initial_arrays is not None)
+        return self._run(grid, run, timing, begin, evaluate_fn, initial_arrays)
 
     def _run(
         self,
@@ -171,8 +173,7 @@ class FedSync(Shipped):
         timing: Timeouts,
         begin: _Begin,
         evaluate_fn: EvaluateFn | None,
-        *,
-        given: bool,
+        given: ArrayRecord | None,
     ) -> Result:
         layout, moment, result = begin.origin.layout, begin.moment, Result()
         spec = RunSpec.parse(begin.origin.spec)
@@ -181,13 +182,13 @@ class FedSync(Shipped):
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
         policies = run.policies()
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
-        aggregator = run.aggregator(begin.model, policies, plan, keys, begin.model if given else None, spec.run)
+        aggregator = run.aggregator(begin.model, policies, plan, keys, None if given is None else begin.model, spec.run)
         if moment is not None:
             coordinator.restore(moment.coordinator)
             aggregator.restore(moment.aggregator)
 
         def after_commit(version: int) -> None:
-            metrics = evaluate_fn(version, _arrays(aggregator, layout)) if evaluate_fn else None
+            metrics = evaluate_fn(version, _arrays(aggregator, layout, given)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[version] = metrics
 
@@ -214,7 +215,7 @@ class FedSync(Shipped):
             driver.run()
         finally:
             self.run_summary = recorder.finish()
-        result.arrays = _arrays(aggregator, layout)
+        result.arrays = _arrays(aggregator, layout, given)
         _fill_metrics(result, recorder.ledger)
         return result
 
@@ -255,15 +256,23 @@ class FedSync(Shipped):
         spec = run.spec().model_copy(update={"run": new_identity(), "task": task}).dump()
         clear(self.out)
         shutil.rmtree(self.out / EVIDENCE, ignore_errors=True)
-        if given is not None:
-            model, layout = payloads.from_arrays(given)
+        if given is not None and task is not config.task:
+            model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
         else:
-            try:
-                model, layout = initial_model(config.task.build(), config.seed)
-            except ConfigError as error:
-                logger.info("asking a silo for the model, for the server cannot build it: %s", error)
-                model, layout = ask_for_model(grid, spec, timing, self._admission)
+            model, layout = self._first_model(grid, config, spec, timing, given)
         return _Begin(Origin(digest(config, run.cluster), spec, layout), model, None)
+
+    def _first_model(
+        self, grid: Grid, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
+    ) -> tuple[Vector, Layout]:
+        try:
+            model, layout = initial_model(config.task.build(), config.seed)
+        except ConfigError as error:
+            logger.info("asking a silo for the model, for the server cannot build it: %s", error)
+            if given is None:
+                return ask_for_model(grid, spec, timing, self._admission)
+            layout = ask_for_layout(grid, spec, timing, self._admission)
+        return (model, layout) if given is None else payloads.from_arrays(given, layout)
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
         """What the server may know of the silos' keys, which opens nothing; None in the clear."""
@@ -305,10 +314,10 @@ class FedSync(Shipped):
         _refuse()
 
 
-def _arrays(aggregator: Aggregator, layout: Layout) -> ArrayRecord:
-    """The model; empty where updates are encrypted, for then only silos have it."""
+def _arrays(aggregator: Aggregator, layout: Layout, given: ArrayRecord | None) -> ArrayRecord:
+    """The model, in the form of ``given``; empty where updates are encrypted, for then only silos have it."""
     if isinstance(aggregator, PlainAggregator):
-        return payloads.to_arrays(aggregator.model, layout)
+        return payloads.to_arrays(aggregator.model, layout, given)
     logger.info("the final model is at the silos; the server never had it")
     return ArrayRecord()
 

@@ -8,7 +8,7 @@ it (`fedsync.flower.outbox`) and one that answers it (`fedsync.trainer.service`)
 | request | bytes with it | replies | bytes with them |
 |---|---|---|---|
 | `Describe` | | `Hello` | greeting, if the silo has one |
-| `AskModel` | | `InitialModel` | the model, float32 |
+| `AskModel` | | `InitialModel` | the model, float32, if it is asked for |
 | `Train` | what the silo needs to have the model | `InProgress`, `WorkReport`, `VersionMismatch` | the update |
 | `Collect` | | as `Train` | as `Train` |
 | `EvaluateModel` | as `Train` | `Evaluation`, `Attestation` where figures are sealed, `VersionMismatch` | |
@@ -70,7 +70,9 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Send the model before any training."""
+    """Send the model before any training; without ``values``, its layout alone."""
+
+    values: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ class TrainerService:
                 with self._training:
                     greeting = session.replica.greeting()
                 return Hello(self.name, self.facts, self.holds), greeting
-            case AskModel():
-                return InitialModel(session.layout), session.initial_model()
+            case AskModel(values):
+                return InitialModel(session.layout), session.initial_model() if values else None
             case Train(order, report_s):
                 return self._train(order, self._received(payload), report_s)
             case Collect(update_id, wait_s, halt):

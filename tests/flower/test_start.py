@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from torch import nn
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
 from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -40,3 +44,103 @@ def test_its_configurations_reach_silos_with_the_run(tmp_path: Path) -> None:
     [spec] = [RunSpec.parse(text) for text in specs]
     assert (spec.train_config, spec.evaluate_config) == ({"lr": 0.01, "epochs": 2}, {"full": True})
     assert dict(told) == {"lr": 0.01}, "what the caller gave stays as it is"
+
+
+MODEL = """
+import torch
+from torch import nn
+from fedsync import SiloData, Task
+from fedsync.client import SiloApp
+
+def make():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight  # tied
+    return model
+
+DATA = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(0, 4, (40,)))
+"""
+TASK = """
+class Mine(Task):
+    def model(self):
+        return make()
+
+    def data(self, slot):
+        return SiloData(train=DATA, test=DATA)
+"""
+OWN_LOOP = """
+app = SiloApp()
+
+@app.setup()
+def setup(silo):
+    return silo.use(make, DATA)
+
+@app.train()
+def fit(work, model, train):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in work.loader(train):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def _theirs() -> nn.Module:
+    """What a ServerApp makes of the silos' model: with weights of its own, tied and counted."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    model(torch.randn(8, 4))
+    return model
+
+
+def _started(folder: Path, kind: str, given: ArrayRecord) -> tuple[list[ArrayRecord], DirectGrid]:
+    """The versions of a run that begins with these arrays, and what it asked of whom."""
+    file = folder / "mine.py"
+    file.write_text(MODEL + (TASK if kind == "custom" else OWN_LOOP))
+    grid, versions = DirectGrid(2), list[ArrayRecord]()
+    strategy = _strategy(folder / "run", f"task={{kind: {kind}, file: {file}}}")
+    strategy.start(grid, given, evaluate_fn=lambda version, arrays: versions.append(arrays))  # type: ignore[func-returns-value]
+    assert len(versions) == 3
+    return versions, grid
+
+
+@pytest.mark.parametrize("kind", ["custom", "silo-app"])
+def test_initial_arrays_are_matched_by_name_whatever_their_order_and_types(kind: str, tmp_path: Path) -> None:
+    state = _theirs().state_dict()
+    assert state["1.num_batches_tracked"].dtype is torch.int64 and state["2.weight"] is not None
+    given = {name: state[name].to(torch.float64) if name == "0.bias" else state[name] for name in reversed(state)}
+    versions, grid = _started(tmp_path, kind, ArrayRecord(given))
+    for arrays in versions:
+        assert {name: array.dtype for name, array in arrays.items()} == {
+            name: str(tensor.numpy().dtype) for name, tensor in given.items()
+        }, "what comes back has the form of what went"
+        _theirs().load_state_dict(arrays.to_torch_state_dict())
+    for name, array in versions[0].items():
+        np.testing.assert_array_equal(array.numpy(), state[name].numpy())
+    last = versions[-1].to_torch_state_dict()
+    assert torch.equal(last["0.weight"], last["2.weight"]) and not torch.equal(last["0.weight"], state["0.weight"])
+    assert last["1.num_batches_tracked"] == 1 + 2 * 1, "two rounds of one step"
+    asked = [question for _, question in grid.pushed].count("AskModel")
+    assert bool(asked) == (kind == "silo-app"), "a server that can build the model asks nobody"
+
+
+MISFITS = [
+    ("missing", {"0.bias": None}, "they have no '0.bias', which the model at the silos has"),
+    ("too many", {"head.bias": np.ones(3)}, "they have 'head.bias', which the model at the silos has not"),
+    ("untied", {"2.weight": np.ones((4, 4))}, "they have '2.weight', which the model at the silos has not"),
+    ("another shape", {"2.bias": np.ones((4, 1))}, r"'2.bias' has the shape \(4, 1\), and \(4,\) at the silos"),
+    ("complex", {"2.bias": np.ones(4, complex)}, "'2.bias' is of type complex128, and what travels is float32"),
+    ("nan", {"2.bias": np.full(4, np.nan)}, "'2.bias' has values that are not finite"),
+    ("too large", {"2.bias": np.full(4, 1e60)}, "'2.bias' has values that are not finite"),
+]
+
+
+@pytest.mark.parametrize("kind", ["custom", "silo-app"])
+@pytest.mark.parametrize(("change", "problem"), [each[1:] for each in MISFITS], ids=[each[0] for each in MISFITS])
+def test_arrays_that_do_not_fit_are_named_before_any_training(
+    kind: str, change: dict[str, np.ndarray | None], problem: str, tmp_path: Path
+) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in _theirs().state_dict().items()} | change
+    given = ArrayRecord({name: Array(array) for name, array in arrays.items() if array is not None})
+    with pytest.raises(ConfigError, match=problem) as caught:
+        _started(tmp_path, kind, given)
+    assert caught.value.place == "initial_arrays"
