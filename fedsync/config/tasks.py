@@ -154,6 +154,10 @@ class SiloAppConfig(_OwnFileSection):
     options: dict[str, Any] = Field(default_factory=dict)
     """What its ``setup`` finds in ``silo.options``."""
 
+    @property
+    def deals_data(self) -> bool:
+        return False
+
     def build(self) -> Task:
         """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
         raise has_own_loop(self.kind)

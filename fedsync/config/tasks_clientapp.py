@@ -117,6 +117,10 @@ class ClientAppConfig(TaskSection):
     def scores(self) -> Scores:
         return "any"
 
+    @property
+    def deals_data(self) -> bool:
+        return False
+
     @field_validator("app", "model")
     @classmethod
     def _names_code(cls, text: str | None) -> str | None:

@@ -57,6 +57,11 @@ class TaskSection(Section):
         """Model and data; raises `ConfigError` where they are not usable here."""
         raise NotImplementedError
 
+    @property
+    def deals_data(self) -> bool:
+        """Whether a silo's data are a share by its number, so that there are as many silos as shares at most."""
+        return True
+
     def started_from(self, tensors: Sequence[Tensor]) -> Self:
         """The task of a run whose first model is the ServerApp's; most know its form anyway."""
         return self

@@ -11,7 +11,6 @@ in ``out``), ``target-accuracy`` ("" for none).
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -31,8 +30,6 @@ from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.flower.strategy import FedSync
 from fedsync.train.weights import save_model, save_tensors
-
-logger = logging.getLogger(__name__)
 
 app = ServerApp()
 
@@ -105,5 +102,4 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
     result = strategy.start(grid)
     if result.arrays:
         save_result(strategy.out / "model.pt", config, result.arrays)
-    logger.info("files of the run: %s", strategy.out)
     return strategy.out

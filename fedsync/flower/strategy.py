@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,6 +26,7 @@ from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear,
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model
 from fedsync.flower.nodes import Admission
+from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.ledger import Ledger
@@ -40,9 +40,20 @@ if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.policies.schema import Policy
 
-logger = logging.getLogger(__name__)
-
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(repr=False)
+class RunResult(Result):
+    """Flower's result of a strategy, and where the run's files are.
+
+    Args:
+        out: folder of the run's files.
+        summary: what ``summary.json`` there says.
+    """
+
+    out: Path = Path()
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,7 @@ class FedSync(Shipped):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
         **unused: Any,
-    ) -> Result:
+    ) -> RunResult:
         """Run the strategy to its end.
 
         Args:
@@ -153,7 +164,7 @@ class FedSync(Shipped):
 
         Returns:
             Final arrays, with names and types as they were given, none of an encrypted run; training and evaluation
-            metrics by version.
+            metrics by version; the folder of the run's files.
 
         Raises:
             RunError: the run could not reach its end.
@@ -161,7 +172,8 @@ class FedSync(Shipped):
         """
         config, timing = self._adjusted(num_rounds, timeout)
         config = config.told(train_config or {}, evaluate_config or {})
-        run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, self._listeners)
+        listeners = (*self._listeners, RoundLog(config.stop.rounds))
+        run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)
         return self._run(grid, run, timing, begin, evaluate_fn, initial_arrays)
@@ -174,8 +186,8 @@ class FedSync(Shipped):
         begin: _Begin,
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
-    ) -> Result:
-        layout, moment, result = begin.origin.layout, begin.moment, Result()
+    ) -> RunResult:
+        layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
         spec = RunSpec.parse(begin.origin.spec)
         plan = spec.encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
@@ -214,7 +226,8 @@ class FedSync(Shipped):
         try:
             driver.run()
         finally:
-            self.run_summary = recorder.finish()
+            self.run_summary = result.summary = recorder.finish()
+            logger.info("files of the run: %s", self.out)
         result.arrays = _arrays(aggregator, layout, given)
         _fill_metrics(result, recorder.ledger)
         return result
@@ -222,10 +235,11 @@ class FedSync(Shipped):
     def summary(self) -> None:
         """Log what is about to run."""
         logger.info(
-            "FedSync %s: barrier %s, balancer %s, files in %s",
+            "FedSync %s: barrier %s, balancer %s, task %s; files in %s",
             self.config.name,
             self.config.barrier.kind,
             self.config.balancer.kind,
+            f"{self.config.task.kind} {getattr(self.config.task, 'app', '')}".strip(),
             self.out,
         )
 

@@ -109,7 +109,7 @@ class TrainerService:
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
         owner = OwnerPolicy.here()
         spec = owner.checked(RunSpec.parse(identity.spec))
-        if not 0 <= identity.index < spec.silos:
+        if identity.index < 0 or (identity.index >= spec.silos and (spec.emulate or spec.task.deals_data)):
             raise ConfigError(
                 "node configuration, partition-id",
                 f"{identity.index}, but the run has {spec.silos} shares of data",

@@ -1,6 +1,10 @@
 """What a ServerApp says to `FedSync.start`, as Flower's quickstart does."""
 
+import logging
+import re
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +15,11 @@ from torch import nn
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
-from tests.flower.grid import DirectGrid, honest, silos_in_this_process
+from tests.flower.grid import DirectGrid, asked, honest, silos_in_this_process
 
 QUICK = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "min_silos=2", "stop.rounds=2"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
@@ -144,3 +148,40 @@ def test_arrays_that_do_not_fit_are_named_before_any_training(
     with pytest.raises(ConfigError, match=problem) as caught:
         _started(tmp_path, kind, given)
     assert caught.value.place == "initial_arrays"
+
+
+def test_its_log_has_a_line_a_round_and_says_where_the_files_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    strategy = FedSync(StrategyConfig.load("fedavg", QUICK), timing=TIMING)
+    result = strategy.start(DirectGrid(2))
+    assert result.out.parent == tmp_path and (result.out / "summary.json").exists()
+    assert result.summary["rounds"] == 2
+    told = [each.getMessage() for each in caplog.records if each.name == "flwr.fedsync" and each.levelname == "INFO"]
+    assert told[0].endswith(f"files in {result.out}") and told[-1] == f"files of the run: {result.out}"
+    first, second = (line for line in told if line.startswith("[ROUND "))
+    assert re.fullmatch(r"\[ROUND 1/2\] [\d.]+ s; loss [\d.]+; batches silo-0 8, silo-1 8", first)
+    assert re.fullmatch(r"\[ROUND 2/2\] [\d.]+ s; loss [\d.]+; accuracy [\d.]+; batches silo-0 8, silo-1 8", second)
+
+
+def test_a_run_that_fails_says_where_its_files_are_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    failing = dict.fromkeys(
+        (1, 2), lambda message, context: None if "Train" in str(asked(message)) else honest(message, context)
+    )
+    strategy = FedSync(StrategyConfig.load("fedavg", QUICK), out=tmp_path, timing=replace(TIMING, order_timeout_s=0.1))
+    with pytest.raises(RunError):
+        strategy.start(DirectGrid(2, failing))
+    assert f"files of the run: {tmp_path}" in caplog.text
+
+
+def test_silos_with_data_of_their_own_may_be_more_than_the_run_begins_with(tmp_path: Path) -> None:
+    """``min_silos`` is how many must be there, not how many shares there are: nothing is dealt."""
+    file = tmp_path / "mine.py"
+    file.write_text(MODEL + OWN_LOOP)
+    _strategy(tmp_path / "run", f"task={{kind: silo-app, file: {file}}}").start(DirectGrid(4))
+    assert '"silo-3"' in (tmp_path / "run" / "rounds.jsonl").read_text()

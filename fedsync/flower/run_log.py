@@ -1,0 +1,50 @@
+"""What a ServerApp's log says of a run: one line a round, in Flower's own log, which ``flwr run --stream`` shows."""
+
+from __future__ import annotations
+
+import logging
+
+from fedsync.observe.ledger import Ledger, Round
+
+logger = logging.getLogger("flwr.fedsync")
+"""Below Flower's logger, whose handler writes what users see; others' messages of level INFO it does not."""
+
+_NAMED = 6
+"""Silos of a round that a line names one by one."""
+
+
+class RoundLog:
+    """Logs each round when it ends.
+
+    Args:
+        rounds: how many there may be, or None if something else bounds the run.
+    """
+
+    def __init__(self, rounds: int | None) -> None:
+        self._of = "" if rounds is None else f"/{rounds}"
+        self._told: int | None = None
+
+    def follow(self, ledger: Ledger) -> None:
+        """Log what is new since the first time; the rounds that were there then are another process's."""
+        known = len(ledger.rounds) if self._told is None else self._told
+        for row in ledger.rounds[known:]:
+            logger.info("%s", self._line(row, ledger))
+        self._told = len(ledger.rounds)
+
+    def _line(self, row: Round, ledger: Ledger) -> str:
+        # Sealed losses come a commit late, and a version is evaluated on the way into the next round.
+        loss = ledger.training_loss if row.loss is None else row.loss
+        figures = [
+            f"{name} {value:.4g}"
+            for name, value in (("loss", loss), ("accuracy", ledger.accuracy))
+            if value is not None
+        ]
+        return "; ".join([f"[ROUND {row.round}{self._of}] {row.seconds:.1f} s", *figures, _batches(row)])
+
+
+def _batches(row: Round) -> str:
+    """Batch sizes of the silos that are in it."""
+    sizes = {name: share.batch_size for name, share in row.silos.items()}
+    if len(sizes) > _NAMED:
+        return f"{len(sizes)} silos with batches of {min(sizes.values())} to {max(sizes.values())}"
+    return "batches " + ", ".join(f"{name} {size}" for name, size in sizes.items())
