@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fedsync.core.errors import ConfigError
 
@@ -20,11 +22,13 @@ class CountsSteps(Protocol):
 
 
 def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
-    """The loader's batches, as many as the order that ``msg`` brings has steps.
+    """The loader's batches, as large as the order that ``msg`` brings says, and as many as it has steps.
 
-    The loop over them ends after ``max-steps``, at the deadline, or when the server says so; a loader that is shorter
-    begins again. What goes through here is counted and timed step by step. Where no order is behind the message, as
-    under other strategies than FedSync, it is the loader as it is.
+    A plain `DataLoader` is made anew with ``batch-size`` in the place of its own; other iterables, and loaders with a
+    batch sampler of their own, have to give batches of that size by themselves. The loop ends after ``max-steps``, at
+    the deadline, or when the server says so; a loader that is shorter begins again. What goes through here is counted
+    and timed step by step. Where no order is behind the message, as under other strategies than FedSync, it is the
+    loader as it is.
 
     Args:
         msg: the ``flwr.app.Message`` that the app's training function got.
@@ -35,7 +39,28 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
         ConfigError: at the second loop over one order, or where the loader has no batch.
     """
     order: CountsSteps | None = getattr(msg.content.get("config"), "order", None)
-    return loader if order is None else _OrderBatches(order, loader)
+    return loader if order is None else _OrderBatches(order, _of_size(loader, msg.content["config"]["batch-size"]))
+
+
+def _of_size(loader: Iterable[T], size: int) -> Iterable[T]:
+    """The loader with batches of this size, as far as it leaves that to others."""
+    if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler or loader.batch_size == size:
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=size,
+        sampler=None if isinstance(loader.dataset, IterableDataset) else cast(Any, loader.sampler),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
 
 
 class _OrderBatches(Generic[T]):

@@ -10,10 +10,12 @@ CHANGES = [
         "from flwr.clientapp import ClientApp\n",
         "from flwr.clientapp import ClientApp\nfrom fedsync.client import steps\n",
     ),
-    ('batch_size = context.run_config["batch-size"]', 'batch_size = msg.content["config"]["batch-size"]'),
     ("train_fn(model, trainloader,", "train_fn(model, steps(msg, trainloader),"),
 ]
 """Of ``client_app.py``, a line each; the rest of the app stays."""
+
+READS_SIZE = ('batch_size = context.run_config["batch-size"]', 'batch_size = msg.content["config"]["batch-size"]')
+"""For an app without `steps`."""
 
 
 def stock_app(folder: Path, changes: list[tuple[str, str]]) -> Path:

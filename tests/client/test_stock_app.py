@@ -20,7 +20,7 @@ from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.sim.run import run_virtual
 from fedsync.trainer.owner_policy import OwnerPolicy
-from tests.client.stock_app import CHANGES, stock_app
+from tests.client.stock_app import CHANGES, READS_SIZE, stock_app
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 STRATEGY = """
@@ -75,7 +75,7 @@ def test_an_app_that_reads_two_values_is_balanced_as_a_whole(tmp_path: Path) -> 
     """No steps: it cuts its loader by itself."""
     whole = ("train_fn(model, trainloader,", "train_fn(model, first(trainloader, msg.content['config']['max-steps']),")
     helper = ("\napp = ClientApp()", "\nfrom digitsapp.task import first\n\napp = ClientApp()")
-    folder = stock_app(tmp_path, [CHANGES[1], whole, helper])
+    folder = stock_app(tmp_path, [READS_SIZE, whole, helper])
     with (folder / "digitsapp" / "task.py").open("a") as file:
         file.write("\n\ndef first(loader, count):\n    return [batch for batch, _ in zip(loader, range(count))]\n")
     run_virtual(strategy_of(folder), cluster(), tmp_path / "out")

@@ -1,0 +1,67 @@
+"""`steps` hands out batches of the order's size, all else as the app's own loader has it."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+from fedsync.client import steps
+
+DATA = TensorDataset(torch.arange(12))
+
+
+class Order:
+    """Hands out all batches of one pass."""
+
+    max_steps = 3
+
+    def counted(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        return (next(batches) for _ in range(self.max_steps))
+
+
+class Config(ConfigRecord):
+    order = Order()
+
+
+def message(size: int) -> Any:
+    return SimpleNamespace(content={"config": Config({"batch-size": size})})
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(12))
+
+
+def doubled(samples: list[Any]) -> torch.Tensor:
+    return 2 * torch.stack([row for (row,) in samples])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_plain_loader_has_the_orders_size_and_its_own_order_of_samples(shuffle: bool) -> None:
+    torch.manual_seed(5)
+    one = torch.cat([rows for (rows,) in DataLoader(DATA, batch_size=1, shuffle=shuffle)])
+    torch.manual_seed(5)
+    loader = DataLoader(DATA, batch_size=5, shuffle=shuffle, drop_last=True)
+    batches = [rows for (rows,) in steps(message(4), loader)]
+    assert [len(batch) for batch in batches] == [4, 4, 4]
+    assert torch.equal(torch.cat(batches), one)
+
+
+def test_what_else_a_loader_does_stays() -> None:
+    loader = DataLoader(DATA, batch_size=5, collate_fn=doubled, num_workers=1, prefetch_factor=3)
+    wrapped: Any = steps(message(4), loader)
+    assert (wrapped.num_workers, wrapped.prefetch_factor, wrapped.dataset) == (1, 3, DATA)
+    assert [batch.tolist() for batch in wrapped] == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22]]
+    assert [len(batch) for batch in steps(message(4), DataLoader(Stream(), batch_size=5))] == [4, 4, 4]
+
+
+def test_batches_that_somebody_else_makes_are_left_as_they_are() -> None:
+    own = DataLoader(DATA, batch_sampler=type("Mine", (BatchSampler,), {})(SequentialSampler(DATA), 5, False))
+    assert [len(rows) for (rows,) in steps(message(4), own)] == [5, 5, 2]
+    assert list(steps(message(4), [1, 2, 3])) == [1, 2, 3]
+    loader = DataLoader(DATA, batch_size=5)
+    assert steps(SimpleNamespace(content={"config": ConfigRecord({"batch-size": 4})}), loader) is loader
