@@ -21,6 +21,7 @@ SCORES = {
     "heart": 0.68,
     "huggingface": 0.85,
     "lightning": 0.7,
+    "quickstart-pytorch": 0.8,
     "segmentation": 0.8,
     "sklearn": 0.9,
     "vit-adapters": 0.7,
@@ -30,10 +31,8 @@ SCORES = {
 LIBRARIES = {"lightning": ["lightning"], "huggingface": ["transformers", "accelerate"], "segmentation": ["monai"]}
 """What an example needs that `make test` does without."""
 
-EVERYWHERE = [
-    pytest.param(name, marks=pytest.mark.examples if name in LIBRARIES or name == "vit-adapters" else ())
-    for name in SCORES
-]
+QUICK = ("heart", "sklearn")
+EVERYWHERE = [pytest.param(name, marks=() if name in QUICK else pytest.mark.examples) for name in SCORES]
 
 
 @pytest.fixture
@@ -83,6 +82,19 @@ def test_in_real_processes(name: str, example: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     check(example, "local")
+
+
+def test_the_stock_app_is_changed_where_its_readme_says() -> None:
+    folder = FOLDER / "quickstart-pytorch"
+    (diff,) = re.findall(r"```diff\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    parts = re.split(r"^ (\S+)\n", diff, flags=re.MULTILINE)[1:]
+    changed = dict(zip(parts[::2], parts[1::2], strict=True))
+    lines = {file: [line[1:] for line in part.splitlines() if line.startswith("+")] for file, part in changed.items()}
+    assert sum(len(each) for file, each in lines.items() if file.endswith(".py")) <= 5
+    for file, wanted in lines.items():
+        text = (folder / file).read_text(encoding="utf-8").splitlines()
+        assert set(wanted) <= set(text)
+        assert file == "pyproject.toml" or not any("fedsync" in line.lower() for line in text if line not in wanted)
 
 
 def test_none_is_forgotten_and_what_they_need_can_be_installed() -> None:

@@ -1,0 +1,1 @@
+"""A Flower app that learns to read digits, with PyTorch."""
