@@ -10,6 +10,7 @@ import pytest
 from bench.faults import mutants as runner
 from bench.faults import mutation_score, repository_copy
 from bench.faults.breakages import ROOT, Mutant, suites
+from bench.faults.watching import broken_laws
 
 SUITES = suites()
 EVERY = [mutant for suite in SUITES.values() for mutant in suite.mutants]
@@ -145,3 +146,15 @@ def test_tests_of_the_changed_file_run_first_then_near_ones_and_the_fastest_as_f
     assert names(100.0) == [*near, ["sim/test_a", "sim/test_d"]]
     assert names(11.5) == [*near, ["sim/test_a"]]
     assert names(0.1) == near[:1]
+
+
+def test_a_law_counts_once_whatever_stands_behind_its_name() -> None:
+    one, other = AssertionError("no"), AssertionError("no")
+    one.add_note("broken: nobody starves while others go on (in the corner 'quiet' of a case)")
+    one.add_note("broken: nobody starves while others go on; to see it again:\nreplay(...)")
+    other.add_note("broken: policies do not crash")
+    other.add_note("of the broken: only what begins so")
+    assert set(broken_laws(ExceptionGroup("laws are broken", [one, other]))) == {
+        "nobody starves while others go on",
+        "policies do not crash",
+    }

@@ -8,8 +8,8 @@ What it is to do stands in the JSON file that `BREAKAGE` names, what it has seen
 - seen: ``tests``, seconds and killers of each; ``lines``, by file and line the tests that ran it, "" for imports;
   ``unread``, what was wrong with test files that could not be collected.
 
-A test that takes much longer than usual is interrupted, and fails. A *killer* is a law, if the failure names some in
-notes ``broken: <law> (...)``, else the test's function.
+A test that takes much longer than usual is interrupted, and fails. A *killer* is a law, if notes of the failure's
+exceptions name some, as ``broken: <law>``, else the test's function.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import re
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Watch:
         self._coverage = Coverage(data_file=None, include=ask["trace"], config_file=False) if ask["trace"] else None
         self._tests: dict[str, dict[str, Any]] = {}
         self._unread: dict[str, str] = {}
+        self._laws: set[str] = set()
         if self._coverage is not None:
             self._coverage.start()
 
@@ -72,13 +74,15 @@ class Watch:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
+        self._laws = set() if call.excinfo is None else set(broken_laws(call.excinfo.value))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self._tests.setdefault(report.nodeid, {"seconds": 0.0, "killers": []})
         test["seconds"] += report.duration
         if report.failed:
             function = report.nodeid.split("[")[0]
-            laws = {name.strip() for name in re.findall(r"broken: ([^(\n]+)", report.longreprtext)}
-            test["killers"] = sorted(laws) or [function]
+            test["killers"] = sorted(self._laws) or [function]
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -95,6 +99,15 @@ class Watch:
                 lines[str(Path(file).relative_to(Path.cwd()))] = data.contexts_by_lineno(file)
         seen = {"tests": self._tests, "lines": lines, "unread": self._unread}
         seen_beside(self._asked).write_text(json.dumps(seen), encoding="utf-8")
+
+
+def broken_laws(error: BaseException) -> Iterator[str]:
+    """Names of the laws that an exception, and those inside it, are noted to break; more may stand behind it."""
+    for note in getattr(error, "__notes__", []):
+        if found := re.match(r"broken: ([^(;\n]+)", note):
+            yield found[1].strip()
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from broken_laws(inner)
 
 
 def _too_long(number: int, frame: object) -> None:

@@ -286,8 +286,8 @@ _CHANGES: Changes = {
         ),
         (
             "a-place-in-the-data-is-lost",
-            'decode(Cursor, about["cursor"], own=True))',
-            "Cursor())",
+            'decode(Cursor, about["cursor"], own=True)',
+            "Cursor()",
         ),
         (
             "an-update-comes-back-as-another-type",
