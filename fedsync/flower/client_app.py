@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedsync.core.errors import ConfigError
 from fedsync.flower import messages, payloads
+from fedsync.trainer.bundle import announce
 from fedsync.trainer.client import TrainerClient
 from fedsync.trainer.protocol import RESOURCES, Ask, Identity, write_reply
 from fedsync.trainer.refusals import refuse
@@ -38,6 +39,7 @@ _YES, _NO = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 
 def connect(identity: Identity) -> Ask:
     """The way to the trainer of a silo; tests put a trainer of this process in its place."""
+    announce()
     return TrainerClient(identity).ask
 
 

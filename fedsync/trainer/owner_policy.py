@@ -21,6 +21,7 @@ from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.core.errors import LimitReached, OwnerRefusal
 from fedsync.core.layout import matches
 from fedsync.core.orders import WorkOrder
+from fedsync.trainer.bundle import unpacked
 from fedsync.trainer.key_lookup import KEYS, has_keys
 from fedsync.trainer.order_counts import OrderCounts
 
@@ -78,7 +79,7 @@ class OwnerPolicy(Section):
         return cls.model_validate_json(text) if text else cls()
 
     def checked(self, spec: RunSpec) -> RunSpec:
-        """The run, with the paths of its task resolved.
+        """The run, with the paths of its task resolved: within the owner's folders, else in the Flower app.
 
         All of them are checked, also those of other silos' files: a task may look for any of them.
 
@@ -89,7 +90,7 @@ class OwnerPolicy(Section):
             problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
             raise OwnerRefusal("emulate", problem, "Leave the machines out, or have the owner write emulate: true")
         if self.data is None:
-            return spec
+            return unpacked(spec)
         fence = Fence(tuple(self.data), tuple(self.never))
         for machine in spec.emulate:
             if machine.trace is not None:
