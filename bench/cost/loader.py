@@ -3,10 +3,10 @@
 An epoch in orders of some steps each: over JPEGs that Pillow decodes and augments (crop, flip, brightness), and over
 a store that takes 10 ms a sample. "bare" is one pass over a `DataLoader` with as many workers, which stay from epoch to
 epoch. "shipped" is `Trainer` with `local.workers`. "work.loader" is a `SiloApp`'s loop, once as it is and once with
-``persistent_workers=True``. They take turns in one process, and ratios are those of a turn: a machine that gets busier
-meanwhile slows all.
+``persistent_workers=True``. They take turns in one process. "over bare" is the least time over the least time of the
+bare loop, which other programs disturbed least; then come quartiles of the ratios within a turn.
 
-    python bench/cost/loader.py [--images 2000] [--turns 3] [--workers 2] [--out bench/results/loader.json]
+    python bench/cost/loader.py [--images 2000] [--turns 7] [--workers 2] [--out bench/results/loader.json]
 """
 
 from __future__ import annotations
@@ -157,15 +157,14 @@ def own_loop(dataset: Dataset[Sample], options: Mapping[str, Any]) -> SiloApp:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table; seconds and ratios are medians over the turns."""
+    """One line of the table; seconds are the least of the turns, which other programs disturbed least."""
 
     data: str
     loop: str
     workers: int
     epoch_s: float
     ratio: float
-    least_ratio: float
-    most_ratio: float
+    turns: tuple[float, float, float]
 
 
 def loops(dataset: Dataset[Sample], count: int, workers: int) -> dict[str, Callable[[], None]]:
@@ -192,19 +191,16 @@ def measure(name: str, dataset: Dataset[Sample], count: int, workers: int, turns
             ways[way]()
             if turn:  # the first one starts workers and warms the files
                 taken[way].append(perf_counter() - begun)
-    bare = np.array(taken["bare"])
-    ratios = {way: np.array(seconds) / bare for way, seconds in taken.items()}
     return [
         Row(
             data=name,
             loop=way,
             workers=workers,
-            epoch_s=float(np.median(taken[way])),
-            ratio=float(np.median(ratio)),
-            least_ratio=float(ratio.min()),
-            most_ratio=float(ratio.max()),
+            epoch_s=min(seconds),
+            ratio=min(seconds) / min(taken["bare"]),
+            turns=tuple(np.percentile(np.array(seconds) / np.array(taken["bare"]), [25, 50, 75]).tolist()),
         )
-        for way, ratio in ratios.items()
+        for way, seconds in taken.items()
     ]
 
 
@@ -219,7 +215,7 @@ def write_jpegs(folder: Path, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000, help="samples of an epoch")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--out", type=Path, default=Path("bench/results/loader.json"))
     options = parser.parse_args()
@@ -235,10 +231,9 @@ def main() -> None:
             rows += measure("10 ms a sample", Store(options.images), options.images, workers, options.turns)
     load = (begun_load, os.getloadavg()[0])
     cells = [
-        (f"{row.data}, {row.loop}", row.workers, f"{row.epoch_s:.2f}", f"{row.ratio:.3f}",
-         f"{row.least_ratio:.3f}-{row.most_ratio:.3f}")
+        (f"{row.data}, {row.loop}", row.workers, *(f"{each:.3f}" for each in (row.epoch_s, row.ratio, *row.turns)))
         for row in rows
-    ]  # fmt: skip
+    ]
     title = f"An epoch of {options.images} samples in orders of {STEPS} steps of {BATCH}; {os.cpu_count()} processors"
     print_table(
         f"{title}, load {load[0]:.1f} to {load[1]:.1f}", ("data, loop", "workers", "s", "over bare", "of turns"), cells

@@ -17,6 +17,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
+from fedsync.train.check_task import check_data, check_task
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
@@ -51,7 +52,7 @@ class Trainer(LocalTrainer):
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions) -> None:
         device = open_device(options)
         self._precision = Precision(options.precision, device)
-        data = task.data(slot)
+        data = check_data(task.data(slot))
         collate = default_collate if type(task).collate is Task.collate else task.collate
         self._samples, self._test = (
             batches_of(samples, device, collate, options.workers) for samples in (data.train, data.test)
@@ -64,6 +65,8 @@ class Trainer(LocalTrainer):
         self._model = build_model(task, slot.seed).to(device)
         if options.channels_last:
             devices.channels_last(self._model)
+        with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
+            check_task(task, self._model, self._samples, self._test)
         super().__init__(slot.name, Weights(self._model), device, options)
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = options.make_optimizer(self._parameters)

@@ -7,6 +7,7 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
+
+logger = logging.getLogger(__name__)
 
 _SEALERS = 4
 """Most processes that seal for one silo."""
@@ -83,7 +86,11 @@ class SiloSession:
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
-        self._trainer = spec.task.trainer(*place_of(spec, identity))
+        site, slots, local = place_of(spec, identity)
+        # In virtual time all silos share a process, and none has others of its own.
+        local = local if throttled or machine is None else replace(local, workers=0)
+        self._trainer = spec.task.trainer(site, slots, local)
+        self._warn(spec)
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
             owner.check_seal(plan)
@@ -104,6 +111,15 @@ class SiloSession:
         self.cursor = Cursor() if self.last is None else self.last.cursor
         # A snapshot may be asked for while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
+
+    def _warn(self, spec: RunSpec) -> None:
+        """Say in the silo's own log what keeps its batches from following its speed."""
+        held, wanted = self._trainer.examples, spec.local.batch_size
+        if held < wanted:
+            logger.warning(
+                "silo %s holds %d training samples, fewer than local.batch_size %d: its batches have %d at most",
+                *(self.name, held, wanted, held),
+            )
 
     @property
     def layout(self) -> Layout:

@@ -170,6 +170,9 @@ MISTAKES: list[tuple[str, str, str, str]] = [
         (f"balancer={{kind: {kind}, {more}}}", place, problem, remedy)
         for kind in SHARING
         for more, place, problem, remedy in [
+            ("floor: 32", "local.batch_size", "32 is the smallest batch", "fixed"),
+            ("floor: 17, multiple: 32", "local.batch_size", "32 is the smallest batch", "fixed"),
+            ("cap: 32", "local.batch_size", "32 is the largest batch", "fixed"),
             ("floor: 64", "balancer.floor", "64 exceeds local.batch_size 32", "Change one"),
             ("cap: 8", "balancer.cap", "8 lies below local.batch_size 32", "Change one"),
             ("multiple: 5", "balancer.multiple", "5 does not divide local.batch_size 32", "local.batch_size: 35"),

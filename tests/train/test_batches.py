@@ -205,7 +205,7 @@ def test_workers_and_a_collate_of_ones_own_change_nothing(options: dict[str, int
             assert (theirs.report.evaluation is None) == (not evaluate)
             assert theirs.report.evaluation == ours.report.evaluation
             cursors = ours.cursor, theirs.cursor
-    assert task.asked[:2] == [10, 8 if not options else 3], "the test samples, then the first piece; in this process"
+    assert task.asked[:3] == [1, 10, 3 if options else 8], "a try, the test samples, the first piece; in this process"
 
 
 def test_memory_that_runs_out_under_workers_is_no_end() -> None:

@@ -16,9 +16,14 @@ from fedsync.policies.balance.proportional import ProportionalBalancer
 WORK = LocalWork(4, 8, 0.1)
 
 
-def test_bounds_that_the_mean_just_meets_are_no_trouble() -> None:
-    ProportionalBalancer(floor=8, cap=8, multiple=4).check(8)
+def test_bounds_that_leave_the_mean_some_room_are_no_trouble() -> None:
+    ProportionalBalancer(floor=7, cap=9).check(8)
+    ProportionalBalancer(floor=1, cap=12, multiple=4).check(8)
+    ProportionalBalancer(scale="steps").check(1)
     FixedBalancer().check(1)
+    for bounds in ({"floor": 8}, {"cap": 8}, {"floor": 5, "multiple": 8}):
+        with pytest.raises(ValueError, match="nothing would be balanced"):
+            ProportionalBalancer(**bounds).check(8)
     with pytest.raises(ValueError, match="floor 9"):
         ProportionalBalancer(floor=9).check(8)
     with pytest.raises(ValueError, match="cap 7"):

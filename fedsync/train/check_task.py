@@ -1,0 +1,100 @@
+"""What is often wrong with a task, found before it trains: each says in one line what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from fedsync.core.errors import ConfigError
+from fedsync.tasks.protocol import SiloData, Task
+from fedsync.train.batches import Batches
+from fedsync.train.device import is_out_of_memory
+
+FEW = 2
+"""Samples of the test split that a score is tried on."""
+
+
+def check_data(data: object) -> SiloData:
+    """What ``data(slot)`` returned, if it can be trained on.
+
+    Raises:
+        ConfigError: it is not `SiloData`, or its data sets are none that samples can be taken from by number.
+    """
+    place = "task, data(slot)"
+    if not isinstance(data, SiloData):
+        raise ConfigError(place, f"it returned {type(data).__name__}", "Return SiloData(train=..., test=...)")
+    for name, dataset in (("train", data.train), ("test", data.test)):
+        if isinstance(dataset, DataLoader):
+            problem = f"{name} is a DataLoader, and batches are the order's"
+            remedy = f"Return SiloData({name}=loader.dataset, ...); local.workers and collate do the rest"
+            raise ConfigError(place, problem, remedy)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            problem = f"{name} is a {type(dataset).__name__}, which has no length or no samples by number"
+            raise ConfigError(place, problem, "Return a map-style data set: len(dataset) and dataset[i]")
+    return data
+
+
+def check_task(task: Task, model: nn.Module, samples: Batches, test: Batches) -> None:
+    """Try a task's functions on a few samples; torch is seeded by the caller.
+
+    Raises:
+        ConfigError: a default cannot read its batches, or its score is no pair of sums.
+    """
+    _check_batch(task, samples.take(samples.place(np.arange(1))))
+    few = np.arange(min(FEW, len(test)))
+    if len(few) and type(task).score is not Task.score:
+        model.eval()
+        try:
+            with torch.no_grad():
+                _check_score(task, model, *(test.take(test.place(rows)) for rows in (few, np.tile(few, 2))))
+        except (RuntimeError, MemoryError) as error:
+            # An evaluation finds a way, in smaller pieces.
+            if not is_out_of_memory(error):
+                raise
+
+
+def _check_batch(task: Task, batch: Any) -> None:
+    """Raise ConfigError if the task's default loss or score cannot read a batch of its samples."""
+    if isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+        return
+    defaults = [name for name in ("loss", "score") if getattr(type(task), name) is getattr(Task, name)]
+    if defaults:
+        found = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else _shape(batch)
+        problem = f"a batch is {found}, and the default {defaults[0]} wants inputs and labels"
+        remedy = f"Write {' and '.join(defaults)}, which get a batch as it is, or a collate(samples)"
+        raise ConfigError(f"task, {defaults[0]}", problem, remedy)
+
+
+def _check_score(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:
+    """Raise ConfigError if a score is no pair of sums.
+
+    Args:
+        task: whose score it is.
+        model: to score, in evaluation mode.
+        batch: some samples.
+        twice: the same samples, each once more: sums are twice as large, means the same.
+    """
+    place = "task, score"
+    pair = task.score(model, batch)
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+        problem = f"it returned {_shape(pair)}"
+        raise ConfigError(place, problem, "Return two scalar tensors, the summed loss and the number correct")
+    for name, once, more in zip(("loss", "number correct"), pair, task.score(model, twice), strict=True):
+        if once.numel() != 1:
+            problem = f"the {name} has the shape {tuple(once.shape)}"
+            raise ConfigError(place, problem, "Return a scalar: sum it over the batch")
+        if once.item() and torch.isclose(once.double(), more.double(), rtol=1e-4, atol=0.0):
+            problem = f"the {name} of a batch is that of half the batch, so it is a mean"
+            raise ConfigError(place, problem, 'Return sums over the batch, as with reduction="sum"')
+
+
+def _shape(value: object) -> str:
+    """What a value is made of, for people."""
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(type(part).__name__ for part in value)}"
+    return f"a {type(value).__name__}"
