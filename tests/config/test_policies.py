@@ -126,6 +126,7 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("barrier={kind: ssp, staleness: -1}", "barrier.staleness", "-1 is not allowed", "at least 0"),
     ("barrier={kind: ssp, staleness: 1.5}", "barrier.staleness", "1.5 is not allowed", "Write a whole number"),
     ("barrier={kind: ssp, staleness: 1e3}", "barrier.staleness", "'1e3' is text", "write 1000"),
+    ("barrier={kind: ssp, staleness: '1'}", "barrier.staleness", "'1' is not allowed", "Write a whole number"),
     ("barrier={kind: sampled}", "barrier.sample_size", "missing", "Add this key"),
     ("barrier={kind: sampled, sample_size: 2, sampling: dynamik}", "barrier.sampling", "'dynamik'", "'dynamic'?"),
     ("barrier={kind: a-bsp, sync_ratio: 1.1}", "barrier.sync_ratio", "1.1 is not allowed", "at most 1"),
@@ -140,6 +141,7 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     (f"barrier={{kind: fsp, {FIXED}, overrun: 1.5}}", "barrier.overrun", "1.5 is not allowed", "at most 1"),
     (f"barrier={{kind: fsp, {FIXED}, passes: 0.0}}", "barrier.passes", "0.0 is not allowed", "greater than 0"),
     (f"barrier={{kind: fsp, {FIXED}, wait_for: 3}}", "barrier.wait_for", "a section is expected", "{key: value}"),
+    (f"barrier={{kind: fsp, {FIXED}, wait_for: {{sample_size: '3'}}}}", "barrier.wait_for.sample_size", "'3'", "whole"),
     (f"barrier={{kind: fsp, {FIXED}, wait_for: {{size: 3}}}}", "barrier.wait_for.size", "unknown key", "sample_size"),
     (
         f"barrier={{kind: fsp, {FIXED}, late: drop, wait_for: {{sample_size: 2}}}}",

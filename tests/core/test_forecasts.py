@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from fedsync.core.forecasts import TURN, Forecasts
 from fedsync.core.orders import Window, WorkReport
 from fedsync.core.protocols import Drivers, SpeedSample
@@ -71,15 +73,17 @@ def test_who_has_learned_enough_is_passed_over() -> None:
     assert not forecasts.unlearned
 
 
-def test_a_silo_begins_with_what_the_one_with_most_samples_has_learned() -> None:
+@pytest.mark.parametrize("most", "ab")
+def test_a_silo_begins_with_what_the_one_with_most_samples_has_learned(most: str) -> None:
     forecasts = Forecasts(Pupil())
     windows = (Window(90.0, 0.5, 0.5), Window(110.0, 0.5, 0.5))
-    forecasts.observe("a", REPORT, 1.0)
-    forecasts.observe("b", replace(REPORT, windows=windows), 1.0)
+    for name in "ab":
+        forecasts.observe(name, replace(REPORT, windows=windows) if name == most else REPORT, 1.0)
     forecasts.learn(13)
     forecasts.observe("c", REPORT, 1.0)
-    assert epochs(forecasts) == {"a": 10, "b": 3, "c": 3}
-    assert forecasts.export() == {"epochs": 3}
+    learned = {"a": 10, "b": 3}
+    assert epochs(forecasts) == {**learned, "c": learned[most]}
+    assert forecasts.export() == {"epochs": learned[most]}
 
 
 def test_a_forecast_gets_the_newest_drivers_and_a_sample_those_of_its_forecast() -> None:

@@ -239,7 +239,7 @@ class FakeCluster:
         silo = self._silos[name][1]
         serial = self._orders[name] = self._orders[name] + 1
         luck = self._scenario.luck(silo, "order", serial)
-        step_s = min(order.batch_size, silo.memory or order.batch_size) / silo.speed
+        step_s = silo.launch_s + min(order.batch_size, silo.memory or order.batch_size) / silo.speed
         step_s *= luck.uniform(1 - silo.jitter, 1 + silo.jitter)
         overhead_s = silo.overhead_s * (luck.uniform(0.0, 2.0) if silo.jitter else 1.0)
         steps = order.max_steps

@@ -30,6 +30,7 @@ class Silo:
         echoes: its orders after which old news comes: the same answer twice, a failure that is history, an alarm.
         memory: largest batch that fits; it finds out and says so. None for any.
         leaves_at_the_end: it is lost instead of evaluating the last version.
+        launch_s: what a step costs besides its samples.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Silo:
     echoes: Container[int] = NONE
     memory: int | None = None
     leaves_at_the_end: bool = False
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from fedsync.core.actions import Dispatch, HaltEarly
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.protocols import AnyBarrier
@@ -11,6 +13,7 @@ from fedsync.policies.barrier.kinds.bsp import Bsp
 from tests.laws.corners import corners
 from tests.laws.fake_cluster import FakeCluster
 from tests.laws.kinds import policies_of
+from tests.laws.verdicts import Spy
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,18 @@ def test_the_runs_seed_decides_the_seed_of_every_order() -> None:
     assert one == again
     assert one.keys() == other.keys()
     assert not set(one.values()) & set(other.values())
+
+
+@pytest.mark.parametrize(("curve", "launch_s"), [({"kind": "affine"}, 0.1), ({"kind": "linear"}, 0.0)])
+def test_what_a_step_costs_besides_its_samples_is_learned_where_the_strategy_says_so(
+    curve: dict[str, str], launch_s: float
+) -> None:
+    """A tenth of a second in every step of every silo, exactly."""
+    case = ("balancer", "proportional", {"curve": curve, "multiple": 5})
+    policies = policies_of(case, {"rounds": 24})
+    spy = Spy(policies.barrier)
+    scenario = corners(3)["quiet"].scenario
+    silos = tuple(replace(silo, launch_s=0.1, jitter=0.0) for silo in scenario.silos)
+    FakeCluster(Coordinator(replace(policies, barrier=spy)), replace(scenario, silos=silos)).run()
+    found = {name: silo.forecast for name, silo in spy.asked[-1].silos.items()}
+    assert {name: curve and round(curve.launch_s, 6) for name, curve in found.items()} == dict.fromkeys(found, launch_s)

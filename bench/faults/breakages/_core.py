@@ -28,6 +28,11 @@ CORE: Changes = {
     ),
     "core/coordinator.py": (
         (
+            "what-a-step-costs-besides-its-samples-is-never-learned",
+            "policies.declared_speeds, policies.sizing.fitter)",
+            "policies.declared_speeds, None)",
+        ),
+        (
             "an-update-is-committed-twice",
             "meta = state.pending.pop(update_id, None)",
             "meta = state.pending.get(update_id)",

@@ -62,6 +62,16 @@ def test_three_trials_that_agree_move_the_interval() -> None:
     assert asked == [*[2, 2, 3, 3, 2, 2] * 3, 3, 3, 4.5, 4.5]
 
 
+def test_of_a_long_rest_only_its_end_is_compared() -> None:
+    """The loss falls to a tenth in the first of five rounds, and by a hundredth in the last: that is the rate."""
+    policy = ClimbingInterval(floor_s=2.0, ceiling_s=9.0, rest=5)
+    state = policy.init()
+    for loss in (10.0, 1.0, 1.0, 1.0, 0.99):
+        state = policy.observe(state, IntervalRound(2.0, 0.0, loss))
+    assert state.trial is not None
+    assert state.trial.before == pytest.approx(math.log(1.0 / 0.99) / 2.0)
+
+
 def test_two_trials_are_not_enough_and_three_that_differ_are_not() -> None:
     """Scores 0.5, 0.5, then -0.2: mean 0.267, standard error 0.404 / sqrt(3) = 0.233, which twice is more."""
 

@@ -131,6 +131,16 @@ def test_basic_stays_and_the_others_change() -> None:
         assert [sampling.choose(reversed(NAMES), 4, seen, "x", round) for round in range(20)] == drawn
 
 
+def test_both_halves_of_a_grouped_sample_change() -> None:
+    fast = set(NAMES[: len(NAMES) // 2])
+    seen = view({name: silo(speed=900.0 if name in fast else 100.0) for name in NAMES})
+    drawn = [set(Sampling.GROUPED.choose(NAMES, 4, seen, "x", round)) for round in range(20)]
+    for group in (fast, set(NAMES) - fast):
+        halves = {frozenset(names & group) for names in drawn}
+        assert {len(half) for half in halves} == {2}
+        assert len(halves) > 3
+
+
 def sample(sampling: Sampling, size: int, seen: ClusterView, silo: str, ticks: int = 0, keeps: bool = False) -> Sample:
     return sampling.draw(sampling.pools(seen), size, seen, silo, ticks, keeps)
 
