@@ -1,30 +1,14 @@
 """What README and the pages say can be done as they say it."""
 
-import inspect
-import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 import yaml
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
-import fedsync
-from fedsync.common.processes import OWNER
-from fedsync.config.run_spec import RunSpec
-from fedsync.flower import payloads
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.client import TrainerClient, stop_trainers
-from fedsync.trainer.protocol import STATE, AskModel, Describe, Hello, Identity, InitialModel, exchange
 from fedsync.trainer.refusals import MEANINGS
-from tests.flower.grid import DirectGrid, silos_in_this_process
 from tests.test_deploy import takes
 
 ROOT = Path(__file__).parents[2]
@@ -113,105 +97,6 @@ def test_compositions_are_those_of_the_shipped_files() -> None:
     parts = ("predictor", "balancer", "barrier", "aggregation")
     wanted = {name: {part: whole[part] for part in parts} for name, whole in shipped.items() if name[-3:] != "-he"}
     assert {name: usual | found for name, found in yaml.safe_load(text).items()} == wanted
-
-
-MY_MODEL = """\
-import torch
-
-class Net(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(4, 2)
-"""
-MY_DATA = """\
-import torch
-
-def load(index, count):
-    \"\"\"The sign of the first of four numbers.\"\"\"
-    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(index))
-    share = torch.utils.data.TensorDataset(inputs, (inputs[:, 0] > 0).long())
-    return share, share
-"""
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the files of from-fedavg.md, and the user's own modules."""
-    for language in ("python", "yaml"):
-        for title, text in blocks(DOCS / "from-fedavg.md", language):
-            (tmp_path / title.replace(", ", "-")).write_text(text, encoding="utf-8")
-    (tmp_path / "my_model.py").write_text(MY_MODEL, encoding="utf-8")
-    (tmp_path / "my_data.py").write_text(MY_DATA, encoding="utf-8")
-    yield tmp_path
-    for name in ("my_model", "my_data"):
-        sys.modules.pop(name, None)
-
-
-def main_of(path: Path) -> Any:
-    """What a ServerApp's file calls ``main``; modules beside it are found, as by Flower."""
-    names: dict[str, Any] = {"__file__": str(path), "__name__": "server_app"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
-    return names["main"]
-
-
-def test_flowers_side_of_the_ten_lines_is_as_shown(app: Path) -> None:
-    assert callable(main_of(app / "server_app.py-before"))
-    FedAvg(fraction_train=1.0, min_available_nodes=5)
-    theirs, ours = (inspect.signature(start).parameters for start in (FedAvg.start, fedsync.FedSync.start))
-    assert theirs.keys() <= ours.keys()
-    before, after = ((app / f"server_app.py-{when}").read_text().splitlines() for when in ("before", "after"))
-    gone, come = ([line for line in one if line not in two] for one, two in ((before, after), (after, before)))
-    assert len(gone) == 2 and all("FedAvg" in line for line in gone)
-    assert len(come) == 3
-
-
-def test_the_ten_lines_train(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = []
-    begin = fedsync.FedSync.start
-
-    def start(self: fedsync.FedSync, grid: Grid, num_rounds: int, **arguments: Any) -> Any:
-        """As shown, but one round only, and no pauses between two looks at silos that answer at once."""
-        assert num_rounds == self.config.stop.rounds == 40
-        self._timing = Timeouts(poll_s=0.001)
-        results.append(begin(self, grid, num_rounds=1, **arguments))
-        return results[-1]
-
-    monkeypatch.setattr(fedsync.FedSync, "start", start)
-    torch.manual_seed(1)  # the page's model begins with random weights
-    with silos_in_this_process():
-        main_of(app / "server_app.py-after")(DirectGrid(5), None)
-    (result,) = results
-    assert max(result.train_metrics_clientapp) == 1
-    # Half of the labels are right by chance.
-    assert result.evaluate_metrics_clientapp[1]["accuracy"] > 0.8
-    assert np.isfinite(payloads.from_arrays(result.arrays)[0]).all()
-
-
-def test_a_silos_trainer_finds_what_the_task_imports(
-    app: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = tmp_path_factory.mktemp("s")  # a socket's path may not be long
-    state.chmod(0o700)
-    monkeypatch.setenv(STATE, str(state))
-    monkeypatch.setenv(OWNER, str(os.getpid()))
-    spec = RunSpec.of(fedsync.StrategyConfig.load(str(app / "strategy.yaml")), None, 5)
-    try:
-        # A process of its own, elsewhere, as at a silo; it takes a second or two to start.
-        link = TrainerClient(Identity(spec.dump(), index=3, name="silo-3"))
-        (hello, _), (model, _) = exchange(link.ask, Describe()), exchange(link.ask, AskModel())
-        assert isinstance(hello, Hello) and hello.facts.examples == 64
-        assert isinstance(model, InitialModel) and model.layout.size == 4 * 2 + 2
-    finally:
-        stop_trainers(state)
-
-
-def test_the_client_is_fedsyncs(app: Path) -> None:
-    from fedsync.flower.client_app import app as silo_app
-
-    names: dict[str, Any] = {}
-    exec((app / "client_app.py").read_text(encoding="utf-8"), names)
-    assert names["app"] is silo_app
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
