@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, Message
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fedsync.client import Work
+from fedsync.client import Work, steps
 from fedsync.train.local import Outcome
 from fedsync.train.sampler import Cursor
+from tests.client.test_clientapp import app_of, hosted, loader
 from tests.client.test_own_loop import plain_sgd, trainer
 from tests.train.make import EXAMPLES, order
 
@@ -125,6 +127,35 @@ def test_lightning_may_have_its_own_batches() -> None:
     report = run(own, batch_size=8, max_steps=12).report
     assert report.steps == 12 > EXAMPLES // 8, "passes follow one another"
     assert report.compute_s > 0
+
+
+@pytest.mark.parametrize("last", [99, 4])
+def test_a_stock_app_gives_fit_the_steps_of_its_message(last: int) -> None:
+    def by_hand(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for (inputs,) in steps(msg, loader(8)):
+            optimizer.zero_grad()
+            (net(inputs) - inputs).square().mean().backward()
+            optimizer.step()
+        return {}
+
+    class Same(Lit):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return (self.net(batch[0]) - batch[0]).square().mean()
+
+    def by_lightning(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(Same(net, 0.1), steps(msg, loader(8)))
+        return {}
+
+    def outcome_of(loop: Any) -> Outcome:
+        guest = hosted(app_of(loop))
+        what = order(batch_size=8, max_steps=12)
+        return guest.run(what, guest.initial_model(), Cursor(), watch=lambda done, _: done < last)
+
+    ours, theirs = outcome_of(by_hand), outcome_of(by_lightning)
+    assert theirs.report.steps == ours.report.steps == min(last, 12)
+    assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
 
 
 def test_gradients_add_up_over_batches_which_are_steps_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
