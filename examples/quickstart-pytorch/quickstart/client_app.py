@@ -25,10 +25,9 @@ def answer(msg: Message, metrics, **more):
 @app.train()
 def train(msg: Message, context: Context):
     model, device = model_and_device(msg)
-    batch_size = msg.content["config"]["batch-size"]
     lr = msg.content["config"]["lr"]
     site, sites = context.node_config["partition-id"], context.node_config["num-partitions"]
-    trainloader, _ = load_data(site, sites, batch_size)
+    trainloader, _ = load_data(site, sites, context.run_config["batch-size"])
     train_loss = train_fn(model, steps(msg, trainloader), context.run_config["local-epochs"], lr, device)
     metrics = {"train_loss": train_loss, "num-examples": len(trainloader.dataset)}
     return answer(msg, metrics, arrays=ArrayRecord(model.state_dict()))
