@@ -34,6 +34,7 @@ from fedsync.trainer.protocol import (
     AskModel,
     AskSnapshot,
     Collect,
+    Describe,
     EvaluateModel,
     Question,
     Reply,
@@ -90,6 +91,13 @@ class PendingMessage:
     def asks_for(self, update_id: str) -> bool:
         """Whether it is the order for this update."""
         return isinstance(self.request, Train) and self.request.order.update_id == update_id
+
+
+_ANOTHER_APP = (
+    '. If your own ClientApp answers there, write clientapp = "fedsync.flower.client_app:app" in pyproject.toml: '
+    "that calls it"
+)
+"""What may be wrong with a node that answers the first question with an error."""
 
 
 class Outbox:
@@ -252,7 +260,8 @@ class Outbox:
         """
         name = self._nodes.sender(sent.node)
         if arrival.content is None:
-            raise ProtocolError(name, "answer", arrival.problem)
+            first = isinstance(sent.request, Describe | AskModel)
+            raise ProtocolError(name, "answer", arrival.problem + (_ANOTHER_APP if first else ""))
         most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
         return messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
 

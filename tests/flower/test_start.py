@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedsync.config.run_spec import RunSpec
@@ -185,3 +186,26 @@ def test_silos_with_data_of_their_own_may_be_more_than_the_run_begins_with(tmp_p
     file.write_text(MODEL + OWN_LOOP)
     _strategy(tmp_path / "run", f"task={{kind: silo-app, file: {file}}}").start(DirectGrid(4))
     assert '"silo-3"' in (tmp_path / "run" / "rounds.jsonl").read_text()
+
+
+def test_a_node_that_runs_the_users_own_app_is_told_which_line_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The likeliest slip of who comes from FedAvg: clientapp in pyproject.toml is still their own."""
+    stock = ClientApp()
+
+    @stock.train()
+    def train(msg: Message, context: Context) -> Message:
+        raise NotImplementedError
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return stock(message, context)
+        except Exception as error:  # as Flower does
+            return Message(Error(code=2, reason=str(error)), reply_to=message)
+
+    config = StrategyConfig.load("fedavg", QUICK)
+    strategy = FedSync(config, out=tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.2))
+    with pytest.raises(RunError):
+        strategy.start(DirectGrid(2, {1: answer, 2: answer}))
+    assert 'write clientapp = "fedsync.flower.client_app:app" in pyproject.toml' in caplog.text
