@@ -1,0 +1,39 @@
+"""What somebody does who reads an example's README: runs its commands, and looks at what came out."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples"
+SCORES = {
+    "heart": 0.68,
+    "huggingface": 0.85,
+    "lightning": 0.7,
+    "quickstart-pytorch": 0.8,
+    "segmentation": 0.8,
+    "sklearn": 0.9,
+    "vit-adapters": 0.7,
+}
+"""What each example's model reaches at least."""
+
+LIBRARIES = {"lightning": ["lightning"], "huggingface": ["transformers", "accelerate"], "segmentation": ["monai"]}
+"""What an example needs that `make test` does without."""
+
+
+def commands(example: Path) -> dict[str, list[str]]:
+    """The README's commands, by the folder that each writes to."""
+    lines = re.findall(r"^fedsync (run .*)$", (example / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return {line.rpartition("runs/")[2]: shlex.split(line) for line in lines}
+
+
+def check(example: Path, run: str) -> None:
+    rows = [json.loads(line) for line in (example / "runs" / run / "rounds.jsonl").read_text().splitlines()]
+    summary: dict[str, Any] = json.loads((example / "runs" / run / "summary.json").read_text())
+    speeds = re.findall(r"name: (\w+), speed: (\d+)", (example / "silos.yaml").read_text())
+    sizes = rows[-1]["batch_sizes"]
+    slowest, *_, fastest = (sizes[name] for name, _ in sorted(speeds, key=lambda pair: int(pair[1])))
+    assert slowest < fastest, "batches follow the speeds"
+    assert summary["accuracy"] > SCORES[example.name]
