@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_kinds import TaskSection, Tensor, has_own_loop
 from fedsync.core.errors import ConfigError
+from fedsync.core.transfer import MAX_SEALED_BYTES
 
 if TYPE_CHECKING:
     from fedsync.client.silo import Silo
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from fedsync.train.options import LocalOptions
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_MOST_VALUES = 2**31
-"""Values of a first model that a server describes."""
+_MOST_VALUES = MAX_SEALED_BYTES // 4
+"""Values of a model that a server describes: those of one that it could send."""
+
+_MOST_TENSORS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class CodePlace:
     def parse(cls, text: str) -> CodePlace:
         """Of ``package.module:name`` or ``folder/file.py:name``; raises ValueError."""
         where, _, name = text.rpartition(":")
-        if not name.isidentifier():
+        if not (where and name.isidentifier()):
             raise ValueError(f"{text!r} names nothing; write package.module:name or folder/file.py:name")
         if where.endswith(".py"):
             return cls(Path(where), "", name)
@@ -110,7 +113,7 @@ class ClientAppConfig(TaskSection):
     """The folder that modules are in, and ``pyproject.toml``, whose ``tool.flwr.app.config`` the app finds in
     ``context.run_config``; relative to the strategy file, where the app is there."""
 
-    tensors: list[TensorConfig] = Field(default_factory=list)
+    tensors: Annotated[list[TensorConfig], Field(max_length=_MOST_TENSORS)] = Field(default_factory=list)
     """What the first model consists of, where ``model`` is left out; a ServerApp's ``initial_arrays`` fill it in."""
 
     @property

@@ -15,7 +15,7 @@ from fedsync.common.fence import ALLOWED
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, OwnerRefusal, RunError
+from fedsync.core.errors import ConfigError, OwnerRefusal, ProtocolError, RunError
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.sim.run import run_virtual
@@ -180,10 +180,28 @@ def test_an_app_that_is_not_there_is_said_so(task: str, problem: str, tmp_path: 
         run_virtual(strategy_of(stock_app(tmp_path, CHANGES), f"task={task}"), cluster(), tmp_path / "out")
 
 
-@pytest.mark.parametrize("app", ["digitsapp.client_app:", "a b:app", ":app", "../x:app"])
+@pytest.mark.parametrize("app", ["digitsapp.client_app", "digitsapp.client_app:", "a b:app", ":app", "../x:app"])
 def test_a_name_of_code_that_is_none_is_refused(app: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Write package\.module:name"):
+    with pytest.raises(ConfigError, match=r"[Ww]rite package\.module:name"):
         strategy_of(tmp_path, f"task={{kind: clientapp, app: '{app}'}}")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ([("a", 2**15, 2**15), ("b", 1, 1)], "more than 1073741824"),
+        ([("a", 0, 2**30), ("b", 0, 2**30)], "more than"),
+        ([("a", 1, 1), ("a", 1, 1)], "a name twice"),
+    ],
+)
+def test_a_server_cannot_describe_a_model_that_no_silo_would_take(
+    tensors: list[tuple[str, int, int]], problem: str, tmp_path: Path
+) -> None:
+    told = [{"name": name, "dtype": "float64", "shape": list(shape)} for name, *shape in tensors]
+    task = {"kind": "clientapp", "app": "digitsapp.client_app:app", "tensors": told}
+    spec = {**RunSpec.of(strategy_of(tmp_path), None, 3).model_dump(mode="json"), "task": task}
+    with pytest.raises(ProtocolError, match=problem):
+        RunSpec.parse(json.dumps(spec))
 
 
 @pytest.fixture
