@@ -113,6 +113,17 @@ def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_code_of_ones_own_counts_each_order_once_though_its_trainer_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "some.json"
+    command = [sys.executable, "bench/faults/foreign.py", "--kills", "2", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for result in json.loads(out.read_text()):
+        assert result["well"] and result["kills"] == 2 and result["orders"] == 6
+        assert all(1 <= each["steps done"] < 24 for each in result["killed"]), "in the middle of the loop"
+
+
+@pytest.mark.full
 def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     command = [sys.executable, "bench/cost/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]
