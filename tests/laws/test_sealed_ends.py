@@ -9,21 +9,27 @@ from fedsync.core.coordinator import Coordinator
 from tests.laws.corners import applies, corners
 from tests.laws.fake_cluster import FakeCluster
 from tests.laws.kinds import cases, configuration
+from tests.laws.scenario import Scenario
 
 CASES = [case for case in cases() if case[0] == "barrier"]
 IDS = ["-".join([kind, *map(str, more.values())]) for _, kind, more in CASES]
 CORNER = corners(5)["sealed"]
+AT_ONCE = replace(corners(5)["at once"].scenario, sealed=True)
+"""Updates are left over where a commit takes fewer than are in."""
 ROUNDS = {"rounds": 9}
 
 
+@pytest.mark.parametrize("scenario", [CORNER.scenario, AT_ONCE], ids=["one by one", "at once"])
 @pytest.mark.parametrize("tally", [2, 4], ids=["two of four are heard", "all are heard"])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_the_last_version_of_sealed_figures_has_a_score(case: tuple[str, str, dict[str, object]], tally: int) -> None:
+def test_the_last_version_of_sealed_figures_has_a_score(
+    case: tuple[str, str, dict[str, object]], tally: int, scenario: Scenario
+) -> None:
     """One more version, of orders that only score, of as many silos as one sum takes; then nothing but the end."""
     config = configuration(case, ROUNDS)
     if not applies(CORNER, config.policies(), config.barrier.innermost.needs_losses):
         pytest.skip("looks at losses")
-    outcome = FakeCluster(Coordinator(replace(config.policies(), tally=tally)), CORNER.scenario).run()
+    outcome = FakeCluster(Coordinator(replace(config.policies(), tally=tally)), scenario).run()
     assert outcome.faults == []
     actions = [action for entry in outcome.entries for action in entry.actions]
     orders = [action for action in actions if isinstance(action, Dispatch)]

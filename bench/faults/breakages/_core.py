@@ -121,6 +121,11 @@ CORE: Changes = {
             "Verdict(), policies.seed))",
         ),
         (
+            "what-waits-when-a-sealed-run-ends-is-not-named",
+            "in state.pending)\n    state.pending.clear()",
+            "in state.awaiting)\n    state.pending.clear()",
+        ),
+        (
             "a-run-ends-before-the-scores-of-its-last-version-are-in",
             "        if state.owing:\n            return False\n",
             "",
