@@ -33,7 +33,7 @@ from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
-from fedsync.policies.schema import Chosen, Policy
+from fedsync.policies.schema import Chosen, PartOfOne, Policy
 
 if TYPE_CHECKING:
     from fedsync.core.weighting import Solver
@@ -105,6 +105,9 @@ class StrategyConfig(Section):
     evaluate_config: UserConfig = Field(default_factory=dict)
     """The same for its evaluation."""
 
+    fraction_evaluate: PartOfOne = 1.0
+    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates."""
+
     waiting: WaitingConfig = Field(default_factory=WaitingConfig)
     """How long silos are waited for."""
 
@@ -134,6 +137,20 @@ class StrategyConfig(Section):
             problem, remedy = unreachable(self.stop.target_accuracy, self.task)
             if problem:
                 raise ValueError(f"stop.target_accuracy {problem}; {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _is_evaluated(self) -> Self:
+        if self.fraction_evaluate == 0 and (self.stop.target_accuracy is not None or self.stop.patience is not None):
+            raise ValueError(
+                "fraction_evaluate 0 leaves stop.target_accuracy and stop.patience nothing to go by; write 1.0"
+            )
+        masked = isinstance(self.cipher, MaskedConfig)
+        if self.fraction_evaluate < 1 and (masked or sealed_metrics(self.cipher) is not None):
+            raise ValueError(
+                f"fraction_evaluate {self.fraction_evaluate:g}: with sealed metrics or masks all silos of a round "
+                "evaluate, or none of their evaluations opens; write 1.0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -360,4 +377,5 @@ class StrategyConfig(Section):
             stop=self.stop.build(),
             declared_speeds=self.balancer.declared,
             tally=0 if sealed is None else sealed.limit,
+            evaluate=self.fraction_evaluate,
         )

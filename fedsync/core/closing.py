@@ -35,7 +35,7 @@ def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     """Training is over."""
     if not (policies.tally and state.commits) or _evaluated(state):
-        _evaluate(state, actions)
+        _evaluate(state, policies, actions)
         return
     actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
     state.pending.clear()
@@ -78,14 +78,14 @@ def advance(
             metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
             state.version += 1
             actions.append(policies.weighed(metas, state.version, recent))
-        _evaluate(state, actions)
+        _evaluate(state, policies, actions)
     return not state.awaiting
 
 
-def _evaluate(state: CoordinatorState, actions: list[Action]) -> None:
-    """Have the newest version evaluated, unless all silos already did."""
+def _evaluate(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
+    """Have the newest version evaluated, unless all silos already did, or nobody is to evaluate anything."""
     state.evaluating = True
-    if state.silos and not state.scores.covers(state.version, state.silos):
+    if state.silos and policies.evaluate and not state.scores.covers(state.version, state.silos):
         state.awaiting = set(state.silos)
         state.scores.restart(state.version)
         state.scores.begin(state.version, len(state.awaiting))

@@ -376,12 +376,12 @@ class Coordinator:
     def _release(self, verdict: Verdict, work: Plan, now_s: float, actions: list[Action]) -> None:
         if not verdict.release:
             return
-        state = self._state
+        state, evaluators = self._state, self._policies.evaluators(self._state.silos, self._state.version)
         for name in verdict.release:
             silo = state.silos.get(name)
             if silo is None or silo.order is not None:
                 raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", self._recent)
-            order = state.next_order(name, work[name], verdict, self._policies.seed)
+            order = state.next_order(name, work[name], verdict, self._policies.seed, evaluate=name in evaluators)
             state.silos[name] = silo.begun(order, now_s)
             actions.append(Dispatch(name, order))
         state.scores.begin(state.version, len(verdict.release))

@@ -26,6 +26,7 @@ class Stream(IntEnum):
     DATA = 10
     ROUNDING = 11
     ROUND = 12
+    EVALUATION = 13
     FETCHING = 13
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import floor, isfinite
 from typing import Any
 
 from fedsync.core.actions import Action, Commit
@@ -13,7 +13,7 @@ from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
-from fedsync.core.rng import Stream, derive_seed
+from fedsync.core.rng import Stream, derive_seed, draw
 from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Sizing
@@ -40,6 +40,7 @@ class Policies:
         stop: when the run has done enough.
         declared_speeds: take speeds from what silos declare instead of measuring them.
         tally: most silos whose evaluations one sum takes, where figures are sealed; 0 where each silo tells its own.
+        evaluate: part of the silos that evaluates a version, drawn for each; 0 has nobody evaluate anything.
     """
 
     seed: int
@@ -50,6 +51,15 @@ class Policies:
     stop: StopRules
     declared_speeds: bool = False
     tally: int = 0
+    evaluate: float = 1.0
+
+    def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
+        """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
+        if self.evaluate == 1:
+            return silos
+        # 0.7 x 10 is 6.999999999999999 or so: rounding down must not make it 6.
+        count = max(floor(self.evaluate * len(silos) + 1e-9), 2) if self.evaluate else 0
+        return draw(silos, count, self.seed, Stream.EVALUATION, round=version)
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
         """The commit of these updates, which makes ``version``.
@@ -155,7 +165,9 @@ class CoordinatorState:
             if figures.score is not None:
                 self.scores.attest(figures.score)
 
-    def next_order(self, name: str, work: LocalWork, verdict: Verdict, seed: int) -> WorkOrder:
+    def next_order(
+        self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True
+    ) -> WorkOrder:
         """A new order for an idle silo, from the newest version; ``seed`` is that of the run."""
         serial = self.issued[name] = self.issued.get(name, 0) + 1
         return WorkOrder(
@@ -168,4 +180,5 @@ class CoordinatorState:
             derive_seed(seed, Stream.ORDER, name, serial),
             verdict.budget_s.get(name),
             verdict.overrun,
+            evaluate=evaluate,
         )

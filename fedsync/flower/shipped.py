@@ -42,6 +42,9 @@ class Options(TypedDict, total=False):
     fraction_train: float
     """Part of the silos that trains in a round, drawn anew for each; as `flwr`'s ``FedAvg`` has it, rounded down."""
 
+    fraction_evaluate: float
+    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates."""
+
     min_train_nodes: int
     """Silos that train in a round at least, however small ``fraction_train`` makes their number; by default 2."""
 
@@ -69,6 +72,7 @@ _PLACES = {
     "local_steps": "local.steps",
     "learning_rate": "local.learning_rate",
     "min_available_nodes": "min_silos",
+    "fraction_evaluate": "fraction_evaluate",
     "seed": "seed",
 }
 """Keys of a strategy file, by keyword."""

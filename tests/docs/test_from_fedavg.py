@@ -132,7 +132,7 @@ def test_the_files_of_the_page_are_good(app: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("call", re.findall(r"FedSync\.\w+\([^)]*\)", PAGE))
 def test_what_the_page_calls_can_be_called(call: str) -> None:
-    names = {"FedSync": fedsync.FedSync, "fraction_train": 0.5, "keys": Path("server.json"), "Path": Path}
+    names = {"FedSync": fedsync.FedSync, "fraction_evaluate": 0.5, "keys": Path("server.json"), "Path": Path}
     text = call.replace("=...", "=keys")
     if "from_yaml" not in text:
         made = eval(text.replace("(", "(task={'kind': 'digits'}, ", 1), names)

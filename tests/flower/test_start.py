@@ -17,9 +17,13 @@ from torch import nn
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.journal import JOURNAL
+from fedsync.core.orders import WorkOrder
 from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
+from fedsync.observe.replay import replay
+from fedsync.trainer.protocol import Train
 from tests.flower.grid import DirectGrid, asked, honest, silos_in_this_process
 
 QUICK = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "min_silos=2", "stop.rounds=2"]
@@ -209,3 +213,47 @@ def test_a_node_that_runs_the_users_own_app_is_told_which_line_is_missing(
     with pytest.raises(RunError):
         strategy.start(DirectGrid(2, {1: answer, 2: answer}))
     assert 'write clientapp = "fedsync.flower.client_app:app" in pyproject.toml' in caplog.text
+
+
+@pytest.mark.parametrize(("part", "evaluating"), [(1.0, 5), (0.6, 3), (0.59, 2), (0.1, 2), (0.0, 0)])
+def test_a_part_of_the_silos_evaluates_each_version(part: float, evaluating: int, tmp_path: Path) -> None:
+    """Five silos, three versions that orders bring; the last version all evaluate, unless nobody does."""
+    orders: list[WorkOrder] = []
+
+    def answer(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if isinstance(request, Train):
+            orders.append(request.order)
+        return honest(message, context)
+
+    grid = DirectGrid(5, dict.fromkeys(range(1, 6), answer))
+    strategy = _strategy(tmp_path, f"fraction_evaluate={part}", "stop.rounds=3", "min_silos=5")
+    result = strategy.start(grid)
+    for version in range(3):
+        here = [order for order in orders if order.base_version == version]
+        assert (len(here), sum(order.evaluate for order in here)) == (5, evaluating)
+    last = [question for _, question in grid.pushed].count("EvaluateModel")
+    assert last == (5 if part else 0)
+    assert sorted(result.evaluate_metrics_clientapp) == ([1, 2, 3] if part else [])
+    by_version = [{each.update_id for each in orders if each.base_version == v and each.evaluate} for v in range(3)]
+    drawn = {frozenset(name.partition("/")[0] for name in names) for names in by_version}
+    assert len(drawn) > 1 or evaluating in (0, 5), "not always the same"
+    replay(tmp_path / JOURNAL)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["fraction_evaluate=0.0", "stop.target_accuracy=0.9"], "nothing to go by"),
+        (["fraction_evaluate=0.0", "stop.patience=3"], "nothing to go by"),
+        (["fraction_evaluate=0.5", "cipher={kind: bfv}"], "all silos of a round"),
+        (
+            ["fraction_evaluate=0.5", "cipher={kind: masked, inner: {kind: bfv, metrics: plain}}"],
+            "all silos of a round",
+        ),
+    ],
+)
+def test_evaluations_that_somebody_needs_are_not_left_out(more: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        StrategyConfig.load("fedavg", more)
+    StrategyConfig.load("fedavg", ["fraction_evaluate=0.5", "cipher={kind: bfv, metrics: plain}"])

@@ -13,13 +13,13 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    fraction_train = context.run_config["fraction-train"]
+    fraction_evaluate = context.run_config["fraction-evaluate"]
     num_rounds = context.run_config["num-server-rounds"]
     lr = context.run_config["lr"]
 
     arrays = ArrayRecord(Net().state_dict())
 
-    strategy = FedAvg(fraction_train=fraction_train)
+    strategy = FedAvg(fraction_evaluate=fraction_evaluate)
 
     result = strategy.start(
         grid=grid,
