@@ -28,8 +28,8 @@ class LocalOptions:
         schedule: how the learning rate goes within an order; None leaves it as it is.
         clip_norm: longest gradient, above 0, in the norm over all parameters; None does not look.
         accumulate: pieces, at least 1, in which the gradient of a step's batch is computed.
-        workers: processes, at least 0, that fetch samples which are no tensors yet; without them, no sample is fetched
-            while a step is computed.
+        workers: processes, at least 0, that fetch samples which are no tensors yet; without them, the process that
+            trains does.
         proximal: mu of FedProx's ``mu / 2 * |w - base|^2``, at least 0; 0 costs nothing.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:i``.
         threads: processor threads that torch may use, or None to leave torch's own choice.
