@@ -124,17 +124,17 @@ class Trainer(LocalTrainer):
         losses = MeanLoss()
         self._model.train()
         base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
-        piece = max(1, self._piece(order.batch_size))
+        piece = max(1, self._cap.piece(order.batch_size, self._options.accumulate))
         ahead = self._scout.walk(cursor, order.batch_size, piece)
         self._samples.begin(ahead, order.max_steps * -(-order.batch_size // piece))
         pace = begin()
-        schedule = self._options.schedule
+        schedule, whole = self._options.schedule, piece >= order.batch_size
         for rows, following in self._draw(order, cursor):
             if schedule is not None:
                 self._set_rate(order.learning_rate * schedule.factor(pace.steps, order.max_steps))
             losses.add(self._step(rows, base))
             # While the device is still at it; what is worked off in pieces is fetched in pieces.
-            if following is not None and self._piece(len(following)) == len(following):
+            if whole and following is not None:
                 self._samples.ahead(following)
             if not pace.step():
                 break
@@ -236,7 +236,3 @@ class Trainer(LocalTrainer):
     def _set_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-
-    def _piece(self, count: int) -> int:
-        """Of so many samples of a step, how many are worked off at once."""
-        return self._cap.piece(count, self._options.accumulate)
