@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -146,6 +146,8 @@ class CustomConfig(_OwnFileSection):
 
 class SiloAppConfig(_OwnFileSection):
     """A Python file of the user's with a `fedsync.client.SiloApp`: training code of one's own."""
+
+    own_loop: ClassVar[bool] = True
 
     kind: Literal["silo-app"]
     app: str = "app"

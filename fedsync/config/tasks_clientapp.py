@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -100,6 +100,8 @@ class TensorConfig(Section):
 
 class ClientAppConfig(TaskSection):
     """A Flower ClientApp as it is; see docs/your-loop.md."""
+
+    own_loop: ClassVar[bool] = True
 
     kind: Literal["clientapp"]
     app: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -48,6 +48,9 @@ Tensor = tuple[str, str, tuple[int, ...]]
 
 class TaskSection(Section):
     """What all tasks share."""
+
+    own_loop: ClassVar[bool] = False
+    """Whether the task brings a training loop of its own, so that only silos know its model."""
 
     def solver(self, local: LocalConfig) -> Solver:
         """How local steps go, for aggregation that normalises them."""

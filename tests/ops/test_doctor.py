@@ -199,6 +199,12 @@ def test_a_task_that_cannot_be_built_here_is_one_line_and_the_checks_go_on(
     failed(checks.check_memory_for(StrategyConfig.load("fedavg")), "KeyError: 'column'", "See the message")
 
 
+@pytest.mark.parametrize("task", ["{kind: silo-app, file: loop.py}", "{kind: clientapp, app: 'app.client:app'}"])
+def test_the_model_of_a_loop_of_ones_own_is_not_asked_for(task: str) -> None:
+    found = checks.check_memory_for(StrategyConfig.load("fedavg", [f"task={task}"]))
+    assert found.ok and "model" not in found.detail
+
+
 def test_an_authority_that_is_no_certificate_is_one_line(port: int, tmp_path: Path) -> None:
     junk = tmp_path / "ca.crt"
     for text in ("junk", ""):

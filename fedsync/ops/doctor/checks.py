@@ -225,8 +225,10 @@ def check_disk(folder: Path) -> Check:
 
 
 def check_memory_for(strategy: StrategyConfig | None) -> Check:
-    """`check_memory` with the model that a strategy trains, if there is one; it may be one that cannot be built."""
-    return guarded("memory", lambda: check_memory(None if strategy is None else model_bytes(strategy)))
+    """`check_memory` with the model that a strategy trains, if one is known; it may be one that cannot be built."""
+    if strategy is None or strategy.task.own_loop:
+        return check_memory(None)
+    return guarded("memory", lambda: check_memory(model_bytes(strategy)))
 
 
 def check_memory(model: int | None) -> Check:
