@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,12 @@ PAGE = (ROOT / "docs" / "from-fedavg.md").read_text(encoding="utf-8")
 PACKAGE = "pytorchexample"
 BLOCKS = dict(re.findall(r'```\w+ title="([^"]*)"\n(.*?)```', PAGE, re.DOTALL))
 DIFFS = {title: text for title, text in BLOCKS.items() if f'diff title="{title}"' in PAGE}
+
+
+@pytest.fixture(autouse=True)
+def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy without ``out`` makes its folder here."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def changed(text: str, diff: str) -> str:

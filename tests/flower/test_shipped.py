@@ -1,5 +1,6 @@
 """``FedSync.lb_bsp(...)`` and the other constructors are the shipped files, with what the caller said."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from tests.flower.grid import DirectGrid, silos_in_this_process
 
 SHIPPED = [path.stem for path in sorted(shipped_folder().glob("*.yaml"))]
 DIGITS = {"kind": "digits"}
+
+
+@pytest.fixture(autouse=True)
+def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy without ``out`` makes its folder here."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def constructor(name: str) -> Callable[..., FedSync]:
