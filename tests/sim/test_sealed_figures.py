@@ -40,8 +40,8 @@ def own(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             found.update((repr(outcome.report.loss), repr(evaluation.loss), f'"examples":{self.examples}'))
         return replace(outcome, report=replace(outcome.report, metrics={"own_figure": 1.0}))
 
-    def evaluated(self, model):  # type: ignore[no-untyped-def]
-        evaluation = evaluate(self, model)
+    def evaluated(self, *arguments):  # type: ignore[no-untyped-def]
+        evaluation = evaluate(self, *arguments)
         found.add(repr(evaluation.loss))
         return evaluation
 
