@@ -16,6 +16,9 @@ class CountsSteps(Protocol):
     """The order that a message brings; see `fedsync.train.guest_clientapp`."""
 
     max_steps: int
+    batch_size: int
+    sized: bool
+    """Whether its batches are known to be of that size; set here."""
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
         """The batches of ``loader``, without end, up to where the order ends."""
@@ -39,7 +42,11 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
         ConfigError: at the second loop over one order, or where the loader has no batch.
     """
     order: CountsSteps | None = getattr(msg.content.get("config"), "order", None)
-    return loader if order is None else _OrderBatches(order, _of_size(loader, msg.content["config"]["batch-size"]))
+    if order is None:
+        return loader
+    sized = _of_size(loader, order.batch_size)
+    order.sized = isinstance(sized, DataLoader) and sized.batch_size == order.batch_size
+    return _OrderBatches(order, sized)
 
 
 def _of_size(loader: Iterable[T], size: int) -> Iterable[T]:
@@ -87,10 +94,13 @@ class _OrderBatches(Generic[T]):
 
 
 def _again(loader: Iterable[T]) -> Iterator[T]:
-    """The batches of one pass after another."""
-    while True:
+    """The batches of one pass after another; of one pass where the loader cannot begin again."""
+    once = False
+    while not once:
         empty = True
-        for batch in loader:
+        batches = iter(loader)
+        once = batches is loader
+        for batch in batches:
             empty = False
             yield batch
         if empty:

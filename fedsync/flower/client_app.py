@@ -16,6 +16,8 @@ from types import MappingProxyType
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.constant import APP_DIR
+from flwr.supercore.utils import get_flwr_home
 
 from fedsync.core.errors import ConfigError
 from fedsync.flower import messages, payloads
@@ -39,7 +41,7 @@ _YES, _NO = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 
 def connect(identity: Identity) -> Ask:
     """The way to the trainer of a silo; tests put a trainer of this process in its place."""
-    announce()
+    announce(get_flwr_home() / APP_DIR)
     return TrainerClient(identity).ask
 
 

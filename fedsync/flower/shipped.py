@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     overrides: Sequence[str]
     """``a.b=value`` assignments, as after ``--set``: what the keywords do not reach. They come last."""
 
-    out: Path
+    out: str | Path
     """Folder for the run's files; a new temporary one by default."""
 
     keys: Path

@@ -99,7 +99,7 @@ class FedSync(Shipped):
         cluster: ClusterConfig | None = None,
         *,
         policies: Mapping[str, Policy] | None = None,
-        out: Path | None = None,
+        out: str | Path | None = None,
         runtime: str = "flower",
         target_accuracy: float | None = None,
         timing: Timeouts | None = None,
@@ -112,7 +112,7 @@ class FedSync(Shipped):
     ) -> None:
         self.config = config = config.with_policies(policies or {})
         self.cluster = cluster
-        self.out = out if out is not None else Path(tempfile.mkdtemp(prefix="fedsync-"))
+        self.out = Path(out if out is not None else tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None
         self._runtime = runtime
         self._target_accuracy = target_accuracy

@@ -67,7 +67,8 @@ class OrderSteps:
     """
 
     def __init__(self, order: WorkOrder, begin: BeginPace | None) -> None:
-        self.max_steps = order.max_steps
+        self.max_steps, self.batch_size = order.max_steps, order.batch_size
+        self.sized = False
         self.pace: Pace | None = None
         self._begin = begin
 
@@ -229,9 +230,19 @@ class ClientAppTrainer(LocalTrainer):
         if steps.pace is None:
             pace.jump(order.max_steps)
             pace.finish()
-            self._warn_unless_read(config)
+            self._warn_unless(
+                {"batch-size", "max-steps"} <= config.has_read,
+                "the app does not read batch-size and max-steps of config, so what it does is not what is balanced: "
+                "have it read both, or loop over fedsync.client.steps(msg, loader)",
+            )
         elif not pace.steps:
             raise ConfigError("fedsync.client.steps", "the app took no batch of the order", "Loop over the steps")
+        else:
+            self._warn_unless(
+                steps.sized or "batch-size" in config.has_read,
+                "the app's loader is no plain DataLoader, and it does not read batch-size of config, so its batches "
+                'are not those that are balanced: make them as large as msg.content["config"]["batch-size"] says',
+            )
         arrays = only(list(content.array_records.values()), "arrays")
         self._arrays.take({name: array.numpy() for name, array in arrays.items()}, REPLY)
         figures = figures_of(content)
@@ -305,14 +316,10 @@ class ClientAppTrainer(LocalTrainer):
             raise ConfigError(EXAMPLES, problem, remedy)
         return int(told)
 
-    def _warn_unless_read(self, config: OrderConfig) -> None:
-        if self._warned or {"batch-size", "max-steps"} <= config.has_read:
-            return
-        self._warned = True
-        logger.warning(
-            "the app does not read batch-size and max-steps of config, so what it does is not what is balanced: "
-            "have it read both, or loop over fedsync.client.steps(msg, loader)"
-        )
+    def _warn_unless(self, well: bool, problem: str) -> None:
+        if not (well or self._warned):
+            self._warned = True
+            logger.warning(problem)
 
 
 def write_state(state: RecordDict) -> bytes:

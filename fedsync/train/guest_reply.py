@@ -23,7 +23,8 @@ T = TypeVar("T")
 EXAMPLES = "num-examples"
 LOSSES = ("train_loss", "loss")
 _TEST_LOSSES = ("eval_loss", "test_loss", "val_loss", "loss")
-_SCORES = ("eval_acc", "eval_accuracy", "test_acc", "test_accuracy", "val_acc", "val_accuracy", "accuracy", "acc")
+_SCORES = ("acc", "accuracy", "f1", "auc", "dice", "iou", "r2", "score")
+"""Figures of which more is better, as apps call them; ``eval_``, ``test_`` or ``val_`` may stand before one."""
 
 REPLY = "the app's reply"
 
@@ -85,8 +86,8 @@ def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
     if samples is None:
         raise ConfigError(f"{REPLY} to evaluate", f"its metrics lack {EXAMPLES}", "Say how many samples there were")
     loss = next((name for name in _TEST_LOSSES if name in figures), None)
-    others = [name for name in figures if name not in (EXAMPLES, loss)]
-    score = next((name for name in _SCORES if name in figures), others[0] if others else None)
+    known = {re.sub("^(eval|test|val)_", "", name): name for name in figures}
+    score = next((known[name] for name in _SCORES if name in known), None)
     sums = [samples * figures[name] if name is not None else 0.0 for name in (loss, score)]
     if not all(math.isfinite(each) for each in sums):
         problem = f"{loss} or {score} is not finite"

@@ -16,11 +16,17 @@ APP = "FEDSYNC_APP"
 _MANIFEST = "pyproject.toml"
 
 
-def announce() -> None:
-    """Say to trainers that this process starts where its Flower app is; Flower has that folder in ``sys.path``."""
-    folder = next((entry for entry in sys.path if entry and (Path(entry) / _MANIFEST).is_file()), None)
-    if folder is not None:
-        os.environ[APP] = str(Path(folder).resolve())
+def announce(apps: Path) -> None:
+    """Say to trainers that this process starts where its Flower app is; Flower has that folder in ``sys.path``.
+
+    Args:
+        apps: where Flower unpacks apps. One that is there goes before others: Ray has the folder in ``sys.path`` in
+            which the SuperLink was started, and an older copy of the app may be in that.
+    """
+    folders = [Path(entry).resolve() for entry in sys.path if entry and (Path(entry) / _MANIFEST).is_file()]
+    folders.sort(key=lambda folder: folder.parent != apps.resolve())
+    if folders:
+        os.environ[APP] = str(folders[0])
 
 
 def unpacked(spec: RunSpec) -> RunSpec:

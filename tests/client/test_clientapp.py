@@ -167,6 +167,24 @@ def test_an_app_that_does_not_do_what_is_asked_is_warned_of_once(caplog: pytest.
         assert len([each for each in caplog.records if "does not read batch-size" in each.message]) == warnings
 
 
+@pytest.mark.parametrize(("own", "warnings"), [(True, 1), (False, 0)], ids=["a size of its own", "the order's size"])
+def test_a_generator_ends_the_order_and_one_that_knows_no_size_is_warned_of(
+    own: bool, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Forty samples in batches of 16: two steps and a half of an order of five."""
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        size = 16 if own else msg.content["config"]["batch-size"]
+        return {"train_loss": float(sum(1 for _ in steps(msg, (batch for batch in loader(size)))))}
+
+    guest = hosted(app_of(loop))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            outcome = guest.run(order(batch_size=16, max_steps=5), guest.initial_model(), Cursor())
+            assert (outcome.report.steps, outcome.report.loss) == (3, 3.0)
+    assert len([each for each in caplog.records if "no plain DataLoader" in each.message]) == warnings
+
+
 def test_other_strategies_loaders_are_left_alone() -> None:
     message = Message(RecordDict({"config": ConfigRecord({"lr": 0.1})}), reply_to=_some_message())
     batches = loader(8)
@@ -259,7 +277,8 @@ def evaluating(metrics: dict[str, float], seen: list[Any] | None = None) -> Clie
     [
         ({"eval_loss": 0.5, "eval_acc": 0.75, "num-examples": 40}, Evaluation(20.0, 30.0, 40)),
         ({"loss": 0.5, "top3": 0.9, "accuracy": 0.75, "num-examples": 8}, Evaluation(4.0, 6.0, 8)),
-        ({"num-examples": 8, "dice": 0.5, "hausdorff": 9.0}, Evaluation(0.0, 4.0, 8)),
+        ({"num-examples": 8, "hausdorff": 9.0, "val_dice": 0.5}, Evaluation(0.0, 4.0, 8)),
+        ({"num-examples": 8, "mae": 0.7, "seen": 3}, Evaluation(0.0, 0.0, 8)),  # of errors, more is no better
     ],
 )
 def test_an_evaluation_is_the_replys_metrics(metrics: dict[str, float], expected: Evaluation) -> None:

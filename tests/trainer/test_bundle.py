@@ -23,8 +23,10 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in ("mine/client_app.py", "task.py"):
             (folder / name).touch()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(tmp_path / "apps" / "mine"), *sys.path])
-    announce()
+    # Ray has the folder there in which the SuperLink was started.
+    folders = [tmp_path, tmp_path / "here", tmp_path / "apps" / "mine"]
+    monkeypatch.setattr(sys, "path", ["", *map(str, folders), *sys.path])
+    announce(tmp_path / "apps")
     assert os.environ[APP] == str(tmp_path / "apps" / "mine")
     return tmp_path / "apps" / "mine"
 
