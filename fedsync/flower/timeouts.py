@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isinf
 
 from fedsync.config.waiting import WaitingConfig
 from fedsync.core.errors import RunError
@@ -106,7 +106,8 @@ class IdleTimeout:
             )
         if now_s >= self._warn_s:
             self._warn_s = now_s + _WARN_S
-            logger.warning("nothing to do for %.0f s; silos here: %s", now_s - self._since_s, silos)
+            then = "" if isinf(self._limit_s) else f"; after {self._limit_s:g} s the run fails"
+            logger.warning("nothing to do for %.0f s; silos here: %s%s", now_s - self._since_s, silos, then)
 
 
 class IdleTraining:
