@@ -10,13 +10,21 @@ settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob
 settings.load_profile("fedsync")
 
 
+# Files whose tests fork, for PyTorch's workers: while nothing else has been here whose threads a child would lack.
+_FORKING = (
+    "tests/client/test_own_loop.py",
+    "tests/client/test_lasting.py",
+    "tests/client/test_steps.py",
+    "tests/train/test_batches.py",
+)
+
 # Files whose tests wait for processes of Flower, a minute or two each.
 _LONG = ("tests/e2e/", "tests/attacks/test_real_processes.py", "tests/docs/", "tests/test_bench.py", "tests/trainer/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: begun last, it would go on while the other processes have nothing left to do."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+    """What takes longest begins early: begun last, it would go on while the other processes have nothing left to do."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(_FORKING), not item.nodeid.startswith(_LONG)))
 
 
 @pytest.fixture

@@ -17,18 +17,19 @@ DATA = TensorDataset(torch.arange(12))
 class Order:
     """Hands out all batches of one pass."""
 
-    max_steps = 3
+    max_steps, sized = 3, False
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
 
     def counted(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         return (next(batches) for _ in range(self.max_steps))
 
 
-class Config(ConfigRecord):
-    order = Order()
-
-
 def message(size: int) -> Any:
-    return SimpleNamespace(content={"config": Config({"batch-size": size})})
+    config = ConfigRecord({"batch-size": size})
+    config.order = Order(size)  # type: ignore[attr-defined]
+    return SimpleNamespace(content={"config": config})
 
 
 class Stream(IterableDataset[torch.Tensor]):

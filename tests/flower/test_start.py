@@ -19,7 +19,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.core.orders import WorkOrder
-from fedsync.flower import messages
+from fedsync.flower import messages, run_log
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.replay import replay
@@ -155,10 +155,17 @@ def test_arrays_that_do_not_fit_are_named_before_any_training(
     assert caught.value.place == "initial_arrays"
 
 
+def heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test hears what Flower's log shows, whatever other tests have made of loggers."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    monkeypatch.setattr(run_log.logger, "disabled", False)
+    caplog.set_level(logging.INFO, logger=run_log.logger.name)
+
+
 def test_its_log_has_a_line_a_round_and_says_where_the_files_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    heard(caplog, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     strategy = FedSync(StrategyConfig.load("fedavg", QUICK), timing=TIMING)
     result = strategy.start(DirectGrid(2))
@@ -174,7 +181,7 @@ def test_its_log_has_a_line_a_round_and_says_where_the_files_are(
 def test_a_run_that_fails_says_where_its_files_are_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    heard(caplog, monkeypatch)
     failing = dict.fromkeys(
         (1, 2), lambda message, context: None if "Train" in str(asked(message)) else honest(message, context)
     )

@@ -18,7 +18,7 @@ from tests.policies.barrier.make import silo, view
 CLAIMS = {
     "barrier": [
         *("lockstep", "sets_steps", "unequal_steps", "mixes_rounds"),
-        *("needs_discount", "needs_progress", "needs_examples", "needs_losses"),
+        *("needs_discount", "needs_progress", "needs_examples", "needs_losses", "draws"),
     ],
     "aggregation": ["normalises", "discounts", "additive"],
     "predictor": ["learns"],
@@ -33,6 +33,7 @@ SAID: dict[str, dict[str, dict[str, Any]]] = {
         "bsp": {"lockstep": True},
         "elastic": STEPS,
         "fedcompass": STEPS | MIXES,
+        "fraction": {"draws": True},
         "fsp": STEPS | MIXES | {"needs_examples": True},
         **dict.fromkeys(["asp", "buffered", "capped", "deadline", "quorum", "sampled", "ssp"], MIXES),
     },
