@@ -4,7 +4,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from flwr.proto.message_pb2 import PullObjectRequest
@@ -130,10 +130,16 @@ def test_a_slow_body_of_a_silo_ends(link: SuperLink, monkeypatch: pytest.MonkeyP
     assert 0.5 < time.monotonic() - begin < 5
 
 
-def ask_for_much(link: SuperLink) -> socket.socket:
-    """A connection on which a silo has asked for 6 MiB, which it has not begun to read."""
+def ask_for_much(link: SuperLink, before: Callable[[], None] = lambda: None) -> socket.socket:
+    """A connection on which a silo has asked for 6 MiB, which it has not begun to read.
+
+    Args:
+        link: has them from the silo.
+        before: what happens between the two.
+    """
     berlin = link.silo()
     assert berlin.push(berlin.answer(link.order(berlin), MUCH)) == 3
+    before()
     parts = [name for name in link.state.object_store.store if len(link.state.object_store.get(name)) > MUCH / 2]
     body = PullObjectRequest(node=berlin.node, run_id=link.run, object_id=parts[0]).SerializeToString()
     line = socket.socket()
@@ -144,9 +150,11 @@ def ask_for_much(link: SuperLink) -> socket.socket:
 
 
 def test_an_answer_that_nobody_takes_ends(patient: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_module, "GRACE_S", 0.3)
-    monkeypatch.setattr(serving_module, "SLOWEST", 2**27)
-    line = ask_for_much(patient)
+    def hurry() -> None:
+        monkeypatch.setattr(serving_module, "GRACE_S", 0.3)
+        monkeypatch.setattr(serving_module, "SLOWEST", 2**27)
+
+    line = ask_for_much(patient, hurry)
     end = time.monotonic() + 20
     for wanted in (True, False):
         while any(other.busy for other in list(patient.server.lines._all)) is not wanted:
