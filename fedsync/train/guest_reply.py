@@ -81,13 +81,15 @@ def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
-    """Sums of what an app's evaluation says."""
+    """Sums of what an app's evaluation says; of nothing, where it says neither a loss nor a score."""
     samples = figures.get(EXAMPLES)
     if samples is None:
         raise ConfigError(f"{REPLY} to evaluate", f"its metrics lack {EXAMPLES}", "Say how many samples there were")
     loss = next((name for name in _TEST_LOSSES if name in figures), None)
     known = {re.sub("^(eval|test|val)_", "", name): name for name in figures}
     score = next((known[name] for name in _SCORES if name in known), None)
+    if loss is None and score is None:
+        samples = 0
     sums = [samples * figures[name] if name is not None else 0.0 for name in (loss, score)]
     if not all(math.isfinite(each) for each in sums):
         problem = f"{loss} or {score} is not finite"
