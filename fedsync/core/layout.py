@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from fedsync.core.errors import ProtocolError
 
 Vector = NDArray[np.float32]
+
+REAL_KINDS = "fiub"
+"""Kinds of NumPy's types that can travel as float32: floats, whole numbers and truth values."""
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -52,6 +56,13 @@ class Layout:
     def nbytes(self) -> int:
         return 4 * self.size
 
+    def check(self, vector: Vector) -> None:
+        """Raise ValueError unless ``vector`` has this layout's length and finite values only."""
+        if vector.shape != (self.size,):
+            raise ValueError(f"the model has {self.size} values, the vector {vector.shape}")
+        if not np.isfinite(vector).all():
+            raise ValueError("the vector has values that are not finite")
+
     def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:
         """Flat vector, float32 [size], of arrays that have this layout."""
         flat = np.empty(self.size, dtype=np.float32)
@@ -69,6 +80,11 @@ class Layout:
             parts[name] = vector[start : start + size].reshape(shape)
             start += size
         return parts
+
+
+def as_type(part: Vector, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A part of a vector as another type; whole numbers are rounded to the nearest."""
+    return np.asarray(part if dtype.kind == "f" else np.rint(part), dtype)
 
 
 def as_vector(data: NDArray[np.uint8], layout: Layout, sender: str) -> Vector:

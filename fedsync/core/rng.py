@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import zlib
 from collections.abc import Iterable
 from enum import IntEnum
@@ -42,6 +43,12 @@ def derive_seed(seed: int, stream: Stream, silo: str = "", round: int = 0) -> in
     """
     coordinates = f"{seed}/{int(stream)}/{round}/{silo}".encode()
     return int.from_bytes(blake2b(coordinates, digest_size=8).digest()) >> 1
+
+
+def part_of(silos: int, share: float, least: int) -> int:
+    """How many to draw of so many silos: their share rounded down, and ``least`` or all at least."""
+    # 0.7 x 10 is 6.999999999999999 or so: rounding down must not make it 6.
+    return min(max(math.floor(share * silos + 1e-9), least), silos)
 
 
 def draw(names: Iterable[str], size: int, seed: int, stream: Stream, silo: str = "", round: int = 0) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor, isfinite
+from math import isfinite
 from typing import Any
 
 from fedsync.core.actions import Action, Commit
@@ -13,7 +13,7 @@ from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
-from fedsync.core.rng import Stream, derive_seed, draw
+from fedsync.core.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Sizing
@@ -57,8 +57,7 @@ class Policies:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
         if self.evaluate == 1:
             return silos
-        # 0.7 x 10 is 6.999999999999999 or so: rounding down must not make it 6.
-        count = max(floor(self.evaluate * len(silos) + 1e-9), 2) if self.evaluate else 0
+        count = part_of(len(silos), self.evaluate, least=2) if self.evaluate else 0
         return draw(silos, count, self.seed, Stream.EVALUATION, round=version)
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.layout import Layout, Vector, as_vector
+from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
 from fedsync.core.transfer import Payload
 
 SMALL_BYTES = 262_144
@@ -24,9 +24,6 @@ SMALL_BYTES = 262_144
 
 _FLAT, _RAW = "flat", "raw"
 _LONGEST_NAME, _MOST_AXES = 256, 32
-_REAL = "fiub"
-"""Kinds of NumPy's types that travel: floats, whole numbers and truth values."""
-
 _NAMED = 4
 """Tensors that an error lists."""
 
@@ -68,12 +65,8 @@ def to_arrays(vector: Vector, layout: Layout, like: ArrayRecord | None = None) -
     arrays = {name: array.numpy() for name, array in like.items()}
     owners = {name: name if name in parts else _tied(arrays[name], arrays, parts) for name in arrays}
     return ArrayRecord(
-        {name: Array(_as_type(parts[owner], arrays[name].dtype)) for name, owner in owners.items() if owner is not None}
+        {name: Array(as_type(parts[owner], arrays[name].dtype)) for name, owner in owners.items() if owner is not None}
     )
-
-
-def _as_type(part: Vector, dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.asarray(part if dtype.kind == "f" else np.rint(part), dtype)
 
 
 def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
@@ -102,7 +95,7 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None) -> tuple[Vect
             raise _misfit(f"they have no {name!r}, which the model at the silos has", arrays)
         if arrays[name].shape != shape:
             raise _misfit(f"{name!r} has the shape {arrays[name].shape}, and {shape} at the silos")
-        if arrays[name].dtype.kind not in _REAL:
+        if arrays[name].dtype.kind not in REAL_KINDS:
             raise _misfit(f"{name!r} is of type {arrays[name].dtype}, and what travels is float32")
     for name in arrays.keys() - set(layout.names):
         if _tied(arrays[name], arrays, layout.names) is None:

@@ -73,10 +73,6 @@ class GuestTrainer(LocalTrainer):
     def initial_model(self) -> Vector:
         return self._initial
 
-    def find_batch_cap_on_gpu(self) -> int | None:
-        """None: nobody knows what the functions do with a batch."""
-        return None
-
     def _recall(self, cursor: Cursor) -> None:
         self._model.to(self._device)  # other libraries' trainers may leave it elsewhere
         self._private.restore(cursor.private)

@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout, Vector
+from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type
 
 Arrays = Mapping[str, NDArray[np.generic]]
-
-_REAL = "fiub"
-"""Kinds of NumPy's types that can travel: floats, whole numbers and truth values."""
 
 
 class NamedArrays:
@@ -33,7 +30,7 @@ class NamedArrays:
     """
 
     def __init__(self, arrays: Arrays, tied: Mapping[str, str] | None = None) -> None:
-        odd = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype.kind not in _REAL]
+        odd = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype.kind not in REAL_KINDS]
         if odd or not arrays:
             problem = f"{', '.join(odd)}: no real numbers" if odd else "the model has no arrays"
             raise ConfigError("task.model", problem, "Give a model of real numbers")
@@ -67,14 +64,9 @@ class NamedArrays:
         Raises:
             ValueError: it has another length, or a value that is not finite.
         """
-        if vector.shape != (self.layout.size,):
-            raise ValueError(f"the model has {self.layout.size} values, the vector {vector.shape}")
-        if not np.isfinite(vector).all():
-            raise ValueError("the vector has values that are not finite")
-        parts = self.layout.split(vector)
-        self.arrays = {
-            name: _as_type(parts[self._tied.get(name, name)], old.dtype) for name, old in self.arrays.items()
-        }
+        self.layout.check(vector)
+        parts = self.layout.split(vector.copy())  # not the caller's memory
+        self.arrays = {name: as_type(parts[self._tied.get(name, name)], old.dtype) for name, old in self.arrays.items()}
 
     def take(self, arrays: Arrays, place: str) -> None:
         """Set every array to what training made of it.
@@ -98,7 +90,3 @@ class NamedArrays:
     def state(self) -> Mapping[str, torch.Tensor]:
         """As a state dict."""
         return {name: torch.from_numpy(array.copy()) for name, array in self.arrays.items()}
-
-
-def _as_type(part: Vector, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    return np.asarray(part if dtype.kind == "f" else np.rint(part)).astype(dtype)

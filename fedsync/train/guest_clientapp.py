@@ -201,10 +201,6 @@ class ClientAppTrainer(LocalTrainer):
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
 
-    def find_batch_cap_on_gpu(self) -> int | None:
-        """None: nobody knows what an app does with a batch."""
-        return None
-
     def _recall(self, cursor: Cursor) -> None:
         """A context of its own for each order: what a failed one left in it is gone."""
         self._context = Context(

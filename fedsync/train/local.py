@@ -166,9 +166,12 @@ class LocalTrainer(ABC):
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same on every silo."""
 
-    @abstractmethod
     def find_batch_cap_on_gpu(self) -> int | None:
-        """The largest batch that fits a GPU's memory [samples], where that is quick to find; else None."""
+        """The largest batch that fits a GPU's memory [samples], where that is quick to find; else None.
+
+        So it is where code of a user's own trains: nobody knows what it does with a batch.
+        """
+        return None
 
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
         """Take up what the last order left; nothing, where training keeps nothing."""

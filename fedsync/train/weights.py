@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,10 +59,7 @@ class Weights:
         Raises:
             ValueError: the vector has another length, or a value that is not finite.
         """
-        if vector.shape != self._flat.shape:
-            raise ValueError(f"the model has {len(self._flat)} values, the vector {vector.shape}")
-        if not np.isfinite(vector).all():
-            raise ValueError("the vector has values that are not finite")
+        self.layout.check(vector)
         # torch warns of arrays that are read-only, as views of a message are.
         self._flat.copy_(torch.from_numpy(vector if vector.flags.writeable else vector.copy()))
         for tensor, part in zip(self._tensors(), self._parts, strict=True):

@@ -17,12 +17,11 @@ Should it then not commit the same, its first answer stands, and the silos of th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsync.core.rng import Stream, derive_seed
+from fedsync.core.rng import Stream, derive_seed, part_of
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.base import BarrierPolicy, Inner
 from fedsync.policies.schema import PositiveInt, Share, register
@@ -82,8 +81,7 @@ class Fraction(BarrierPolicy[Any]):
 
     def _round(self, silos: int) -> int:
         """Silos of a round, where so many are present."""
-        # 0.7 x 10 is 6.999999999999999 or so: rounding down must not make it 6.
-        return min(max(math.floor(self.share * silos + 1e-9), self.least), silos)
+        return part_of(silos, self.share, self.least)
 
     def _shown(self, view: ClusterView, ended: Collection[str], version: int) -> ClusterView:
         """The view with the silos of a round: who is part of it, and by lot as many as there is room for.
