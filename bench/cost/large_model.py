@@ -1,0 +1,55 @@
+"""A model of any size that costs next to nothing to train: what travels is large, what is computed is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+
+TENSOR = 1_000_000
+"""Values in a tensor: 4 MB."""
+
+
+def sizes(parameters: int) -> Iterator[int]:
+    """Lengths of the tensors of a model of so many parameters."""
+    while parameters > 0:
+        yield min(parameters, TENSOR)
+        parameters -= TENSOR
+
+
+class _Wide(nn.Module):
+    """A linear classifier, and tensors of which it adds one value each, so that all of them have a gradient."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+        beside = sum(each.numel() for each in self.head.parameters())
+        self.body = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes(parameters - beside))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        moved: torch.Tensor = self.head(inputs) + torch.stack([each[0] for each in self.body]).sum()
+        return moved
+
+
+class Large(Task):
+    """Two classes of eight random features.
+
+    Args:
+        parameters: of the model.
+    """
+
+    def __init__(self, parameters: int) -> None:
+        self._parameters = parameters
+
+    def model(self) -> nn.Module:
+        return _Wide(self._parameters)
+
+    def data(self, slot: SiloSlot) -> SiloData:
+        generator = torch.Generator().manual_seed(slot.seed + slot.index)
+        inputs = torch.randn(32, 8, generator=generator)
+        labels = (inputs[:, 0] > 0).long()
+        return SiloData(TensorDataset(inputs[:24], labels[:24]), TensorDataset(inputs[24:], labels[24:]))
