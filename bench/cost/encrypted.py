@@ -50,7 +50,7 @@ def accuracy_run(job: tuple[str, int, int]) -> dict[str, Any]:
 
 def _round_updates() -> None:
     """Have plain silos in this process round their updates, relative to the largest value, to 24 bits."""
-    from fedsync.core.transfer import PlainReplica
+    from fedsync.core.plain_replica import PlainReplica
 
     def send(self: PlainReplica, update: Any, order: Any, report: Any) -> Any:
         step = np.float32(np.abs(update).max() * 2.0**-23)

@@ -21,7 +21,8 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.transfer import InTheClear, Payload, PlainReplica, Replica
+from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.transfer import InTheClear, Payload, Replica
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.sim.engine import VirtualDriver

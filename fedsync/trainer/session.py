@@ -25,7 +25,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
-from fedsync.core.transfer import OtherVersion, Payload, PlainReplica, Replica
+from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.transfer import OtherVersion, Payload, Replica
 from fedsync.train.local import LocalTrainer
 from fedsync.train.pace import Watch
 from fedsync.train.sample import likely_update

@@ -15,7 +15,7 @@ from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.orders import UpdateMeta as Meta
 from fedsync.core.orders import Window as Seen
-from fedsync.core.transfer import PlainReplica
+from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.policies.predict.ema import Ema

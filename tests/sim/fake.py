@@ -14,7 +14,8 @@ from fedsync.core.events import Event
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
-from fedsync.core.transfer import PlainReplica, Replica
+from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.transfer import Replica
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
