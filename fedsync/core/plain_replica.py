@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.errors import SERVER, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
+from fedsync.core.wire import FP32, WireFormat
 
 
 class PlainReplica:
-    """In the clear: every order brings the whole model, and the update goes as it is."""
+    """In the clear: every order brings the whole model, and the update goes as it is.
+
+    Args:
+        values: of the model.
+        wire: how both travel.
+    """
+
+    def __init__(self, values: int, wire: WireFormat = FP32) -> None:
+        self._values = values
+        self._wire = wire
 
     @property
     def holds(self) -> int:
@@ -26,10 +36,11 @@ class PlainReplica:
     def greeting(self) -> None: ...
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        return payload
+        self._wire.check(payload, self._values, SERVER)
+        return self._wire.decode(payload, 0, self._values)
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        return update
+        return self._wire.encode(update)
 
     @property
     def pooled(self) -> None: ...

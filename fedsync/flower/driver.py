@@ -56,7 +56,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.layout import Layout, as_vector
+from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch
 from fedsync.flower.checkpoints import Checkpoints, Moment
@@ -97,7 +97,6 @@ class FlowerDriver:
         report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
             reach a silo; None leaves it to ``timing``.
         after_commit: called with each new version.
-        sealed: silos send sealed bytes instead of updates.
         admission: who may take part.
         checkpoints: keeps what is needed to resume the run; None keeps nothing.
         resumed: the moment that coordinator and store are at, where another process began the run.
@@ -114,18 +113,15 @@ class FlowerDriver:
         timing: Timeouts,
         report_s: float | None = None,
         after_commit: Callable[[int], None] | None = None,
-        sealed: bool = False,
         admission: Admission | None = None,
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._aggregator = aggregator
-        self._layout = layout
         self._recorder = recorder
         self._timing = timing
         self._after_commit = after_commit
-        self._sealed = sealed
         self._nodes = Nodes(grid, admission, timing.look_s)
         self._checkpoints = checkpoints
         self._resumed = resumed
@@ -292,8 +288,6 @@ class FlowerDriver:
         self._answered = name
         if self._aggregator.seals_figures:
             check_sealed(name, report)
-        if not self._sealed:
-            update = as_vector(update, self._layout, name)
         self._aggregator.put(name, order.update_id, update)
         self._aggregator.holds(name, order.base_version)
         meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], update.nbytes)

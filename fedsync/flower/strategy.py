@@ -218,7 +218,6 @@ class FedSync(Shipped):
             timing,
             report_s=run.config.report_s,
             after_commit=after_commit,
-            sealed=plan is not None,
             admission=self._admission,
             checkpoints=checkpoints if self._kept else None,
             resumed=moment,

@@ -31,7 +31,7 @@ from fedsync.sim.machine import Machine
 MODEL_BYTES = 1_000_000
 """Bytes of the model and of each update, unless told otherwise: 250,000 values."""
 
-_IN_THE_CLEAR = PlainReplica()
+_IN_THE_CLEAR = PlainReplica(0)
 
 
 @dataclass(frozen=True, slots=True)

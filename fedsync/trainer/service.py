@@ -26,7 +26,6 @@ import numpy as np
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
-from fedsync.core.layout import as_vector
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
 from fedsync.trainer.last_order import LastOrder
@@ -158,21 +157,16 @@ class TrainerService:
             case AskModel(values):
                 return InitialModel(session.layout), session.initial_model() if values else None
             case Train(order, report_s):
-                return self._train(order, self._received(payload), report_s)
+                return self._train(order, _received(payload), report_s)
             case Collect(update_id, wait_s, halt):
                 return self._collect(update_id, wait_s, halt)
             case EvaluateModel(version):
-                return self._evaluate(self._received(payload), version), None
+                return self._evaluate(_received(payload), version), None
             case Question():
-                return Answer(), session.answer(_sealed(payload))
+                return Answer(), session.answer(_received(payload))
             case AskSnapshot():
                 version, snapshot = session.snapshot()
                 return Snapshot(version), snapshot
-
-    def _received(self, payload: Payload | None) -> Payload:
-        """What came with a model: float32 values in the clear, else sealed bytes."""
-        data = _sealed(payload)
-        return data if self._session.sealed else as_vector(data, self._session.layout, SERVER)
 
     def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
         """Begin an order, unless it has been begun before, and wait for it.
@@ -224,7 +218,7 @@ class TrainerService:
             job.done.set()
 
 
-def _sealed(payload: Payload | None) -> Payload:
+def _received(payload: Payload | None) -> Payload:
     """The server's bytes, as many as a silo takes."""
     if payload is None:
         raise ProtocolError(SERVER, "message", "it brings no payload")

@@ -101,7 +101,7 @@ class SiloSession:
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
         )
-        self.replica: Replica = PlainReplica()
+        self.replica: Replica = PlainReplica(self._trainer.layout.size)
         if plan is not None and keys is not None:
             self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
         self._throttle = (

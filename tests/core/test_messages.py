@@ -199,7 +199,7 @@ def test_a_weigher_that_breaks_its_contract(coefficients: tuple[float, ...], tol
 )
 def test_a_silo_in_the_clear_is_asked_what_it_has_not(ask: Callable[[PlainReplica], object], told: str) -> None:
     with pytest.raises(Exception, match="asked") as caught:
-        ask(PlainReplica())
+        ask(PlainReplica(1))
     assert str(caught.value) == told
 
 

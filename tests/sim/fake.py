@@ -40,7 +40,7 @@ class FakeWorker:
     examples: int = 10_000
     twist: Twist | None = None
     bases: list[Vector] = field(default_factory=list)
-    replica: Replica = field(default_factory=PlainReplica)
+    replica: Replica = field(default_factory=lambda: PlainReplica(3))
 
     @property
     def facts(self) -> SiloFacts:

@@ -12,6 +12,7 @@ from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import InTheClear, Payload
+from fedsync.core.wire import FP32, SPAN_VALUES, WireFormat
 
 MAX_MAGNITUDE = 1e30
 """Largest value accepted in an update: sums of any number of silos stay finite in float32."""
@@ -28,22 +29,24 @@ class PlainAggregator(InTheClear):
     Args:
         model: version 0, float32 [values].
         keep_bases: remember which model each order starts from, for commits ``toward`` the silos' models.
+        wire: how models and updates travel.
     """
 
-    def __init__(self, model: Vector, *, keep_bases: bool = False) -> None:
+    def __init__(self, model: Vector, *, keep_bases: bool = False, wire: WireFormat = FP32) -> None:
         self.model = model
-        self._pending: dict[str, Vector] = {}
+        self._wire = wire
+        self._pending: dict[str, Payload] = {}
         self._remembered = model
         self._keep_bases = keep_bases
         self._bases: dict[str, Vector] = {}
 
     @property
     def upload_bytes(self) -> int:
-        return self.model.nbytes
+        return self._wire.payload_bytes(self.model.size)
 
-    def outgoing(self, silo: str) -> Vector:
-        """Every silo is sent the whole model, float32 [values]."""
-        return self.model
+    def outgoing(self, silo: str) -> Payload:
+        """Every silo is sent the whole model."""
+        return self._wire.encode(self.model)
 
     def begin(self, update_id: str) -> None:
         """An order starts from the current model, which stays until its update is committed or discarded."""
@@ -54,20 +57,19 @@ class PlainAggregator(InTheClear):
         """Keep an update, after a check that it can do no harm.
 
         Raises:
-            ProtocolError: wrong type or shape, a value that is not finite, or a name that is taken.
+            ProtocolError: wrong type, shape or length, a value that is not finite, or a name that is taken.
         """
         if update_id in self._pending:
             raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
-        if update.dtype != np.float32 or update.shape != self.model.shape:
-            raise ProtocolError(
-                silo, "shape", f"{update.dtype} {update.shape}, the model is float32 {self.model.shape}"
-            )
-        # NaN fails every comparison, so two passes without a temporary find it and infinity too.
-        low, high = np.min(update), np.max(update)
-        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
-            raise ProtocolError(
-                silo, "finite", f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
-            )
+        size = self.model.size
+        self._wire.check(update, size, silo)
+        for start in range(0, size, SPAN_VALUES):
+            span = self._wire.decode(update, start, min(start + SPAN_VALUES, size))
+            # NaN fails every comparison, so two passes without a temporary find it and infinity too.
+            low, high = np.min(span), np.max(span)
+            if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
+                told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+                raise ProtocolError(silo, "finite", told)
         self._pending[update_id] = update
 
     def commit(self, commit: Commit) -> None:
@@ -75,7 +77,8 @@ class PlainAggregator(InTheClear):
         model = self.model.copy()
         scaled = np.empty_like(model)
         for update_id, weight in commit.weights.items():
-            update, base = self._pending.pop(update_id), self._bases.pop(update_id, None)
+            payload, base = self._pending.pop(update_id), self._bases.pop(update_id, None)
+            update = self._wire.decode(payload, 0, model.size)
             if commit.toward:
                 if base is None:
                     raise PolicyError(f"version {commit.version} moves towards {update_id!r}, whose base was not kept")
