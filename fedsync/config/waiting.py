@@ -17,4 +17,4 @@ class WaitingConfig(Section):
 
     idle_s: Positive | None = None
     """A run in which no silo had anything to do for so long has failed [s]; left out, 180, and with ``fedsync server
-    run`` it waits without end."""
+    run`` it waits without end. One that all silos refuse does not wait."""

@@ -247,7 +247,9 @@ class FlowerDriver:
                     self._go_on_if_open()
                 case AskSnapshot(), Snapshot(version):
                     self._aggregator.put_snapshot(name, version, _needed(payload, name))
-                case _, Refused():
+                case asked, Refused():
+                    if isinstance(asked, Describe):
+                        self._nodes.refuses(sent.node, reply)
                     return self._failed(sent, explained(name, reply))
                 case asked, _:
                     answered = f"{type(asked).__name__} is answered with {type(reply).__name__}"

@@ -33,7 +33,7 @@ def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission 
     An answer that is no model costs its silo its turn, and each time a longer pause.
 
     Raises:
-        RunError: no silo sends one in time; says what the last one answered instead.
+        RunError: no silo sends one in time; says what the last one answered instead. Or all refuse the run.
     """
     return _asked(grid, spec, timing, admission, AskModel(), payloads.read_model)
 
@@ -79,6 +79,7 @@ def _asked(
                         return read(layout, payload, name)
                     case Refused() as refused, _:
                         last = explained(name, refused)
+                        nodes.refuses(sent.node, refused)
                     case reply, _:
                         raise ProtocolError(name, "message", f"it answers {type(reply).__name__}")
             except ProtocolError as error:

@@ -17,8 +17,9 @@ from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
 from fedsync.core.checks import MAX_NAME, check_facts
-from fedsync.core.errors import ProtocolError
-from fedsync.trainer.protocol import Hello
+from fedsync.core.errors import ProtocolError, RunError
+from fedsync.trainer.protocol import Hello, Refused
+from fedsync.trainer.refusals import AT_ONCE, PASSING, explained_together
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +35,20 @@ class Admission:
         silos: names that are accepted; None accepts every name.
         registered: only nodes that are registered by name are accepted. Without it this holds from the moment
             that a node with a registered name is seen.
+        expected: silos that the run counts on: where so many refuse it, and nobody else is there, it is over; None
+            waits for others.
     """
 
     silos: Sequence[str] | None = None
     registered: bool = False
+    expected: int | None = None
 
 
 RESTS = Backoff(1, 64)
 """Looks between two greetings of a node that gives no usable answer."""
+
+_MOST_REFUSALS = 2
+"""Refusals in a row after which one is final that may pass."""
 
 
 class Nodes:
@@ -68,6 +75,7 @@ class Nodes:
         self._useless: dict[int, int] = {}
         self._rests: dict[int, int] = {}
         self._refused: dict[int, str] = {}
+        self._refusing: dict[int, Refused] = {}
         self._names: dict[int, str] = {}
         self.by_name: dict[str, int] = {}
         """Node of each silo that is here."""
@@ -112,10 +120,8 @@ class Nodes:
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""
         self._seen.discard(node)
-        for words in (self._refused, self._registered):
-            words.pop(node, None)
-        for counts in (self._useless, self._rests):
-            counts.pop(node, None)
+        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
+            kept.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]
@@ -133,6 +139,27 @@ class Nodes:
         if node not in self._refused:
             self._rests[node] = int(RESTS.pause_s(self._useless.get(node, 0)))
             self._useless[node] = self._useless.get(node, 0) + 1
+
+    def refuses(self, node: int, refused: Refused) -> None:
+        """Take a silo's refusal of the run, and see whether there is any hope left.
+
+        Hope ends where all that are expected refuse for one reason that does not pass. It does not end for a run that
+        a silo has joined: what all say at once, long after they could take part, is more likely to pass.
+
+        Raises:
+            RunError: there is none; names the refusals.
+        """
+        final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS
+        if not final or refused.code in PASSING:
+            self._refusing.pop(node, None)
+            return
+        self._refusing[node] = refused
+        here = self._activated.keys() - self._refused.keys()
+        expected = inf if self._admission.expected is None else self._admission.expected
+        if self.examples or len(here) < expected or not here <= self._refusing.keys():
+            return
+        if len({self._refusing[one].code for one in here}) == 1:
+            raise RunError(explained_together({self.sender(one): self._refusing[one] for one in sorted(here)}))
 
     def check(self, node: int, hello: Hello) -> str:
         """Name of the silo that a node says it is, if it may be.

@@ -119,7 +119,9 @@ class FedSync(Shipped):
         self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
         self._listeners = listeners
         self._keys = keys
-        self._admission = Admission(config.silos, registered)
+        expected = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
+        # Who goes on with a run has silos that did take part.
+        self._admission = Admission(config.silos, registered, None if resume else expected)
         self._resume = resume
         self._kept = checkpoints
 

@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +42,7 @@ NOTES = "refusals.json"
 
 _MOST_NOTES, _MOST_REASON = 40, 1000
 _MOST_TEXT = 4000
+_MOST_TOLD = 5
 _QUIET = {Refusal.LOADING, Refusal.LOCKED}
 """Codes that come again and again, and whose reason says all."""
 
@@ -94,6 +95,12 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
 }
 """What each code means, and what the server's operator can do."""
 
+AT_ONCE = {Refusal.CONFIG, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
+"""Refusals of a run that a silo repeats until somebody changes something there or here."""
+
+PASSING = {Refusal.LOADING}
+"""Refusals that pass by themselves, however often they come."""
+
 
 @dataclass(frozen=True, slots=True)
 class RefusalNote:
@@ -115,6 +122,23 @@ def explained(silo: str, refused: Refused) -> str:
     meaning, remedy = MEANINGS[refused.code]
     why = refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why"
     return f"{silo} answers {refused.code.name}: {meaning} ({why}). {remedy}"
+
+
+def explained_together(refusals: Mapping[str, Refused]) -> str:
+    """What to tell the server's operator where every silo refuses a run by one code; ``refusals`` by silo."""
+    code = next(iter(refusals.values())).code
+    meaning, remedy = MEANINGS[code]
+    silos: dict[str, list[str]] = {}
+    for silo, refused in refusals.items():
+        silos.setdefault(refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why", []).append(silo)
+    told = [f"{_listed(names)}: {text}" for text, names in silos.items()]
+    return f"every silo refuses the run, {code.name}: {meaning}. {remedy}. {_listed(told, '; ')}"
+
+
+def _listed(texts: Sequence[str], between: str = ", ") -> str:
+    """The first of them, and how many more there are."""
+    more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
+    return between.join([*texts[:_MOST_TOLD], *more])
 
 
 def code_of(error: BaseException) -> Refusal:

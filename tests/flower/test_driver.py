@@ -20,7 +20,7 @@ from fedsync.core.transfer import Payload
 from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import AskModel, Collect, Describe, Hello, Reply, Snapshot, Train
+from fedsync.trainer.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
 from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
 
 ROUNDS = 3
@@ -362,6 +362,24 @@ def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeyp
     _strategy(tmp_path / "without").start(grid, evaluate_fn=lambda version, arrays: seen.append(arrays))
     for name, array in expected[0].items():
         np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
+
+
+def _no_folder(message: Message, context: Context) -> Message:
+    return saying(message, Refused(Refusal.CONFIG, "no folder /data"))
+
+
+def test_a_run_that_all_silos_refuse_ends_with_their_refusals_and_at_once(tmp_path: Path) -> None:
+    grid = DirectGrid(3, dict.fromkeys((1, 2, 3), _no_folder))
+    told = r"every silo refuses the run, CONFIG: .* node 1, node 2, node 3: no folder /data"
+    with pytest.raises(RunError, match=told):
+        _strategy(tmp_path).start(grid)
+    assert grid.pushed == [(node, "Describe") for node in (1, 2, 3)]
+
+
+def test_one_silo_of_three_that_takes_part_is_waited_with(tmp_path: Path) -> None:
+    grid = DirectGrid(3, dict.fromkeys((1, 2), _no_folder))
+    with pytest.raises(RunError, match=r"nothing to do for 0.2 s; silos here: c"):
+        _strategy(tmp_path, timing=Timeouts(poll_s=0.001, look_s=0.01, join_timeout_s=0.2)).start(grid)
 
 
 def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from fedsync.core.errors import RunError
 from fedsync.core.layout import Layout, Vector
 from fedsync.flower.first_model import ask_for_model
+from fedsync.flower.nodes import Admission
 from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import InitialModel, InProgress
+from fedsync.trainer.protocol import InitialModel, InProgress, Refusal, Refused
 from tests.flower.grid import Answer, DirectGrid, saying, silos_in_this_process
 
 SOON = Timeouts(poll_s=0.001, join_timeout_s=0.05)
@@ -89,3 +90,10 @@ def test_a_question_that_is_lost_is_asked_again() -> None:
 
     found, _ = ask_for_model(DirectGrid(1, {1: hears_at_last}), "{}", replace(LONG, ask_s=0.01))
     np.testing.assert_array_equal(found, WEIGHTS)
+
+
+def test_where_all_silos_refuse_the_run_nobody_is_asked_again() -> None:
+    grid = DirectGrid(2, dict.fromkeys((1, 2), always(lambda message: saying(message, Refused(Refusal.OWNER)))))
+    with pytest.raises(RunError, match=r"every silo refuses the run, OWNER: .* node 1, node 2: its own log"):
+        ask_for_model(grid, "{}", LONG, Admission(expected=2))
+    assert grid.pushed == [(1, "AskModel"), (2, "AskModel")]

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 import pytest
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
 from fedsync.flower.nodes import Admission, Nodes
-from fedsync.trainer.protocol import Hello
+from fedsync.trainer.protocol import Hello, Refusal, Refused
 from tests.flower.grid import DirectGrid
 
 
@@ -178,3 +178,88 @@ def test_a_name_is_one_nodes_and_free_again_when_that_is_gone(registered: str) -
     assert nodes.look() == ([], [2])
     join(nodes, 2, "berlin")
     assert nodes.by_name == {"berlin": 2}
+
+
+OWNER, CONFIG, INTERNAL = (Refused(code) for code in (Refusal.OWNER, Refusal.CONFIG, Refusal.INTERNAL))
+
+
+def refuse(nodes: Nodes, node: int, refused: Refused, times: int = 1) -> None:
+    """A node answers its first question so, and again each time that it is asked."""
+    for _ in range(times):
+        nodes.refuses(node, refused)
+        nodes.ask_again(node)
+
+
+def refusing(expected: int | None, *names: str) -> tuple[NamedGrid, Nodes]:
+    """Nodes that were greeted, from 1 on."""
+    grid = NamedGrid(dict(enumerate(names, 1)))
+    nodes = Nodes(grid, Admission(expected=expected))
+    nodes.look()
+    return grid, nodes
+
+
+def test_a_run_that_all_refuse_is_over_with_the_last_refusal() -> None:
+    _, nodes = refusing(3, "a", "b", "c")
+    refuse(nodes, 2, OWNER)
+    refuse(nodes, 1, Refused(Refusal.OWNER, "data is closed"))
+    told = r"every silo refuses the run, OWNER: .* in silo.yaml. a: data is closed; b, c: its own log"
+    with pytest.raises(RunError, match=told):
+        refuse(nodes, 3, OWNER)
+
+
+@pytest.mark.parametrize(
+    ("expected", "refusals"),
+    [
+        (4, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # another is to come
+        (None, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # a run that goes on: its silos took part before
+        (2, [(1, OWNER), (2, OWNER)]),  # one has not answered
+        (3, [(1, OWNER), (2, OWNER), (3, CONFIG)]),  # who knows what each would say next
+        (3, [(1, OWNER), (2, OWNER), (3, INTERNAL)]),
+        (3, [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]),  # a trainer may have died for want of memory, once
+        (3, [(1, Refused(Refusal.LOADING))] * 9 + [(2, OWNER), (3, OWNER)]),
+    ],
+)
+def test_a_run_that_some_may_still_join_goes_on(expected: int | None, refusals: list[tuple[int, Refused]]) -> None:
+    _, nodes = refusing(expected, "a", "b", "c")
+    for node, refused in refusals:
+        refuse(nodes, node, refused)
+
+
+def test_a_refusal_that_may_pass_is_final_when_it_comes_twice_in_a_row() -> None:
+    _, nodes = refusing(2, "a", "b")
+    refuse(nodes, 1, INTERNAL, times=2)
+    refuse(nodes, 2, INTERNAL)
+    with pytest.raises(RunError, match="INTERNAL"):
+        refuse(nodes, 2, INTERNAL)
+
+
+def test_a_run_that_a_silo_has_joined_is_not_given_up_for_refusals() -> None:
+    grid, nodes = refusing(1, "a", "b")
+    join(nodes, 1, "a")
+    del grid.names[1]
+    nodes.look()
+    nodes.forget(1)
+    refuse(nodes, 2, OWNER)
+
+
+def test_who_is_turned_away_is_not_waited_for_and_who_left_does_not_count() -> None:
+    grid = NamedGrid({1: "a", 2: "b", 3: "stranger"})
+    nodes = Nodes(grid, Admission(["a", "b"], expected=2))
+    nodes.look()
+    refuse(nodes, 1, OWNER)
+    del grid.names[1]
+    nodes.look()
+    nodes.forget(1)
+    refuse(nodes, 2, OWNER)
+    grid.names[4] = "a"
+    nodes.look()
+    with pytest.raises(RunError, match="OWNER"):
+        refuse(nodes, 4, OWNER)
+
+
+def test_the_error_of_a_large_federation_stays_short() -> None:
+    _, nodes = refusing(200, *(f"silo-{number}" for number in range(200)))
+    with pytest.raises(RunError) as raised:
+        for node in range(1, 201):
+            refuse(nodes, node, Refused(Refusal.CONFIG, f"no folder {node}" if node < 100 else ""))
+    assert str(raised.value).count("silo-") == 5 and "; 95 more" in str(raised.value)
