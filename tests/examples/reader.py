@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ SCORES = {
     "heart": 0.68,
     "huggingface": 0.85,
     "lightning": 0.7,
+    "quickstart-huggingface": 0.85,
+    "quickstart-lightning": 0.6,
     "quickstart-pytorch": 0.8,
     "segmentation": 0.8,
     "sklearn": 0.9,
@@ -19,8 +22,17 @@ SCORES = {
 }
 """What each example's model reaches at least."""
 
-LIBRARIES = {"lightning": ["lightning"], "huggingface": ["transformers", "accelerate"], "segmentation": ["monai"]}
+LIBRARIES = {
+    "lightning": ["lightning"],
+    "quickstart-lightning": ["lightning"],
+    "huggingface": ["transformers", "accelerate"],
+    "quickstart-huggingface": ["transformers"],
+    "segmentation": ["monai"],
+}
 """What an example needs that `make test` does without."""
+
+PUBLISHED = [name for name in SCORES if name.startswith("quickstart-")]
+"""Examples that are Flower apps, with a diff from what was published."""
 
 
 def commands(example: Path) -> dict[str, list[str]]:
@@ -37,3 +49,29 @@ def check(example: Path, run: str) -> None:
     slowest, *_, fastest = (sizes[name] for name, _ in sorted(speeds, key=lambda pair: int(pair[1])))
     assert slowest < fastest, "batches follow the speeds"
     assert summary["accuracy"] > SCORES[example.name]
+
+
+def changes(example: Path) -> list[tuple[str, str, str]]:
+    """The README's diff: files, lines as published (empty where there was none), and what stands there now."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", (example / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    found, file, before = [], "", ""
+    for line in diff.splitlines():
+        if line.startswith("+"):
+            found.append((file, before, line[1:]))
+            before = ""
+        elif line.startswith("-"):
+            before = line[1:]
+        else:
+            file = line.strip()
+    return found
+
+
+def as_published(example: Path, folder: Path) -> Path:
+    """The app before its diff."""
+    shutil.copytree(example, folder)
+    for file, before, now in changes(example):
+        text = (folder / file).read_text(encoding="utf-8")
+        assert f"\n{now}\n" in text, f"{file} has the line {now}"
+        text = text.replace(f"\n{now}\n", f"\n{before}\n" if before else "\n", 1)
+        (folder / file).write_text(text, encoding="utf-8")
+    return folder

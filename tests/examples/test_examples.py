@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.cli import main
-from tests.examples.reader import FOLDER, ROOT, SCORES, check, commands
+from tests.examples.reader import FOLDER, PUBLISHED, ROOT, SCORES, as_published, changes, check, commands
 
 QUICK = ("heart", "sklearn")
 EVERYWHERE = [pytest.param(name, marks=() if name in QUICK else pytest.mark.examples) for name in SCORES]
@@ -28,17 +28,17 @@ def test_in_virtual_time(name: str, run: str, example: Path, monkeypatch: pytest
     check(example, run)
 
 
-def test_the_stock_app_is_changed_where_its_readme_says() -> None:
-    folder = FOLDER / "quickstart-pytorch"
-    (diff,) = re.findall(r"```diff\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    parts = re.split(r"^ (\S+)\n", diff, flags=re.MULTILINE)[1:]
-    changed = dict(zip(parts[::2], parts[1::2], strict=True))
-    lines = {file: [line[1:] for line in part.splitlines() if line.startswith("+")] for file, part in changed.items()}
-    assert sum(map(len, lines.values())) <= 5
-    for file, wanted in lines.items():
-        text = (folder / file).read_text(encoding="utf-8").splitlines()
-        assert set(wanted) <= set(text)
-        assert file == "pyproject.toml" or not any("fedsync" in line.lower() for line in text if line not in wanted)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_app_is_changed_where_its_readme_says(name: str, tmp_path: Path) -> None:
+    """Else FedSync is not in it."""
+    assert len(changes(FOLDER / name)) <= 5
+    published = as_published(FOLDER / name, tmp_path / name)
+    for file in published.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert "fedsync" not in text.lower()
+        assert "steps" not in text
+    components = tomllib.loads((published / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    assert components == {part: components["serverapp"].replace("server", part[:6]) for part in components}
 
 
 def test_none_is_forgotten_and_what_they_need_can_be_installed() -> None:

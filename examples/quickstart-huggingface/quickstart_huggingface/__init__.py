@@ -1,0 +1,1 @@
+"""A Flower app that judges reviews, with Hugging Face's transformers."""

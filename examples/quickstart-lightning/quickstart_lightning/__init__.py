@@ -1,0 +1,1 @@
+"""A Flower app that compresses digits, with PyTorch Lightning."""
