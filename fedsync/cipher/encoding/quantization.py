@@ -23,6 +23,7 @@ from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT,
 from fedsync.cipher.encoding.tally import header_slots
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.rounding import fraction_bits, round_fixed
 
 # So many times as large as the largest value a step may be for the values to be sent.
 _COARSE = 16
@@ -111,7 +112,7 @@ class QuantizationGrid:
         if not math.isfinite(factor) or header.shape != (self.head,):
             raise ValueError(f"the factor is {factor}, the header has {header.shape} slots, not {self.head}")
         # Fixed point with as many fractional bits as an int32 leaves: exact, and fast to round.
-        fraction = 32 - self.packing.bits
+        fraction = fraction_bits(self.packing.bits)
         largest = _magnitudes(values, self.layout) * abs(factor)
         scales = [
             0.0 if most * _COARSE < step else factor / step * 2.0**fraction
@@ -123,7 +124,7 @@ class QuantizationGrid:
             scaled = np.zeros(stop - start, dtype=np.float32)
             for low, high, scale in spans.within(start, stop):
                 np.multiply(values[low:high], np.float32(scale), out=scaled[low - start : high - start])
-            integers, clipped = _round(scaled, self.packing.bits, fraction, rng)
+            integers, clipped = round_fixed(scaled, self.packing.bits, rng)
             if chunk:
                 yield self.packing.pack(integers), clipped
                 continue
@@ -241,31 +242,6 @@ class _Spans:
         """Write integers, which begin at ``start`` of the flat vector, times their numbers."""
         for low, high, number in self.within(start, start + integers.size):
             np.multiply(integers[low - start : high - start], number, out=out[low:high], casting="unsafe")
-
-
-def _round(scaled: NDArray[np.float32], bits: int, fraction: int, rng: np.random.Generator) -> tuple[Integers, int]:
-    """Fixed-point numbers with ``fraction`` fractional bits to whole ones, and how many were clipped."""
-    limit = np.float32(((1 << (bits - 1)) - 1) << fraction)
-    # The header of a model of very many tensors leaves no room in its chunk.
-    low, high = scaled.min(initial=0), scaled.max(initial=0)
-    clipped = 0
-    # NaN fails every comparison, so this finds it too.
-    if not (low >= -limit and high <= limit):
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("the update has values that are not finite, or far beyond any range")
-        clipped = int(np.count_nonzero(np.abs(scaled) > limit))
-        np.clip(scaled, -limit, limit, out=scaled)
-    np.rint(scaled, out=scaled)
-    integers = scaled.astype(np.int32)
-    # At the limit the largest draw still fits: peak * 2^fraction + 2^fraction - 1 = 2^31 - 1.
-    kind = np.uint16 if fraction == 16 else np.uint32
-    words = rng.integers(0, 2**64 - 1, -(-integers.size * kind().itemsize // 8), dtype=np.uint64, endpoint=True)
-    draws = words.view(kind)[: integers.size]
-    if kind is np.uint32:
-        np.right_shift(draws, 32 - fraction, out=draws)
-    np.add(integers, draws, out=integers, casting="unsafe")
-    np.right_shift(integers, fraction, out=integers)
-    return integers, clipped
 
 
 def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -> tuple[int, ...]:
