@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding import tally, wire
-from fedsync.cipher.encoding.integrity import Authenticator, added
+from fedsync.cipher.encoding.integrity import Authentic, Authenticator, added
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
@@ -221,21 +221,21 @@ class _Round:
         """The sum's message at a silo."""
         return wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"), self._adder)
 
-    def check(self, envelope: wire.Envelope) -> None:
-        self._authenticator.authenticate(envelope, "server")
+    def check(self, envelope: wire.Envelope) -> Authentic:
+        return self._authenticator.authenticate(envelope, "server")
 
     def open(self, message: bytes) -> Vector:
         """The mean at a silo; with masks, what the survivors reveal included."""
         envelope = self.read(message)
-        self.check(envelope)
+        authentic = self.check(envelope)
         members, sealer = envelope.head.members, self._sealer
         if self._masked:
             sealer = Masked(sealer, unmasker=Unmasker(self.unmask(), members))
         pipeline = Serial(sealer)
-        (first,) = open_portions(envelope.words[:1], members, pipeline, "server")
+        (first,) = open_portions([authentic.first], members, pipeline, "server")
         added_up = tally.read(first, len(members), self._grid.cap, len(self._grid.layout.names), "server")
-        mean = np.empty(self._grid.layout.size, dtype=np.float32)
-        portions = open_portions(envelope.words, members, pipeline, "server")
+        mean = np.zeros(self._grid.layout.size, dtype=np.float32)
+        portions = open_portions(authentic.spans(), members, pipeline, "server")
         self._grid.decode(portions, added_up.mean_factor(self._grid.cap), mean, len(members))
         return mean
 
@@ -341,12 +341,12 @@ def watched_memory() -> Iterator[Peak]:
     with suppress(OSError):
         # Linux: forget the highest so far.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _status("VmRSS")
+    before = status("VmRSS")
     yield peak
-    peak.used = max(_status("VmHWM") - before, 0)
+    peak.used = max(status("VmHWM") - before, 0)
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """A line of this process's status [bytes]."""
     import resource
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from bench.common import print_table, write_json
-from bench.cost.cipher_round import KINDS, Clock, resnet_layout, update_of, watched_memory
+from bench.cost.cipher_round import KINDS, Clock, resnet_layout, status, update_of, watched_memory
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import BITS, Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
@@ -122,11 +122,13 @@ def _in_memory_keys(kind: str) -> GroupKey:
 # A round, in two processes.
 
 _server: list[EncryptedAggregator] = []
+_peaks: list[int] = []
 _silos: dict[str, EncryptedReplica] = {}
 
 
 def _measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     """What the work returns, its seconds, processor seconds and most memory beyond that before [bytes]."""
+    _peaks.append(status("VmHWM"))  # it is about to be forgotten
     with watched_memory() as peak:
         begin_s, processor_s = time.perf_counter(), time.process_time()
         done = work()
@@ -145,17 +147,14 @@ def _written(file: Path, payload: Payload) -> Path:
 
 
 def _begin_server(plan: EncryptionPlan, keys: EmulatedKeys, folder: Path) -> int:
-    from bench.cost.cipher_round import _status
-
     _server[:] = [EncryptedAggregator(plan, keys.server)]
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _status("VmRSS")
+    _peaks.clear()
+    return status("VmRSS")
 
 
 def _server_peak() -> int:
-    from bench.cost.cipher_round import _status
-
-    return _status("VmHWM")
+    return max(*_peaks, status("VmHWM"))
 
 
 def _on_server(name: str, *arguments: Any) -> Any:

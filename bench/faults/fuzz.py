@@ -165,11 +165,11 @@ class Targets:
 
     def _opened(self, data: bytes | bytearray) -> np.ndarray:
         envelope = wire.decode(data, self._expected(wire.Kind.AGGREGATE, None), self._adder)
-        self._authenticator.authenticate(envelope, "server")
+        spans = self._authenticator.authenticate(envelope, "server").spans()
         members = envelope.head.members
-        slots = np.concatenate(list(open_portions(envelope.words, members, self._pipeline, "server")))
+        slots = np.concatenate(list(open_portions(spans, members, self._pipeline, "server")))
         added_up = tally.read(slots[0], len(members), self._grid.cap, 2, "server")
-        mean = np.empty(VALUES, np.float32)
+        mean = np.zeros(VALUES, np.float32)
         self._grid.decode([slots], added_up.mean_factor(self._grid.cap), mean, len(members))
         return mean
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TypeVar
 
 _DIGEST_BYTES = 32
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+def checksum(*pieces: bytes | memoryview) -> bytes:
+    """What stands in front of pieces that are written one after the other, 32 bytes."""
+    whole = hashlib.sha256()
+    for piece in pieces:
+        whole.update(piece)
+    return whole.digest()
 
 
 def digested(body: bytes) -> bytes:
     """The digest, 32 bytes, and ``body``."""
-    return hashlib.sha256(body).digest() + body
+    return checksum(body) + body
 
 
-def undigested(data: bytes) -> bytes | None:
+def undigested(data: Data) -> Data | None:
     """The body, or None where it is not what was written."""
     body = data[_DIGEST_BYTES:]
     return body if hashlib.sha256(body).digest() == data[:_DIGEST_BYTES] else None

@@ -117,10 +117,8 @@ _PATHS: weakref.WeakKeyDictionary[mmap.mmap, Path] = weakref.WeakKeyDictionary()
 def _map_of(array: NDArray[Any]) -> mmap.mmap | None:
     """What `map_file` mapped, if an array shows it: only of that it is known that nothing in it waits to be written."""
     base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
     return base if isinstance(base, mmap.mmap) and base in _PATHS else None
 
 

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from bench.faults.breakages._core import Changes
 
+_AUTHENTICATED = "self._authenticator.authenticate(one, SERVER)"
+
+
+def unchecked(one: str) -> str:
+    """What is opened as if it had been authenticated."""
+    words = f"'spans': lambda self, one={one}: iter([one.words.copy()]), 'first': {one}.words[:1]"
+    return f"type('Unchecked', (), {{'head': {one}.head, {words}}})()"
+
+
 SILO: Changes = {
     "cipher/silo/chain_log.py": (
         (
@@ -57,8 +66,8 @@ SILO: Changes = {
         ),
         (
             "one-member-is-not-in-the-past",
-            "for member in one.head.members)) for one in sums]",
-            "for member in one.head.members[:1])) for one in sums]",
+            "for member in head.members)) for head in sums]",
+            "for member in head.members[:1])) for head in sums]",
         ),
         (
             "anything-is-taken-back",
@@ -132,26 +141,24 @@ SILO: Changes = {
         ),
         (
             "only-the-first-sum-is-authenticated",
-            "for envelope in sums if calibration is None else [calibration, *sums]:",
-            "for envelope in sums[:1] if calibration is None else [calibration, *sums[:1]]:",
+            _AUTHENTICATED,
+            f"{_AUTHENTICATED} if one is envelopes[0] else {unchecked('one')}",
         ),
         (
             "a-calibration-is-opened-unauthenticated",
-            "for envelope in sums if calibration is None else [calibration, *sums]:",
-            "for envelope in sums:",
+            "self._authenticator.authenticate(decoded, SERVER)",
+            unchecked("decoded"),
         ),
         (
             "sums-are-opened-unauthenticated",
-            "            self._authenticator.authenticate(envelope, SERVER)\n",
-            "            pass\n",
+            _AUTHENTICATED,
+            unchecked("one"),
         ),
         (
             "what-is-taken-back-is-opened-unauthenticated",
-            "sums = [one for link in links for entry in link.entries for one in entry.sums]",
-            "sums = [\n"
-            "            one for link in links if link.kind is LinkKind.ADD for entry in link.entries "
-            "for one in entry.sums\n"
-            "        ]",
+            f"{_AUTHENTICATED} for one in envelopes)",
+            f"{_AUTHENTICATED} if entry.version not in self.__dict__.setdefault('_seen', set()) else "
+            f"{unchecked('one')} for one in envelopes)\n        self._seen.add(entry.version)",
         ),
         (
             "members-are-counted-not-silos",

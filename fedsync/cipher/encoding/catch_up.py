@@ -160,7 +160,7 @@ def decode(payload: Payload, sender: str = "server") -> CatchUp:
     """
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "catch-up", f"{payload.dtype} {payload.shape} instead of bytes")
-    reader = _Reader(memoryview(payload.tobytes()), sender)
+    reader = _Reader(payload.data, sender)
     magic, version, start, base, to, attempt, *lengths, count = reader.fields(_HEAD)
     if magic != _MAGIC or version != _VERSION or start not in set(Start):
         reader.fail(f"it begins with {magic!r}, version {version}, start {start}")

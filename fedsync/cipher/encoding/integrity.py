@@ -31,6 +31,7 @@ Source: Agrawal and Boneh 2009, "Homomorphic MACs", section 3, for sums; Carter 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable, Iterator
 from operator import mul
 
 import numpy as np
@@ -38,8 +39,9 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.wire import TAG_PARTS, Envelope, Head, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
-from fedsync.cipher.suites.suite import NO_DIGEST, Form, Words
+from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Form, Words
 from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.spans import give_back, spans
 
 # Bits of integers that float64 adds exactly.
 _EXACT = 53
@@ -91,6 +93,44 @@ class WordHash:
     def value(self) -> Tag:
         """h_0 and h_1 of all that was taken."""
         return tuple(one % self._modulus for one in self._sums)
+
+
+class Authentic:
+    """A message whose tag fits. `Authenticator.authenticate` makes it.
+
+    Its words may lie in a file, and what is opened has to be what was authenticated. So whoever opens them gets copies,
+    span by span, and of each only once h of all up to its end is again what it was when the tag was checked.
+
+    Args:
+        envelope: the message.
+        sender: who sent it, for errors.
+        reached: h at the end of each span.
+        hasher: for the words once more.
+    """
+
+    def __init__(
+        self, envelope: Envelope, sender: str, reached: tuple[Tag, ...], hasher: Callable[[], WordHash]
+    ) -> None:
+        self.head = envelope.head
+        self._words, self._sender, self._reached, self._hasher = envelope.words, sender, reached, hasher
+
+    def spans(self) -> Iterator[Words]:
+        """All words in their order, uint64 [chunks of a span, words of a chunk], which nobody else has.
+
+        Raises:
+            ProtocolError: they are not what they were.
+        """
+        hasher = self._hasher()
+        for span, reached in zip(_copies(self._words, self.head.form, self._sender), self._reached, strict=True):
+            hasher.take(span)
+            if hasher.value() != reached:
+                raise ProtocolError(self._sender, "tag", "words changed after they were authenticated")
+            yield span
+
+    @property
+    def first(self) -> Words:
+        """The first chunk, uint64 [1, words of a chunk]; raises as `spans`."""
+        return next(self.spans())[:1]
 
 
 class Authenticator:
@@ -145,15 +185,18 @@ class Authenticator:
         if not hmac.compare_digest(_packed(expected), _packed(tag)):
             raise ProtocolError(sender, "tag", f"the sum is not that of the {len(head.members)} updates that are named")
 
-    def authenticate(self, envelope: Envelope, sender: str) -> None:
+    def authenticate(self, envelope: Envelope, sender: str) -> Authentic:
         """`check` a whole message.
 
         Raises:
             ProtocolError: as of `check`.
         """
-        hasher = self.hasher()
-        hasher.take(envelope.words)
+        hasher, reached = self.hasher(), list[Tag]()
+        for span in _copies(envelope.words, self._form, sender):
+            hasher.take(span)
+            reached.append(hasher.value())
         self.check(hasher.value(), envelope.head, envelope.tag, sender)
+        return Authentic(envelope, sender, tuple(reached), self.hasher)
 
     def _pads(self, head: Head) -> Tag:
         """The sum of all members' pads."""
@@ -173,6 +216,16 @@ class Authenticator:
 def added(first: Tag, second: Tag, form: Form) -> Tag:
     """The tag of a sum of updates; needs no key."""
     return tuple((one + other) % form.modulus for one, other in zip(first, second, strict=True))
+
+
+def _copies(words: Words, form: Form, sender: str) -> Iterator[Words]:
+    """Words span by span, of a file that could change only before they are looked at."""
+    adder = Adder(form)
+    for start, stop in spans(len(words), form.chunk_bytes):
+        span = words[start:stop].copy()
+        give_back(words)
+        adder.check(span, sender, start)
+        yield span
 
 
 def _half_bits(form: Form) -> int:

@@ -141,12 +141,12 @@ class QuantizationGrid:
         return slots
 
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
-        """Unpack sums and turn them back into numbers, a few chunks at a time.
+        """Unpack sums and add what they stand for to numbers, a few chunks at a time.
 
         Args:
             chunks: slots of all chunks in order, in any portions; the header is passed over.
             factor: what they are multiplied by; see `fedsync.cipher.encoding.tally.Tally.mean_factor`.
-            out: float32 [layout.size], written.
+            out: float32 [layout.size], to which they are added.
             updates: in the sum, each clipped to its tensor's range.
             sender: who sent the sum, for errors.
 
@@ -239,9 +239,11 @@ class _Spans:
             index += 1
 
     def scale(self, integers: Integers, start: int, out: Vector) -> None:
-        """Write integers, which begin at ``start`` of the flat vector, times their numbers."""
+        """Add integers, which begin at ``start`` of the flat vector, times their numbers."""
         for low, high, number in self.within(start, start + integers.size):
-            np.multiply(integers[low - start : high - start], number, out=out[low:high], casting="unsafe")
+            part = np.empty(high - low, dtype=np.float32)
+            np.multiply(integers[low - start : high - start], number, out=part, casting="unsafe")
+            out[low:high] += part
 
 
 def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -> tuple[int, ...]:

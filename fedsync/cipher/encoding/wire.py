@@ -33,6 +33,8 @@ from fedsync.cipher.encoding.fields import FieldCheck, read_member, read_name, w
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
+from fedsync.core.errors import ProtocolError
+from fedsync.core.spans import give_back, spans
 
 VERSION = 2
 TAG_PARTS = 2
@@ -278,12 +280,29 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
     tag = _read_tag(view, end, head, check)
     signature = bytes(view[end + _TAG.size :])
-    if head.kind is Kind.UPDATE:
-        head = _digested(head, hashlib.sha256(view[size:end]).digest())
-        _check_signature(view[:size], head, tag, signature, expected, check)
     native = words.astype(np.uint64, copy=False)
-    (adder or Adder(head.form)).check(native, expected.sender)
+    digest, fault = _looked_through(native, head, adder or Adder(head.form), expected.sender)
+    if head.kind is Kind.UPDATE:
+        head = _digested(head, digest)
+        _check_signature(view[:size], head, tag, signature, expected, check)
+    if fault is not None:
+        raise fault
     return Envelope(head, native, tag, signature)
+
+
+def _looked_through(words: Words, head: Head, adder: Adder, sender: str) -> tuple[bytes, ProtocolError | None]:
+    """SHA-256 of the words of an update, and what is wrong with them: one pass over what may lie in a file."""
+    hashed, fault = hashlib.sha256(), None
+    for start, stop in spans(len(words), head.form.chunk_bytes):
+        span = words[start:stop]
+        if head.kind is Kind.UPDATE:
+            hashed.update(_payload(span))
+        try:
+            adder.check(span, sender, start)
+        except ProtocolError as error:
+            fault = fault or error
+        give_back(words)
+    return hashed.digest(), fault
 
 
 def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
-from fedsync.cipher.encoding.wire import Envelope, member_context
+from fedsync.cipher.encoding.wire import Head, member_context
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.core.errors import SERVER, ProtocolError
 
@@ -34,7 +34,7 @@ _HEAD = struct.Struct(f"<qI{DIGEST_BYTES}s")
 _RECORD = struct.Struct(f"<BQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
-def digest_of(*parts: bytes) -> bytes:
+def digest_of(*parts: bytes | memoryview) -> bytes:
     """SHA-256 of parts, none of which can pass for a part of its neighbour."""
     whole = hashlib.sha256()
     for part in parts:
@@ -55,9 +55,9 @@ def run_digest(run: str, specification: bytes, epoch: int, fingerprint: bytes) -
     return digest_of(b"fedsync run 1", run.encode(), specification, epoch.to_bytes(8, "little"), fingerprint)
 
 
-def added_content(sums: Sequence[Envelope], clear: bytes | memoryview) -> bytes:
+def added_content(sums: Sequence[Head], clear: bytes | memoryview) -> bytes:
     """C of a link that adds: all of its sums that their senders knew, and what travels in the clear."""
-    parts = [digest_of(*(member_context(one.head, member) for member in one.head.members)) for one in sums]
+    parts = [digest_of(*(member_context(head, member) for member in head.members)) for head in sums]
     return digest_of(b"fedsync link 1", LinkKind.ADD.name.encode(), *parts, hashlib.sha256(clear).digest())
 
 
@@ -195,7 +195,7 @@ class History:
         return _HEAD.pack(self.records.newest, len(self.chains), self.run) + packed
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> tuple[History, int]:
+    def from_bytes(cls, data: bytes | memoryview) -> tuple[History, int]:
         """The inverse of `to_bytes`, and how many of the bytes it took.
 
         Raises:

@@ -30,8 +30,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedsync.cipher.encoding import tally, wire
+from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.catch_up import LinkKind
+from fedsync.cipher.encoding.integrity import Authentic
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import Tally
@@ -59,7 +60,7 @@ class _Opened:
     """What one entry brings.
 
     Args:
-        change: of the model, float32 [values].
+        change: of the model, float32 [values], which nobody else has.
         tally: of its headers; None if no sum counts.
         counted: sums that count.
         shown: exponents of the tensors that its largest values need, as of a single update; empty if no sum counts.
@@ -87,7 +88,7 @@ class Opener:
         self._sealer = sealer
         self._pipeline = pipeline
 
-    def begin(self, calibration: wire.Envelope, model: Vector, run: bytes) -> ReplicaState:
+    def begin(self, calibration: Authentic, model: Vector, run: bytes) -> ReplicaState:
         """Version 0. Of a calibration that is spoiled silos learn nothing, and agree after their first updates.
 
         Args:
@@ -100,7 +101,7 @@ class Opener:
         try:
             if any(member.chain != run for member in members):
                 raise _spoiled("chain", "a silo means another run")
-            slots = self._sealer.open(calibration.words, members)
+            slots = self._sealer.open(calibration.first, members)
             added_up = self._tally(slots, calibration)
             if slots.reshape(-1)[plan.grid(first).head :].any():
                 raise _spoiled("filling", "there are values in a calibration")
@@ -117,7 +118,7 @@ class Opener:
             _log_spoiled(0, members, error)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
         concealed = self._ring.group.conceal(state.digest)
-        return replace(state, history=state.history.begin(added_content([calibration], b""), concealed))
+        return replace(state, history=state.history.begin(added_content([calibration.head], b""), concealed))
 
     def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, PooledFigures | None]:
         """The state one version later, and figures of enough silos, if there are with what was added."""
@@ -131,7 +132,7 @@ class Opener:
             case LinkKind.UNDO:
                 for entry in link.entries:
                     opened = self._change(state, entry, self._added(state, entry), {})
-                    state = replace(state, model=state.model - opened.change)
+                    state = replace(state, model=np.subtract(state.model, opened.change, out=opened.change))
             case LinkKind.EMPTY:
                 pass
         state = replace(state, version=state.version + 1)
@@ -148,7 +149,9 @@ class Opener:
         pool, figures = state.pool, None
         if opened.tally is not None:
             pool, figures = pool.after(entry.version, opened.tally, members, self._plan.quorum)
-        return replace(state, model=state.model + opened.change, scales=scales, added=added, pool=pool), figures
+        # The change becomes the model: nobody else has it, and a model is large.
+        model = np.add(state.model, opened.change, out=opened.change)
+        return replace(state, model=model, scales=scales, added=added, pool=pool), figures
 
     def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
         """What an entry brings without its spoiled sums.
@@ -170,7 +173,7 @@ class Opener:
             opened = self._change(state, entry, good if len(silos) >= self._plan.members else [], spoiled)
         for index, error in spoiled.items():
             _log_spoiled(entry.version, entry.sums[index].head.members, error)
-        if not np.abs(opened.change).max(initial=0) <= MOST:
+        if not _bounded(opened.change):
             error = _spoiled("size", f"the model would change by more than {MOST:g}")
             _log_spoiled(entry.version, entry.members, error)
             return self._change(state, entry, [], {})
@@ -202,7 +205,7 @@ class Opener:
         for index in chosen:
             one = entry.sums[index]
             with _noted(spoiled, index):
-                tallies[index] = self._tally(sealer.open(one.words[:1], one.head.members), one)
+                tallies[index] = self._tally(sealer.open(one.first, one.head.members), one)
         change = np.zeros(plan.sealed.size, dtype=np.float32)
         # What travels in the clear cannot be told apart by sums.
         clear = entry.clear if len(tallies) == len(entry.sums) else np.zeros_like(entry.clear)
@@ -210,15 +213,13 @@ class Opener:
             return _Opened(plan.unite(change, clear))
         added_up = tally.together(list(tallies.values()))
         factor = weighting.rate * added_up.mean_factor(plan.cap, normalised=weighting.normalised)
-        part = np.empty_like(change)
         for index in tallies:
             one = entry.sums[index]
-            slots = open_portions(one.words, one.head.members, pipeline, SERVER)
+            slots = open_portions(one.spans(), one.head.members, pipeline, SERVER)
             # A header may claim anything: what comes of it is looked at in the end.
             with _noted(spoiled, index), np.errstate(over="ignore", invalid="ignore"):
-                grids[one.head.grid].decode(slots, factor, part, len(one.head.members), SERVER)
-                change += part
-        sane = np.abs(change).max(initial=0) <= MOST
+                grids[one.head.grid].decode(slots, factor, change, len(one.head.members), SERVER)
+        sane = _bounded(change)
         shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
         return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
 
@@ -232,9 +233,14 @@ class Opener:
         sealer = Masked(self._sealer, unmasker=unmasker)
         return sealer, Serial(sealer)
 
-    def _tally(self, slots: Slots, envelope: wire.Envelope) -> Tally:
-        members, tensors = len(envelope.head.members), len(self._plan.sealed.names)
+    def _tally(self, slots: Slots, sealed: Authentic) -> Tally:
+        members, tensors = len(sealed.head.members), len(self._plan.sealed.names)
         return tally.read(slots, members, self._plan.cap, tensors, SERVER)
+
+
+def _bounded(change: Vector) -> bool:
+    """Whether no value is beyond `MOST`, or no number."""
+    return bool(change.max(initial=0) <= MOST and change.min(initial=0) >= -MOST)
 
 
 def _spoiled(check: str, detail: str) -> ProtocolError:

@@ -1,6 +1,6 @@
 """What the server sends, read in three steps, before anything of it is opened.
 
-1. *Decode*: every sum, the calibration and what travels in the clear are cut out and have the right form.
+1. *Decode*: every sum and the calibration are cut out and have the right form.
 2. *Authenticate*: every sum is what its members sealed, by `Authenticator`. What they say of themselves is true from
    here on, or their own lie.
 3. *Place*: each link fits those before it. Members are silos of the group, new, enough, and built on versions that this
@@ -22,12 +22,12 @@ import numpy as np
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Piece, attesters
-from fedsync.cipher.encoding.integrity import Authenticator
+from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Unmasker
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import LinkRecords, added_content
-from fedsync.cipher.silo.replica_state import SEEN, ReplicaState
+from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, as_bytes
 from fedsync.cipher.suites.suite import Member
 from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
 from fedsync.core.layout import Vector
@@ -40,14 +40,14 @@ class ReadEntry:
     Args:
         version: that it led to.
         content: C.
-        sums: on one grid each.
+        sums: on one grid each, authenticated.
         clear: float32 [clear values].
         unmasker: takes the masks off, if there are any.
     """
 
     version: int
     content: bytes
-    sums: tuple[wire.Envelope, ...]
+    sums: tuple[Authentic, ...]
     clear: Vector
     unmasker: Unmasker | None
 
@@ -114,7 +114,7 @@ class ReadCatchUp:
         claims: what members say of versions that the silo is not at yet.
     """
 
-    calibration: wire.Envelope | None
+    calibration: Authentic | None
     links: tuple[ReadLink, ...]
     claims: ClaimedPasts
 
@@ -146,13 +146,13 @@ class CatchUpReader:
         Raises:
             ProtocolError: a piece of it is not in order.
         """
-        calibration = None if base is not None else self._calibration(received.calibration)
+        decoded = None if base is not None else self._calibration(received.calibration)
+        sums = [[self._sums(entry) for entry in link.entries] for link in received.links]
+        calibration = None if decoded is None else self._authenticator.authenticate(decoded, SERVER)
         links = tuple(
-            ReadLink(link.kind, tuple(self._entry(entry) for entry in link.entries)) for link in received.links
+            ReadLink(link.kind, tuple(map(self._entry, link.entries, envelopes)))
+            for link, envelopes in zip(received.links, sums, strict=True)
         )
-        sums = [one for link in links for entry in link.entries for one in entry.sums]
-        for envelope in sums if calibration is None else [calibration, *sums]:
-            self._authenticator.authenticate(envelope, SERVER)
         if calibration is not None:
             others = sorted({member.silo for member in calibration.head.members if member.chain != self._run})
             if len(others) > self._lying:
@@ -204,17 +204,8 @@ class CatchUpReader:
         self._enough(members)
         return envelope
 
-    def _entry(self, entry: LinkEntry) -> ReadEntry:
-        sums = tuple(self._decode(one, entry.version, self._plan.chunks) for one in entry.sums)
-        clear = clear_values(entry.clear, self._plan.clear_values)
-        return ReadEntry(entry.version, added_content(sums, entry.clear), sums, clear, self._unmasker(entry, sums))
-
-    def _unmasker(self, entry: LinkEntry, sums: Sequence[wire.Envelope]) -> Unmasker | None:
-        if not self._plan.masked:
-            return None
-        if len(sums) != 1:
-            raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
-        return Unmasker(bytes(entry.reveals), sums[0].head.members)
+    def _sums(self, entry: LinkEntry) -> list[wire.Envelope]:
+        return [self._decode(one, entry.version, self._plan.chunks) for one in entry.sums]
 
     def _decode(self, data: Piece, version: int, chunks: int) -> wire.Envelope:
         plan, group = self._plan, self._ring.group
@@ -223,6 +214,21 @@ class CatchUpReader:
             chunks,
         )  # fmt: skip
         return wire.decode(data, expected)
+
+    # Authenticate.
+
+    def _entry(self, entry: LinkEntry, envelopes: Sequence[wire.Envelope]) -> ReadEntry:
+        sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
+        clear = clear_values(entry.clear, self._plan.clear_values)
+        content = added_content([one.head for one in sums], as_bytes(clear))
+        return ReadEntry(entry.version, content, sums, clear, self._unmasker(entry, sums))
+
+    def _unmasker(self, entry: LinkEntry, sums: Sequence[Authentic]) -> Unmasker | None:
+        if not self._plan.masked:
+            return None
+        if len(sums) != 1:
+            raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
+        return Unmasker(bytes(entry.reveals), sums[0].head.members)
 
     # Place.
 
@@ -261,7 +267,7 @@ def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> Spoile
     return SpoiledSum(SERVER, "chain", detail)
 
 
-def members_of(sums: Sequence[wire.Envelope]) -> tuple[Member, ...]:
+def members_of(sums: Sequence[Authentic]) -> tuple[Member, ...]:
     return tuple(member for one in sums for member in one.head.members)
 
 

@@ -32,7 +32,7 @@ from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, clear_values, other_chain
-from fedsync.cipher.silo.replica_state import ReplicaState, Scales
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales, as_bytes
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
@@ -350,11 +350,12 @@ class EncryptedReplica:
         """The model before any training: the task's own, or the one that the owner of this silo expects."""
         if received.start is Start.HELD:
             return self._initial()
-        found = hashlib.sha256(received.model).hexdigest()
+        model = clear_values(received.model, self._plan.layout.size)
+        found = hashlib.sha256(as_bytes(model)).hexdigest()
         if self._pinned not in (ANY_MODEL, found):
             detail = f"SHA-256 {found}, which the owner of this silo has not pinned (first_model)"
             raise ProtocolError(SERVER, "first model", detail)
-        return clear_values(received.model, self._plan.layout.size)
+        return model
 
     @staticmethod
     def _compare(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None:

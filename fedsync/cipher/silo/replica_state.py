@@ -19,9 +19,10 @@ from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.history import History, digest_of
-from fedsync.common.checksums import digested, undigested
-from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.checksums import checksum, undigested
+from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.layout import Vector
+from fedsync.core.spans import map_file
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class ReplicaState:
     @property
     def digest(self) -> bytes:
         """A: SHA-256 of all but the history, in one way of writing it."""
-        return digest_of(self._about(), self._model())
+        return digest_of(self._about(), as_bytes(self.model))
 
     def _about(self) -> bytes:
         scales, votes = self.scales, self.scales.votes
@@ -137,9 +138,6 @@ class ReplicaState:
             "pool": self.pool.to_json(),
         }
         return json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
-
-    def _model(self) -> bytes:
-        return self.model.astype("<f4", copy=False).tobytes()
 
     @classmethod
     def most_bytes(cls, values: int, tensors: int, silos: Iterable[str]) -> int:
@@ -159,14 +157,15 @@ class ReplicaState:
         fullest = cls(number, np.empty(0, np.float32), scales, added, History(b""), figures)
         return History.MOST_BYTES + 8 + len(fullest._about()) + 4 * values
 
-    def to_bytes(self) -> bytes:
-        """For a file or a snapshot."""
+    @property
+    def pieces(self) -> tuple[bytes | memoryview, ...]:
+        """Bytes for a file or a snapshot, without a copy of the model."""
         text = self._about()
-        return b"".join((self.history.to_bytes(), len(text).to_bytes(8, "little"), text, self._model()))
+        return self.history.to_bytes(), len(text).to_bytes(8, "little"), text, as_bytes(self.model)
 
     @classmethod
-    def from_bytes(cls, data: bytes, values: int, tensors: int) -> ReplicaState:
-        """The inverse of `to_bytes`, for bytes that a holder of the group key wrote.
+    def from_bytes(cls, data: bytes | memoryview, values: int, tensors: int) -> ReplicaState:
+        """The inverse of `pieces`, for bytes that a holder of the group key wrote.
 
         Args:
             data: the bytes.
@@ -179,7 +178,7 @@ class ReplicaState:
         history, at = History.from_bytes(data)
         length, at = int.from_bytes(data[at : at + 8], "little"), at + 8
         try:
-            about: dict[str, Any] = json.loads(data[at : at + length])
+            about: dict[str, Any] = json.loads(bytes(data[at : at + length]))
             exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
             voters = {str(name): int(count) for name, count in about["voters"].items()}
             votes = None if about["votes"] is None else _tally(about["votes"], tensors)
@@ -206,7 +205,8 @@ class ReplicaState:
         Raises:
             ConfigError: the disk does not take it.
         """
-        write_atomically(file, digested(self.to_bytes()), OWNER_FILE)
+        pieces = self.pieces
+        write_pieces(file, (checksum(*pieces), *pieces), OWNER_FILE)
 
     @classmethod
     def load(cls, file: Path, values: int, tensors: int) -> ReplicaState | None:
@@ -220,7 +220,7 @@ class ReplicaState:
         if not file.exists():
             return None
         try:
-            body = undigested(file.read_bytes())
+            body = undigested(map_file(file).data)
             if body is None:
                 raise ValueError("its checksum does not fit")
             return cls.from_bytes(body, values, tensors)
@@ -232,6 +232,11 @@ class ReplicaState:
                 error,
             )
             return None
+
+
+def as_bytes(values: Vector) -> memoryview:
+    """Little-endian bytes of values, which are not copied where the machine has them so."""
+    return values.astype("<f4", copy=False).view(np.uint8).data
 
 
 def _tally(votes: Any, tensors: int) -> Tally:

@@ -144,9 +144,11 @@ def seal_message(
     return message
 
 
-def open_portions(words: Words, members: Sequence[Member], pipeline: Pipeline, sender: str) -> Iterator[Slots]:
-    """Slots of a sum, a few chunks at a time, from chunk 0 on."""
-    portions = (words[first : first + PORTION] for first in range(0, len(words), PORTION))
+def open_portions(
+    spans: Iterable[Words], members: Sequence[Member], pipeline: Pipeline, sender: str
+) -> Iterator[Slots]:
+    """Slots of a sum, a few chunks at a time, of its words from chunk 0 on; see `Authentic.spans`."""
+    portions = (span[first : first + PORTION] for span in spans for first in range(0, len(span), PORTION))
     return pipeline.open(portions, members, sender)
 
 

@@ -168,8 +168,13 @@ class Adder:
         self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
         self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
 
-    def check(self, words: Words, sender: str) -> None:
+    def check(self, words: Words, sender: str, number: int = 0) -> None:
         """Check that these can be sealed chunks.
+
+        Args:
+            words: of some chunks.
+            sender: who sent them, for errors.
+            number: of the first of them in its message, likewise.
 
         Raises:
             ProtocolError: a wrong type or shape, or a word that is not below its modulus.
@@ -180,7 +185,9 @@ class Adder:
             )
         for first in range(0, len(words), _GROUP):
             if words[first : first + _GROUP].max() >= self._modulus:
-                raise ProtocolError(sender, "words", f"chunks {first}.. have words that are not below the modulus")
+                raise ProtocolError(
+                    sender, "words", f"chunks {number + first}.. have words that are not below the modulus"
+                )
 
     def add(self, total: Words, words: Words) -> None:
         """Add ``words`` to ``total`` in place; both must have passed `check`.

@@ -85,10 +85,7 @@ class Notice:
             heads.setdefault(update.head.grid, update.head)
             by_grid.setdefault(update.head.grid, []).append(update.head.members[0])
         # As the server adds up: a sum for each grid, in their order.
-        sums = [
-            replace(self.updates[0], head=replace(heads[grid], members=tuple(members)))
-            for grid, members in sorted(by_grid.items())
-        ]
+        sums = [replace(heads[grid], members=tuple(members)) for grid, members in sorted(by_grid.items())]
         content = added_content(sums, self.clear)
         return Matter(self.head.fingerprint, self.head.epoch, self.run, self.version, content)
 

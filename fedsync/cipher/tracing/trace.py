@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsync.cipher.encoding import tally, wire
-from fedsync.cipher.encoding.integrity import Authenticator
+from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.annex import Annex, Seeds
@@ -111,9 +111,11 @@ class Tracer:
             envelope = self._read(slip, message)
         except ProtocolError:
             return replace(found, unexamined="what the server gave out is not what the silo signed")
-        faults = self._outside(envelope)
-        if "tag" in faults:
-            return replace(found, faults=tuple(faults))
+        faults = self._outside(envelope.head)
+        try:
+            authentic = self._authenticator.authenticate(envelope, silo)
+        except ProtocolError as error:
+            return replace(found, faults=(error.check, *faults))
         sealer = self._sealer
         if self._plan.masked:
             others = _at_odds(silo, annexes)
@@ -126,7 +128,7 @@ class Tracer:
             except ProtocolError:
                 why = "the seeds of its masks are missing, or others than it committed to"
                 return replace(found, faults=tuple(faults), unexamined=why)
-        inside, largest = self._inside(envelope, sealer)
+        inside, largest = self._inside(authentic, sealer)
         return replace(found, faults=(*faults, *inside), largest=largest)
 
     def _read(self, slip: wire.Envelope, message: memoryview) -> wire.Envelope:
@@ -141,28 +143,22 @@ class Tracer:
             raise ProtocolError(SERVER, "update", "another one than in the notice")
         return envelope
 
-    def _outside(self, envelope: wire.Envelope) -> list[str]:
-        """Checks that an update fails before it is opened."""
-        faults, head = [], envelope.head
-        try:
-            self._authenticator.authenticate(envelope, head.sender)
-        except ProtocolError as error:
-            faults.append(error.check)
-        if self._state.history.chain(head.round) != head.members[0].chain:
-            faults.append("chain")
+    def _outside(self, head: wire.Head) -> list[str]:
+        """Checks that an update fails before it is opened, besides that of its tag."""
+        faults = [] if self._state.history.chain(head.round) == head.members[0].chain else ["chain"]
         return faults if head.grid in self._grids else [*faults, "grid"]
 
-    def _inside(self, envelope: wire.Envelope, sealer: Sealer) -> tuple[list[str], float]:
+    def _inside(self, update: Authentic, sealer: Sealer) -> tuple[list[str], float]:
         """Checks that what is in it fails, and its largest value relative to the limit."""
-        plan, members, silo = self._plan, envelope.head.members, envelope.head.sender
-        grid, faults, factor = self._grids.get(envelope.head.grid, plan.grid(plan.first_exponents)), [], 0.0
+        plan, members, silo = self._plan, update.head.members, update.head.sender
+        grid, faults, factor = self._grids.get(update.head.grid, plan.grid(plan.first_exponents)), [], 0.0
         try:
-            slots = sealer.open(envelope.words[:1], members, sender=silo)
+            slots = sealer.open(update.first, members, sender=silo)
             header = tally.read(slots, 1, plan.cap, len(plan.sealed.names), silo)
             factor = plan.weighting.rate * header.mean_factor(plan.cap, normalised=plan.weighting.normalised)
         except ProtocolError as error:
             faults.append(error.check)
-        most, beyond = grid.largest(open_portions(envelope.words, members, Serial(sealer), silo))
+        most, beyond = grid.largest(open_portions(update.spans(), members, Serial(sealer), silo))
         faults += ["size"] if factor * max(grid.steps) * most > MOST else []
         faults += ["clipping"] if most > plan.packing.peak else []
         return faults + (["filling"] if beyond else []), most / plan.packing.peak

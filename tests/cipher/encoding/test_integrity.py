@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedsync.cipher.encoding.wire import NO_TAG, Envelope, Head, Kind, Tag, memb
 from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import FORMS, Form, Member, Words
 from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.core.spans import SPAN_BYTES, map_file
 from tests.cipher.messages import head
 from tests.cipher.sealers import KINDS, member, summed
 
@@ -347,3 +349,49 @@ def test_the_pad_is_a_prf_of_the_context_by_hand() -> None:
     wide = hmac.digest(key, b"fedsync pad of a tag 1\0" + member_context(of, of.members[0]), "sha512")
     expected = tuple(int.from_bytes(part, "little") % form.modulus for part in (wide[:32], wide[32:]))
     assert pad_of("bfv", of) == expected
+
+
+# What is opened is what was authenticated.
+
+
+@every_kind
+def test_words_are_given_out_span_by_span_as_they_were_authenticated(kind: str) -> None:
+    chunks = 2 * SPAN_BYTES // FORMS[kind].chunk_bytes + 1
+    of = sum_of(kind, [update(kind, 0, words_of(kind, chunks))])
+    authentic = authenticator(kind).authenticate(of, "server")
+    found = list(authentic.spans())
+    assert len(found) == 3
+    np.testing.assert_array_equal(np.concatenate(found), of.words)
+    np.testing.assert_array_equal(authentic.first, of.words[:1])
+    assert not any(np.shares_memory(span, of.words) for span in found), "nobody can change what is handed out"
+
+
+@every_kind
+def test_a_file_that_changes_once_its_tag_was_checked_is_opened_up_to_there_at_most(kind: str, tmp_path: Path) -> None:
+    form = FORMS[kind]
+    chunks = 2 * SPAN_BYTES // form.chunk_bytes + 1
+    of = sum_of(kind, [update(kind, 0, words_of(kind, chunks))])
+    file = tmp_path / "sum"
+    file.write_bytes(of.words.tobytes())
+    mapped = replace(of, words=map_file(file, np.uint64).reshape(of.words.shape))
+    authentic = authenticator(kind).authenticate(mapped, "server")
+    per_span = SPAN_BYTES // form.chunk_bytes
+    for chunk, opened in ((0, 0), (per_span - 1, 0), (per_span, 1), (chunks - 1, 2)):
+        _write_word(file, chunk * form.words + 7, int(of.words[chunk, 7]) ^ 1)
+        found = []
+        with pytest.raises(ProtocolError) as refused:
+            for span in authentic.spans():
+                found.append(span)
+        assert (len(found), refused.value.check) == (opened, "tag")
+        _write_word(file, chunk * form.words + 7, int(of.words[chunk, 7]))
+    _write_word(file, 7, 2**64 - 1)
+    with pytest.raises(ProtocolError, match="modulus"):
+        next(authentic.spans())
+    _write_word(file, 7, int(of.words[0, 7]))
+    assert sum(map(len, authentic.spans())) == chunks, "as it was before"
+
+
+def _write_word(file: Path, place: int, word: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(8 * place)
+        opened.write(word.to_bytes(8, "little"))

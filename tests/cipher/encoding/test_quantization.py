@@ -34,7 +34,7 @@ def clipped_of(grid: QuantizationGrid, values: Vector, factor: float = 1.0) -> i
 
 
 def decoded(grid: QuantizationGrid, slots: list[Slots], factor: float = 1.0, updates: int = 1) -> Vector:
-    out = np.full(grid.layout.size, np.nan, np.float32)
+    out = np.zeros(grid.layout.size, np.float32)
     grid.decode(slots, factor, out, updates)
     return out
 

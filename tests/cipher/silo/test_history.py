@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
-from fedsync.cipher.encoding.wire import NO_TAG, Envelope, Kind
+from fedsync.cipher.encoding.wire import Kind
 from fedsync.cipher.silo.history import History, LinkRecords, added_content, digest_of, run_digest
-from fedsync.cipher.suites.suite import PAD
 from fedsync.core.errors import ProtocolError
 from tests.cipher.messages import head
 from tests.cipher.sealers import member
 
 ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
-WORDS = np.zeros((2, PAD.words), dtype=np.uint64)
 
 
 def content(version: int) -> bytes:
@@ -59,9 +56,7 @@ def test_the_beginning_is_of_calibration_and_first_model() -> None:
 
 
 def test_what_a_version_adds_is_of_all_members_sums_and_values_in_the_clear() -> None:
-    a, b, c = (
-        Envelope(head("pad", members=(member(0), member(at)), what=Kind.AGGREGATE), WORDS, NO_TAG) for at in (1, 2, 3)
-    )
+    a, b, c = (head("pad", members=(member(0), member(at)), what=Kind.AGGREGATE) for at in (1, 2, 3))
     given = [([a, b], b"1"), ([a, c], b"1"), ([a], b"1"), ([b, a], b"1"), ([a, b], b"2"), ([a, b], b"")]
     assert len({added_content(*one) for one in given}) == len(given)
 

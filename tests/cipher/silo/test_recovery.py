@@ -98,13 +98,13 @@ def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
     file = tmp_path / "copy.bin"
     federation.silos["c"] = federation.copy("c", file)
 
-    def full(path: Path, data: bytes, mode: int) -> None:
+    def full(path: Path, pieces: object, mode: int) -> None:
         raise ConfigError(str(path), "cannot be written: No space left on device", "Check the disk")
 
     with monkeypatch.context() as patch:
         for version in range(5):
             if version == 2:
-                patch.setattr(replica_state, "write_atomically", full)
+                patch.setattr(replica_state, "write_pieces", full)
             names = "abc" if version < 2 else "ab"
             for name in names:
                 federation.begin(name, version)

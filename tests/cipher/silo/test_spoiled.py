@@ -155,7 +155,7 @@ def test_a_header_that_claims_an_endless_progress_brings_no_infinity(limb: int, 
     after = states(federation, 1, "abc", federation.copy("a"))
     alike(after)
     assert np.abs(after[0].model).max() <= 2.0**65
-    assert ReplicaState.from_bytes(after[0].to_bytes(), LAYOUT.size, 3).digest == after[0].digest
+    assert ReplicaState.from_bytes(b"".join(after[0].pieces), LAYOUT.size, 3).digest == after[0].digest
 
 
 @pytest.mark.parametrize("limb", [9, 8])
@@ -202,7 +202,7 @@ def test_what_was_spoiled_is_not_taken_back_after_a_restart_or_a_snapshot(tmp_pa
     federation.silos["a"]._state.save(file)
     restarted = federation.copy("a", file)
     joined = federation.copy("b")
-    joined._state = ReplicaState.from_bytes(federation.silos["a"]._state.to_bytes(), LAYOUT.size, 3)
+    joined._state = ReplicaState.from_bytes(b"".join(federation.silos["a"]._state.pieces), LAYOUT.size, 3)
     federation.aggregator.rollback()
     sent = federation.aggregator.outgoing("a")
     for silo in (restarted, joined):
