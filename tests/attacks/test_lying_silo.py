@@ -71,14 +71,14 @@ def test_votes_in_the_name_of_others_do_not_set_the_grid(make: Make, monkeypatch
 @contextmanager
 def _sends(monkeypatch: pytest.MonkeyPatch, value: int) -> Iterator[None]:
     """Whoever seals meanwhile seals this integer for each value."""
-    honest = quantization._round
+    honest = quantization.round_fixed
 
     def lie(*given: Any) -> tuple[Any, int]:
         integers, clipped = honest(*given)
         return np.where(integers != 0, value, 0).astype(np.int32), clipped
 
     with monkeypatch.context() as patch:
-        patch.setattr(quantization, "_round", lie)
+        patch.setattr(quantization, "round_fixed", lie)
         yield
 
 

@@ -41,13 +41,13 @@ CIPHERS = {
 
 
 def _beyond_the_limit(patch: pytest.MonkeyPatch, liar: Any) -> None:
-    honest = quantization._round
+    honest = quantization.round_fixed
 
     def lie(*given: Any) -> tuple[Any, int]:
         integers, clipped = honest(*given)
         return np.where(integers != 0, 5 * 2**15, 0).astype(np.int32), clipped
 
-    patch.setattr(quantization, "_round", lie)
+    patch.setattr(quantization, "round_fixed", lie)
 
 
 def _counts_twice(patch: pytest.MonkeyPatch, liar: Any) -> None:
