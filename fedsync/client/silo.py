@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.parts import PartPatterns
 
 Scalar = bool | int | float | str
 """A value of Flower's node and run configurations."""
@@ -22,13 +24,13 @@ class InUse:
         model: a module, or what makes one.
         examples: training samples of the silo.
         parts: all that functions may ask for by name, the model apart.
-        private: how the names of the model's tensors that stay at the silo begin.
+        patterns: which of the model's tensors travel, and which stay at the silo.
     """
 
     model: nn.Module | Callable[[], nn.Module]
     examples: int
     parts: Mapping[str, Any]
-    private: tuple[str, ...] = ()
+    patterns: PartPatterns = field(default_factory=PartPatterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Silo:
         *,
         examples: int | None = None,
         private: str | Iterable[str] = (),
+        share: str | Iterable[str] | None = None,
         **more: Any,
     ) -> InUse:
         """What functions of the app get by these names: ``model``, ``train``, ``val`` and whatever else is named here.
@@ -77,6 +80,8 @@ class Silo:
             examples: training samples; left out, ``len(train)``.
             private: parameters and persistent buffers whose names begin so stay here and never travel. The silo keeps
                 them from order to order, as training leaves them. An order that fails leaves them as they were.
+            share: those whose names begin so travel, and no others; left out, all do that have a gradient or are
+                buffers, but for what is private. The rest is frozen: it stays as it is made.
 
         Raises:
             ConfigError: nobody knows how many samples there are, or a name is taken.
@@ -89,5 +94,11 @@ class Silo:
             problem = f"{', '.join(sorted(taken))} is what FedSync gives to functions"
             raise ConfigError("silo.use", problem, "Choose another name")
         count = len(train) if examples is None else examples
-        stays = (private,) if isinstance(private, str) else tuple(private)
-        return InUse(model, count, {"train": train, "val": val, "silo": self, **more}, stays)
+        patterns = PartPatterns(None if share is None else _begin(share), _begin(private))
+        return InUse(model, count, {"train": train, "val": val, "silo": self, **more}, patterns)
+
+
+def _begin(prefixes: str | Iterable[str]) -> tuple[str, ...]:
+    """Patterns of names that begin so."""
+    given = (prefixes,) if isinstance(prefixes, str) else prefixes
+    return tuple(f"{glob.escape(prefix)}*" for prefix in given)

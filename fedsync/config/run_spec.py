@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan
 from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.model import ModelConfig
 from fedsync.config.section import Section
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import TaskConfig
@@ -32,6 +33,7 @@ class RunSpec(Section):
         silos: number of shares that the data is split into.
         task: what is trained.
         local: how.
+        model: which of its tensors travel.
         emulate: the machines that silos pretend to be, by partition; empty in a real federation.
         cipher: how updates are sealed.
         aggregation: how a commit weighs them, of which silos do their part before they seal.
@@ -46,6 +48,7 @@ class RunSpec(Section):
     silos: Annotated[int, Field(ge=1)]
     task: TaskConfig
     local: LocalConfig
+    model: ModelConfig = Field(default_factory=ModelConfig)
     emulate: list[SiloConfig] = Field(default_factory=list)
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
@@ -64,6 +67,7 @@ class RunSpec(Section):
             silos=silos,
             task=config.task,
             local=config.local,
+            model=config.model,
             emulate=list(emulate),
             cipher=config.cipher,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.

@@ -13,6 +13,7 @@ from fedsync.common.names import SILO_NAME, near_miss
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, sealed_metrics
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
+from fedsync.config.model import ModelConfig
 from fedsync.config.section import Section
 from fedsync.config.stop import StopConfig, unreachable
 from fedsync.config.tasks import TaskConfig
@@ -98,6 +99,9 @@ class StrategyConfig(Section):
 
     task: TaskConfig
     """What is trained, and on which data."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    """Which tensors of the model travel, and which stay at their silo; left out, the task decides."""
 
     train_config: UserConfig = Field(default_factory=dict)
     """What training code of one's own is told, as with Flower's strategies: numbers, text and switches."""

@@ -26,6 +26,7 @@ from fedsync.config.tasks_kinds import (
 )
 from fedsync.config.tasks_partition import PartitionConfig, iid
 from fedsync.core.errors import ConfigError
+from fedsync.core.parts import UNSAID, PartPatterns
 
 if TYPE_CHECKING:
     from fedsync.client.silo import Silo
@@ -164,7 +165,7 @@ class SiloAppConfig(_OwnFileSection):
         """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
         raise has_own_loop(self.kind)
 
-    def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.client.app import SiloApp
         from fedsync.tasks.custom import run_file
         from fedsync.train.guest import GuestTrainer
@@ -173,11 +174,11 @@ class SiloAppConfig(_OwnFileSection):
         if not isinstance(app, SiloApp):
             problem = f"there is no SiloApp by the name of {self.app}"
             raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
-        return GuestTrainer(app, replace(site, options=self.options), options)
+        return GuestTrainer(app, replace(site, options=self.options), options, run)
 
-    def keeper(self, site: Silo, slots: int, options: LocalOptions) -> ModelKeeper:
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
         """The trainer itself: the model is where the data are."""
-        return self.trainer(site, slots, options)
+        return self.trainer(site, slots, options, run)
 
 
 TaskConfig = Annotated[

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_kinds import TaskSection, Tensor, has_own_loop
 from fedsync.core.errors import ConfigError
+from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.transfer import MAX_SEALED_BYTES
 
 if TYPE_CHECKING:
@@ -181,16 +182,16 @@ class ClientAppConfig(TaskSection):
         made = [TensorConfig.model_validate({"name": n, "dtype": d, "shape": list(s)}) for n, d, s in tensors]
         return self.model_copy(update={"tensors": made})
 
-    def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
 
-        folder, run, place = Path(self.folder), dict[str, ModuleType](), CodePlace.parse(self.app)
+        folder, modules, place = Path(self.folder), dict[str, ModuleType](), CodePlace.parse(self.app)
         first = FirstModel(tensors=[(each.name, each.dtype, tuple(each.shape)) for each in self.tensors])
         if self.model is not None:
-            first = FirstModel(make=CodePlace.parse(self.model).find(folder, "task.model", run))
-        app = place.find(folder, "task.app", run)
-        return ClientAppTrainer(app, first, site, slots, options, place.root(folder / place.file))
+            first = FirstModel(make=CodePlace.parse(self.model).find(folder, "task.model", modules))
+        app = place.find(folder, "task.app", modules)
+        return ClientAppTrainer(app, first, site, slots, options, place.root(folder / place.file), run)
 
-    def keeper(self, site: Silo, slots: int, options: LocalOptions) -> ModelKeeper:
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
         """The trainer itself: the model is where the data are."""
-        return self.trainer(site, slots, options)
+        return self.trainer(site, slots, options, run)

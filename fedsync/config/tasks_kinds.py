@@ -26,6 +26,7 @@ from fedsync.config.tasks_data import (
 from fedsync.config.tasks_partition import OwnConfig, SourcePartitionConfig, iid
 from fedsync.config.training import LocalConfig
 from fedsync.core.errors import ConfigError
+from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.weighting import Solver
 
 if TYPE_CHECKING:
@@ -69,24 +70,25 @@ class TaskSection(Section):
         """The task of a run whose first model is the ServerApp's; most know its form anyway."""
         return self
 
-    def trainer(self, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         """What trains at a silo.
 
         Args:
             site: the silo.
             slots: number of silos that the data are dealt to.
             options: how to train.
+            run: what the run says of the model's parts.
         """
         from fedsync.tasks.protocol import SiloSlot
         from fedsync.train.loop import Trainer
 
-        return Trainer(self.build(), SiloSlot(site.name, site.index, slots, site.seed), options)
+        return Trainer(self.build(), SiloSlot(site.name, site.index, slots, site.seed), options, run)
 
-    def keeper(self, site: Silo, slots: int, options: LocalOptions) -> ModelKeeper:
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
         """What knows the model's form and writes it to a file, as `trainer` would."""
         from fedsync.train.weights import TaskModel
 
-        return TaskModel(self.build(), site.seed)
+        return TaskModel(self.build(), site.seed, run)
 
 
 def has_own_loop(kind: str) -> ConfigError:

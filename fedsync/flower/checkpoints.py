@@ -64,12 +64,16 @@ class Origin:
     Args:
         config: what `digest` says of its configuration.
         spec: the run's specification as JSON, as silos get it; with an identity, by which silos keep what they know.
-        layout: of the model.
+        layout: of what travels of the model.
+        kept: names of its tensors that do not travel.
+        frozen: digest of those that nobody trains, as in `ModelForm`; None as long as it is not known.
     """
 
     config: str
     spec: str
     layout: Layout
+    kept: tuple[str, ...] = ()
+    frozen: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,10 @@ class Checkpoints:
         self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
         self._failed = False
         self._required = required
+
+    def agree(self, frozen: str | None) -> None:
+        """Write from now on which frozen tensors silos have."""
+        self._origin = replace(self._origin, frozen=frozen)
 
     def due(self, entry: JournalEntry | None) -> bool:
         """Whether silos may learn from an entry what no checkpoint has; None stands for the beginning of the run.

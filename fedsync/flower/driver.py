@@ -58,6 +58,7 @@ from fedsync.core.events import (
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch
 from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
@@ -91,6 +92,7 @@ class FlowerDriver:
         coordinator: decides.
         store: adds updates, and knows what each silo needs.
         layout: of the model.
+        form: what silos say of their models is measured by it.
         spec: the run's specification as JSON, for the silos.
         recorder: writes the run's files.
         timing: how long to wait.
@@ -108,6 +110,7 @@ class FlowerDriver:
         coordinator: Coordinator,
         aggregator: DurableAggregator,
         layout: Layout,
+        form: CommonForm,
         spec: str,
         recorder: Recorder,
         timing: Timeouts,
@@ -119,6 +122,7 @@ class FlowerDriver:
     ) -> None:
         self._coordinator = coordinator
         self._aggregator = aggregator
+        self._form = form
         self._recorder = recorder
         self._timing = timing
         self._after_commit = after_commit
@@ -308,6 +312,9 @@ class FlowerDriver:
 
     def _hello(self, node: int, hello: Hello, greeting: Payload | None, now_s: float) -> Event:
         name = self._nodes.check(node, hello)
+        self._form.check(name, hello.form)
+        if self._checkpoints is not None:
+            self._checkpoints.agree(self._form.frozen)
         self._aggregator.greet(name, hello.holds, greeting)
         self._nodes.enrol(node, name, hello.facts.examples)
         return SiloJoined(now_s, name, hello.facts)

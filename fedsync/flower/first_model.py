@@ -10,7 +10,7 @@ from typing import TypeVar
 from flwr.serverapp import Grid
 
 from fedsync.core.errors import ProtocolError, RunError
-from fedsync.core.layout import Layout, Vector
+from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
 from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
@@ -27,23 +27,29 @@ _AT_ONCE = 2
 """Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
 
 
-def ask_for_model(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> tuple[Vector, Layout]:
-    """The model before any training, float32 [layout.size], from the first silo that has it.
+def ask_for_model(
+    grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None
+) -> tuple[Vector, InitialModel]:
+    """The model before any training, float32 [layout.size], and what is said of it, from the first silo that has it.
 
     An answer that is no model costs its silo its turn, and each time a longer pause.
 
     Raises:
         RunError: no silo sends one in time; says what the last one answered instead. Or all refuse the run.
     """
-    return _asked(grid, spec, timing, admission, AskModel(), payloads.read_model)
+
+    def read(about: InitialModel, payload: Payload | None, sender: str) -> tuple[Vector, InitialModel]:
+        return payloads.read_model(about.layout, payload, sender)[0], about
+
+    return _asked(grid, spec, timing, admission, AskModel(), read)
 
 
-def ask_for_layout(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> Layout:
-    """The layout of the model at the silos; as `ask_for_model`."""
+def ask_for_layout(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> InitialModel:
+    """The same without the values."""
 
-    def read(layout: Layout, _: Payload | None, sender: str) -> Layout:
-        payloads.check_names(layout, sender)
-        return layout
+    def read(about: InitialModel, _: Payload | None, sender: str) -> InitialModel:
+        payloads.check_names(about.layout, sender)
+        return about
 
     return _asked(grid, spec, timing, admission, AskModel(values=False), read)
 
@@ -54,7 +60,7 @@ def _asked(
     timing: Timeouts,
     admission: Admission | None,
     question: AskModel,
-    read: Callable[[Layout, Payload | None, str], Answered],
+    read: Callable[[InitialModel, Payload | None, str], Answered],
 ) -> Answered:
     begin_s = time.monotonic()
     nodes, last = Nodes(grid, admission, timing.look_s), "nobody answered"
@@ -75,8 +81,8 @@ def _asked(
             name = nodes.sender(sent.node)
             try:
                 match outbox.read(sent, arrival):
-                    case InitialModel(layout), payload:
-                        return read(layout, payload, name)
+                    case InitialModel() as about, payload:
+                        return read(about, payload, name)
                     case Refused() as refused, _:
                         last = explained(name, refused)
                         nodes.refuses(sent.node, refused)

@@ -7,7 +7,7 @@ record that the texts are in, and a large one as one flat array, whose bytes Flo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -57,16 +57,23 @@ def _flat(record: ArrayRecord, sender: str) -> bytes:
     return array.data
 
 
-def to_arrays(vector: Vector, layout: Layout, like: ArrayRecord | None = None) -> ArrayRecord:
-    """A flat vector as Flower's named arrays: float32, or with the names, order and types of ``like``."""
+def to_arrays(
+    vector: Vector, layout: Layout, like: ArrayRecord | None = None, kept: Collection[str] = ()
+) -> ArrayRecord:
+    """A flat vector as Flower's named arrays: float32, or with the names, order and types of ``like``.
+
+    Those whose names are in ``kept`` do not travel, and are as in ``like``.
+    """
     parts = layout.split(vector)
     if like is None:
         return ArrayRecord({name: Array(part) for name, part in parts.items()})
     arrays = {name: array.numpy() for name, array in like.items()}
-    owners = {name: name if name in parts else _tied(arrays[name], arrays, parts) for name in arrays}
-    return ArrayRecord(
-        {name: Array(as_type(parts[owner], arrays[name].dtype)) for name, owner in owners.items() if owner is not None}
-    )
+    found = {name: arrays[name] for name in kept if name in arrays}
+    for name in arrays.keys() - found.keys():
+        owner = name if name in parts else _tied(arrays[name], arrays, parts)
+        if owner is not None:
+            found[name] = as_type(parts[owner], arrays[name].dtype)
+    return ArrayRecord({name: Array(found[name]) for name in arrays if name in found})
 
 
 def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
@@ -74,7 +81,7 @@ def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterab
     return next((name for name in names if np.array_equal(arrays[name], array)), None)
 
 
-def from_arrays(record: ArrayRecord, layout: Layout | None = None) -> tuple[Vector, Layout]:
+def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collection[str] = ()) -> tuple[Vector, Layout]:
     """Named arrays that this process made itself, as a flat vector, float32 [layout.size].
 
     They are matched by name, whatever their order and types. One that the layout lacks is left out if another has its
@@ -83,6 +90,7 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None) -> tuple[Vect
     Args:
         record: the arrays.
         layout: of the vector; by default their own.
+        kept: names of arrays that do not travel: silos have their own, and these are left out.
 
     Raises:
         ConfigError: there is one too many or one is missing, has another shape, or has values that are no finite
@@ -97,7 +105,7 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None) -> tuple[Vect
             raise _misfit(f"{name!r} has the shape {arrays[name].shape}, and {shape} at the silos")
         if arrays[name].dtype.kind not in REAL_KINDS:
             raise _misfit(f"{name!r} is of type {arrays[name].dtype}, and what travels is float32")
-    for name in arrays.keys() - set(layout.names):
+    for name in arrays.keys() - {*layout.names, *kept}:
         if _tied(arrays[name], arrays, layout.names) is None:
             raise _misfit(f"they have {name!r}, which the model at the silos has not", layout.names)
     with np.errstate(over="ignore"):  # what is too large is told below

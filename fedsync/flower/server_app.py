@@ -29,7 +29,7 @@ from fedsync.flower.internals import versions
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.flower.strategy import FedSync
-from fedsync.train.weights import save_model, save_tensors
+from fedsync.train.weights import TaskModel, save_tensors
 
 app = ServerApp()
 
@@ -64,11 +64,12 @@ def main(grid: Grid, context: Context) -> None:
 def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None:
     """Write the final model as a state dict.
 
-    Where the task needs data to build its model and the server has none, integer buffers stay float32.
+    What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
+    none, the file has what travels only, and integer buffers stay float32.
     """
     model, layout = payloads.from_arrays(arrays)
     try:
-        save_model(path, config.task.build(), model)
+        TaskModel(config.task.build(), config.seed, config.model.build()).save_model(path, model)
     except ConfigError:
         save_tensors(path, layout.split(model))
 

@@ -14,12 +14,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.layout import Layout, Vector
+from fedsync.core.layout import Vector
+from fedsync.core.parts import CommonForm, PartsError
 from fedsync.core.transfer import Aggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
@@ -33,7 +35,8 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.train.weights import initial_model
+from fedsync.train.weights import TaskModel
+from fedsync.trainer.protocol import InitialModel
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
@@ -202,7 +205,7 @@ class FedSync(Shipped):
             aggregator.restore(moment.aggregator)
 
         def after_commit(version: int) -> None:
-            metrics = evaluate_fn(version, _arrays(aggregator, layout, given)) if evaluate_fn else None
+            metrics = evaluate_fn(version, _arrays(aggregator, begin.origin, given)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[version] = metrics
 
@@ -215,6 +218,7 @@ class FedSync(Shipped):
             coordinator,
             aggregator,
             layout,
+            CommonForm(layout, begin.origin.frozen),
             begin.origin.spec,
             recorder,
             timing,
@@ -229,7 +233,7 @@ class FedSync(Shipped):
         finally:
             self.run_summary = result.summary = recorder.finish()
             logger.info("files of the run: %s", self.out)
-        result.arrays = _arrays(aggregator, layout, given)
+        result.arrays = _arrays(aggregator, begin.origin, given)
         _fill_metrics(result, recorder.ledger)
         return result
 
@@ -273,21 +277,27 @@ class FedSync(Shipped):
         shutil.rmtree(self.out / EVIDENCE, ignore_errors=True)
         if given is not None and task is not config.task:
             model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
+            about = InitialModel(layout)
         else:
-            model, layout = self._first_model(grid, config, spec, timing, given)
-        return _Begin(Origin(digest(config, run.cluster), spec, layout), model, None)
+            model, about = self._first_model(grid, config, spec, timing, given)
+        # Of tensors that nobody trains silos have the digest; where they seal, under a key that the server lacks.
+        frozen = about.frozen if sealing(config.cipher) is None else None
+        return _Begin(Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen), model, None)
 
     def _first_model(
         self, grid: Grid, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
-    ) -> tuple[Vector, Layout]:
+    ) -> tuple[Vector, InitialModel]:
         try:
-            model, layout = initial_model(config.task.build(), config.seed)
+            built = TaskModel(config.task.build(), config.seed, config.model.build())
+            model, about = built.initial(), InitialModel(built.layout, built.parts.kept, built.frozen_digest.hex())
+        except PartsError:
+            raise
         except ConfigError as error:
             logger.info("asking a silo for the model, for the server cannot build it: %s", error)
             if given is None:
                 return ask_for_model(grid, spec, timing, self._admission)
-            layout = ask_for_layout(grid, spec, timing, self._admission)
-        return (model, layout) if given is None else payloads.from_arrays(given, layout)
+            about = ask_for_layout(grid, spec, timing, self._admission)
+        return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
         """What the server may know of the silos' keys, which opens nothing; None in the clear."""
@@ -329,10 +339,10 @@ class FedSync(Shipped):
         _refuse()
 
 
-def _arrays(aggregator: Aggregator, layout: Layout, given: ArrayRecord | None) -> ArrayRecord:
+def _arrays(aggregator: Aggregator, origin: Origin, given: ArrayRecord | None) -> ArrayRecord:
     """The model, in the form of ``given``; empty where updates are encrypted, for then only silos have it."""
     if isinstance(aggregator, PlainAggregator):
-        return payloads.to_arrays(aggregator.model, layout, given)
+        return payloads.to_arrays(aggregator.model, origin.layout, given, origin.kept)
     logger.info("the final model is at the silos; the server never had it")
     return ArrayRecord()
 

@@ -10,6 +10,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.layout import Vector
+from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import Aggregator, Replica
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
@@ -59,6 +60,9 @@ def run_virtual(
         for index, silo in enumerate(cluster.silos)
     }
     first = next(iter(workers.values()))
+    form = CommonForm(first.layout, first.form.frozen)
+    for name, worker in workers.items():
+        form.check(name, worker.form)
     policies, plan = builder.policies(), spec.encryption_plan(first.layout)
     aggregator = builder.aggregator(first.initial_model(), policies, plan, keys)
     recorder = builder.recorder(first.layout.nbytes, plan)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from fedsync.core.parts import PartPatterns
+
 Batch = Any
 """What `Task.collate` makes of the samples of one batch, on the model's device."""
 
@@ -62,6 +64,13 @@ class Task(ABC):
     @abstractmethod
     def data(self, slot: SiloSlot) -> SiloData:
         """The samples of the silo ``slot``. A function of the slot: two calls give the same samples."""
+
+    def parts(self) -> PartPatterns:
+        """Which tensors of the model travel, and which stay at their silo.
+
+        Default: all that is trained travels, and all buffers.
+        """
+        return PartPatterns()
 
     def collate(self, samples: list[Any]) -> Batch:
         """A batch of samples, whose tensors, in dicts, lists and tuples too, go to the device.

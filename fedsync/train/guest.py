@@ -20,12 +20,13 @@ from fedsync.core.checks import METRIC_NAME
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_code import own_code
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
-from fedsync.train.private import PrivateParts
+from fedsync.train.parts import ModelParts, parts_of
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
 
@@ -43,13 +44,14 @@ class GuestTrainer(LocalTrainer):
         app: the functions.
         silo: what they are told.
         options: how to train, as far as that is not theirs.
+        run: what the strategy file says of the model's parts.
 
     Raises:
         ConfigError: no such device, the silo holds no training sample, or functions that do not fit together.
         RunError: the app's setup failed.
     """
 
-    def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions) -> None:
+    def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
         device = open_device(options)
         self._app = app
         self._silo = silo
@@ -58,10 +60,11 @@ class GuestTrainer(LocalTrainer):
             self._used = _used(app.call("setup", {"silo": silo}))
         with own_code(torch.device("cpu"), model_seed):
             given = self._used.model
-            self._model = (given if isinstance(given, nn.Module) else given()).to(device)
+            self._model = given if isinstance(given, nn.Module) else given()
+        self._parts = ModelParts(self._model, parts_of(self._model, run, self._used.patterns, "silo.use"))
+        self._model.to(device)
         self._known = {"model": self._model, **self._used.parts}
-        self._private = PrivateParts(self._model, self._used.private)
-        super().__init__(silo.name, Weights(self._model, self._private.names), device, options)
+        super().__init__(silo.name, Weights(self._model, self._parts.names.shared), device, options)
         self._initial = self._weights.read()
         self._sampler, self._scout = (Sampler(self._used.examples, silo.seed, silo.name) for _ in range(2))
         self._kept = KeptLoader()
@@ -73,9 +76,17 @@ class GuestTrainer(LocalTrainer):
     def initial_model(self) -> Vector:
         return self._initial
 
+    @property
+    def frozen_digest(self) -> bytes:
+        return self._parts.frozen_digest
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        return self._parts.names.kept
+
     def _recall(self, cursor: Cursor) -> None:
         self._model.to(self._device)  # other libraries' trainers may leave it elsewhere
-        self._private.restore(cursor.private)
+        self._parts.restore(cursor.private)
 
     def _begin(self, order: WorkOrder) -> None:
         """Nothing: a user's function makes its own optimizer."""
@@ -105,7 +116,7 @@ class GuestTrainer(LocalTrainer):
         means = _means(work.logged)
         loss = means.pop("loss", None)
         # What only scores changes no model: neither what travels nor what stays.
-        private = cursor.private if order.scores_only else self._private.keep()
+        private = cursor.private if order.scores_only else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
         return LoopResult(pace, loss, left, means)
 

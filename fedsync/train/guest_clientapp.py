@@ -31,6 +31,7 @@ from fedsync.client.work import Steps, counted
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_arrays import NamedArrays
 from fedsync.train.guest_code import own_code
@@ -45,7 +46,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ARRAYS, _CONFIG = "arrays", "config"
+_ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"
+"""Records of messages, and of private arrays among what an app keeps in ``context.state``."""
+
 _COUNTING = WorkOrder("", 0, 1, batch_size=32, max_steps=1, learning_rate=0.001, seed=0)
 """The order by which an app is asked for the number of its samples; nobody gets its update."""
 
@@ -119,11 +122,11 @@ class FirstModel:
     make: Callable[[], object] | None = None
     tensors: Sequence[tuple[str, str, tuple[int, ...]]] = field(default=())
 
-    def arrays(self, seed: int) -> NamedArrays:
+    def arrays(self, seed: int, run: PartPatterns = UNSAID) -> NamedArrays:
         """The model; zeros where silos do not make it.
 
         Raises:
-            ConfigError: nobody says what it consists of, or it is no model.
+            ConfigError: nobody says what it consists of, or it is no model, or has no such parts as the run says.
             RunError: making it failed.
         """
         if self.make is None:
@@ -131,17 +134,21 @@ class FirstModel:
                 problem = "nobody says what the first model is"
                 remedy = "Write model: package.module:Net, or give FedSync.start the initial_arrays"
                 raise ConfigError("task.model", problem, remedy)
-            return NamedArrays({name: np.zeros(shape, dtype) for name, dtype, shape in self.tensors})
+            described = NamedArrays({name: np.zeros(shape, dtype) for name, dtype, shape in self.tensors}, run)
+            if described.parts.kept:
+                problem = f"{min(described.parts.kept)} does not travel, and silos cannot make it"
+                raise ConfigError("task.model", problem, "Write model: package.module:Net, which makes it at each silo")
+            return described
         with own_code(torch.device("cpu"), derive_seed(seed, Stream.MODEL)):
             made = self.make()
         if isinstance(made, nn.Module):
-            return NamedArrays.of_module(made)
+            return NamedArrays.of_module(made, run)
         if isinstance(made, list | tuple):
             made = ArrayRecord([np.asarray(each) for each in made])
         if not isinstance(made, ArrayRecord):
             problem = f"it makes {type(made).__name__}"
             raise ConfigError("task.model", problem, "Name what makes a module, an ArrayRecord or a list of arrays")
-        return NamedArrays({name: array.numpy() for name, array in made.items()})
+        return NamedArrays({name: array.numpy() for name, array in made.items()}, run)
 
 
 class ClientAppTrainer(LocalTrainer):
@@ -154,6 +161,7 @@ class ClientAppTrainer(LocalTrainer):
         partitions: number of silos that the data are dealt to.
         options: how to train, as far as that is not the app's.
         folder: where its ``pyproject.toml`` is, if there is one.
+        run: what the strategy file says of the model's parts.
 
     Raises:
         ConfigError: no such device, no ClientApp, or no first model.
@@ -161,7 +169,14 @@ class ClientAppTrainer(LocalTrainer):
     """
 
     def __init__(
-        self, app: object, first: FirstModel, silo: Silo, partitions: int, options: LocalOptions, folder: Path
+        self,
+        app: object,
+        first: FirstModel,
+        silo: Silo,
+        partitions: int,
+        options: LocalOptions,
+        folder: Path,
+        run: PartPatterns = UNSAID,
     ) -> None:
         device = open_device(options)
         if not isinstance(app, ClientApp):
@@ -172,7 +187,7 @@ class ClientAppTrainer(LocalTrainer):
         self._app = app
         self._silo = silo
         self._knows_first = first.make is not None
-        self._arrays = first.arrays(silo.seed)
+        self._arrays = first.arrays(silo.seed, run)
         super().__init__(silo.name, self._arrays, device, options)
         self._initial = self._arrays.read()
         self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}
@@ -201,13 +216,24 @@ class ClientAppTrainer(LocalTrainer):
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
 
+    @property
+    def frozen_digest(self) -> bytes:
+        return self._arrays.frozen_digest
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        return self._arrays.parts.kept
+
     def _recall(self, cursor: Cursor) -> None:
         """A context of its own for each order: what a failed one left in it is gone."""
+        state = read_state(cursor.private)
+        kept = state.array_records.pop(_PRIVATE, ArrayRecord())
+        self._arrays.restore({name: array.numpy() for name, array in kept.items()})
         self._context = Context(
             run_id=1,
             node_id=self._silo.index + 1,
             node_config=self._node_config,
-            state=read_state(cursor.private),
+            state=state,
             run_config=self._run_config,
         )
 
@@ -244,6 +270,8 @@ class ClientAppTrainer(LocalTrainer):
         figures = figures_of(content)
         loss = next((figures[name] for name in LOSSES if name in figures), None)
         # What only scores changes nothing that is kept.
+        if private := self._arrays.private:
+            self._context.state[_PRIVATE] = ArrayRecord({name: Array(array) for name, array in private.items()})
         kept = cursor.private if order.scores_only else write_state(self._context.state)
         return LoopResult(pace, loss, Cursor(private=kept), metrics_of(figures))
 

@@ -78,7 +78,7 @@ class TravellingModel(Protocol):
         """All tensors, float32 [layout.size], in memory of their own."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """The state dict, with what appears twice in it."""
+        """The state dict, with what appears twice in it, and with what does not travel."""
 
 
 class ModelKeeper(Protocol):
@@ -176,6 +176,16 @@ class LocalTrainer(ABC):
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
         """Take up what the last order left; nothing, where training keeps nothing."""
 
+    @property
+    def frozen_digest(self) -> bytes:
+        """SHA-256 of the model's frozen tensors; empty where there are none."""
+        return b""
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """Names of the model's tensors that do not travel."""
+        return ()
+
     @abstractmethod
     def _begin(self, order: WorkOrder) -> None:
         """Make ready for an order; the base model is loaded."""
@@ -267,8 +277,12 @@ class LocalTrainer(ABC):
             return self._evaluate()
 
     def save_model(self, path: Path, model: Vector) -> None:
-        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it."""
+        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
+
+        What does not travel is in it as it was built.
+        """
         self._weights.load(model)
+        self._recall(Cursor())
         save_state(path, self._weights.state())
 
     def _set_threads(self) -> None:

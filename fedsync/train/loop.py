@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedsync.client.lasting import Piece
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import batches_of
@@ -21,6 +23,7 @@ from fedsync.train.check_task import check_data, check_task
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
+from fedsync.train.parts import ModelParts, parts_of
 from fedsync.train.precision import Precision
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
@@ -43,13 +46,14 @@ class Trainer(LocalTrainer):
         task: what to train.
         slot: which silo this is.
         options: how.
+        run: what the strategy file says of the model's parts.
 
     Raises:
         ConfigError: no such device, an option that is beyond it or means nothing to the model, the silo
-            holds no training sample, or the task's own complaints.
+            holds no training sample, the model has no such parts, or the task's own complaints.
     """
 
-    def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions) -> None:
+    def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
         device = open_device(options)
         self._precision = Precision(options.precision, device)
         data = check_data(task.data(slot))
@@ -62,12 +66,15 @@ class Trainer(LocalTrainer):
         self._task = task
         self._slot = slot
         self._sampler, self._scout = (Sampler(len(self._samples), slot.seed, slot.name) for _ in range(2))
-        self._model = build_model(task, slot.seed).to(device)
+        self._model = build_model(task, slot.seed)
+        self._parts = ModelParts(self._model, parts_of(self._model, run, task.parts()))
+        self._model.to(device)
         if options.channels_last:
             devices.channels_last(self._model)
         with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
             check_task(task, self._model, self._samples, self._test)
-        super().__init__(slot.name, Weights(self._model), device, options)
+        super().__init__(slot.name, Weights(self._model, self._parts.names.shared), device, options)
+        self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = options.make_optimizer(self._parameters)
         self._starts_empty = not self._optimizer.state
@@ -79,7 +86,18 @@ class Trainer(LocalTrainer):
 
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same on every silo."""
-        return initial_model(self._task, self._slot.seed)[0]
+        return initial_model(self._task, self._slot.seed, self._run)[0]
+
+    @property
+    def frozen_digest(self) -> bytes:
+        return self._parts.frozen_digest
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        return self._parts.names.kept
+
+    def _recall(self, cursor: Cursor) -> None:
+        self._parts.restore(cursor.private)
 
     def _begin(self, order: WorkOrder) -> None:
         self._renew_optimizer(order.learning_rate)
@@ -139,7 +157,10 @@ class Trainer(LocalTrainer):
             if not pace.step():
                 break
         pace.finish()
-        return LoopResult(pace, losses.mean() or 0.0, self._sampler.after(cursor, pace.samples), {}, self._cap.largest)
+        # What only scores changes no model: neither what travels nor what stays.
+        private = cursor.private if order.scores_only else self._parts.keep()
+        left = replace(self._sampler.after(cursor, pace.samples), private=private)
+        return LoopResult(pace, losses.mean() or 0.0, left, {}, self._cap.largest)
 
     def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Sample numbers of each step and of the one after it, int64 [batch_size], drawn for many steps at a time.

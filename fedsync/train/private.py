@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,37 +13,24 @@ from fedsync.core.errors import ConfigError, Diverged
 MOST_BYTES = 2**28
 """What may be kept of private parts; every order writes it to disk."""
 
-_PLACE = "silo.use, private"
+_PLACE = "private parts"
 
 
 class PrivateParts:
     """Parameters and persistent buffers that stay, kept as bytes from one order to the next.
 
-    What training never changes, such as a frozen body, is as setup made it and not kept.
+    What training never changes is as it was built, and not kept.
 
     Args:
         module: the model.
-        prefixes: how the names of its tensors that stay begin.
-
-    Raises:
-        ConfigError: no name begins so, every name does, or a tensor both stays and travels.
+        names: of its tensors that stay.
     """
 
-    def __init__(self, module: nn.Module, prefixes: Collection[str]) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self._module = module
-        state = module.state_dict(keep_vars=True)
-        for prefix in prefixes:
-            if not any(name.startswith(prefix) for name in state):
-                problem = f"no tensor's name begins with {prefix!r}"
-                raise ConfigError(_PLACE, problem, f"Names are {', '.join(state)}"[:400])
-        self.names = tuple(name for name in state if name.startswith(tuple(prefixes)))
-        if prefixes and len(self.names) == len(state):
-            raise ConfigError(_PLACE, "the whole model stays, nothing travels", "Name fewer parts")
-        travelling = {id(tensor): name for name, tensor in state.items() if name not in self.names}
-        for name in self.names:
-            if other := travelling.get(id(state[name])):
-                raise ConfigError(_PLACE, f"{name} is tied to {other}, which travels", "Name both, or neither")
-        self._initial = {name: _raw(state[name]).clone() for name in self.names}
+        self.names = names
+        state = module.state_dict()
+        self._initial = {name: _raw(state[name]).clone() for name in names}
 
     def keep(self) -> bytes:
         """The parts as they are now: names, types and shapes in a line of JSON, then the values of one after another.

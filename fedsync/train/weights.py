@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.tasks.protocol import Task
 from fedsync.train.device import seeded
+from fedsync.train.parts import frozen_digest, parts_of
 
 
 class Weights:
@@ -24,19 +26,18 @@ class Weights:
 
     Args:
         module: whose tensors these are. They may move to another device and back, as trainers of other libraries do.
-        private: names of tensors that stay.
+        names: of the tensors that travel; None for all.
 
     Raises:
         ConfigError: the module has no tensors, or complex ones.
     """
 
-    def __init__(self, module: nn.Module, private: Collection[str] = ()) -> None:
+    def __init__(self, module: nn.Module, names: Collection[str] | None = None) -> None:
         self._module = module
-        self._private = frozenset(private)
         named: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in module.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen and name not in private:
+            if id(tensor) not in seen and (names is None or name in names):
                 seen.add(id(tensor))
                 named[name] = tensor.detach()
         if not named or any(tensor.is_complex() for tensor in named.values()):
@@ -72,9 +73,8 @@ class Weights:
         return self._flat.to("cpu", copy=True).numpy()
 
     def state(self) -> dict[str, Tensor]:
-        """The module's state dict without what stays; a tensor that travels once may be in it by several names."""
-        state = self._module.state_dict()
-        return {name: tensor for name, tensor in state.items() if name not in self._private}
+        """The module's state dict, with what does not travel; a tensor may be in it by several names."""
+        return self._module.state_dict()
 
     def _tensors(self) -> list[Tensor]:
         """What travels, as the module has it now, in the layout's order."""
@@ -88,15 +88,19 @@ def build_model(task: Task, seed: int) -> nn.Module:
         return task.model()
 
 
-def initial_model(task: Task, seed: int) -> tuple[Vector, Layout]:
-    """The model before any training, float32 [layout.size], and its layout; the same on every machine.
+def initial_model(task: Task, seed: int, run: PartPatterns = UNSAID) -> tuple[Vector, Layout]:
+    """What travels of the model before any training, float32 [layout.size], and its layout; the same on every machine.
 
     Args:
         task: builds the module.
         seed: of the run.
+        run: what the strategy file says of the model's parts.
+
+    Raises:
+        ConfigError: the module has no such parts.
     """
-    weights = Weights(build_model(task, seed))
-    return weights.read(), weights.layout
+    built = TaskModel(task, seed, run)
+    return built.initial(), built.layout
 
 
 def model_digest(path: Path) -> str:
@@ -123,32 +127,42 @@ class TaskModel:
     Args:
         task: builds the module.
         seed: of the run.
-    """
-
-    def __init__(self, task: Task, seed: int) -> None:
-        self._task = task
-        self.layout = initial_model(task, seed)[1]
-
-    def save_model(self, path: Path, model: Vector) -> None:
-        """See `save_model`."""
-        save_model(path, self._task, model)
-
-
-def save_model(path: Path, task: Task, vector: Vector) -> None:
-    """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
-
-    Args:
-        path: file to write.
-        task: builds the module.
-        vector: float32 [layout.size].
+        run: what the strategy file says of the model's parts.
 
     Raises:
-        ValueError: the vector has the wrong length or is not finite.
+        ConfigError: the module has no such parts.
     """
-    # Any seed will do: every value is overwritten.
-    module = build_model(task, 0)
-    Weights(module).load(vector)
-    save_state(path, module.state_dict())
+
+    def __init__(self, task: Task, seed: int, run: PartPatterns = UNSAID) -> None:
+        self._module = build_model(task, seed)
+        self.parts = parts_of(self._module, run, task.parts())
+        self._weights = Weights(self._module, self.parts.shared)
+        self.layout = self._weights.layout
+
+    def initial(self) -> Vector:
+        """What travels before any training, float32 [layout.size]; the same on every machine."""
+        return self._weights.read()
+
+    @property
+    def frozen_digest(self) -> bytes:
+        """As `fedsync.train.parts.FrozenTensors.digest`."""
+        state = self._module.state_dict()
+        return frozen_digest((name, state[name]) for name in self.parts.frozen)
+
+    def save_model(self, path: Path, model: Vector) -> None:
+        """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
+
+        What does not travel is in it as the task builds it.
+
+        Args:
+            path: file to write.
+            model: what travels, float32 [layout.size].
+
+        Raises:
+            ValueError: the vector has the wrong length or is not finite.
+        """
+        self._weights.load(model)
+        save_state(path, self._module.state_dict())
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:

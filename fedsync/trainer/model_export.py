@@ -165,7 +165,7 @@ def keeper_of(copies: Sequence[Path], spec: RunSpec) -> ModelKeeper:
     from fedsync.trainer.place import place_of
 
     # On the processor, for the device that trained may be gone.
-    return spec.task.keeper(*place_of(spec, replace(Identity.load(copies[0].parent), device="cpu")))
+    return spec.task.keeper(*place_of(spec, replace(Identity.load(copies[0].parent), device="cpu")), spec.model.build())
 
 
 def kept_state(copies: Sequence[Path], spec: RunSpec, layout: Layout) -> tuple[ReplicaState, EncryptionPlan | None]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum, auto
@@ -38,6 +39,7 @@ from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.parts import ModelForm
 from fedsync.core.transfer import Payload, VersionMismatch
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
@@ -52,6 +54,8 @@ STATE = "FEDSYNC_STATE"
 
 STATE_FOLDER = "state"
 """Folder of resident trainers in a home folder."""
+
+_DIGEST = re.compile(r"([0-9a-f]{64})?")
 
 MAX_TEXT = 65536
 """Most characters of a peer's request or reply; a report with 64 windows takes a tenth of it."""
@@ -117,18 +121,27 @@ Request = Describe | AskModel | Train | Collect | EvaluateModel | Question | Ask
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A silo's name, what it says of itself, and the version of the model that it keeps; -1 for none."""
+    """A silo's name, what it says of itself and of its model, and the version that it keeps; -1 for none."""
 
     silo: str
     facts: SiloFacts
     holds: int = 0
+    form: ModelForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """The model before any training has this layout."""
+    """What travels of the model before any training has this layout.
+
+    Args:
+        layout: of what travels.
+        kept: names of the tensors that do not.
+        frozen: as in `ModelForm`.
+    """
 
     layout: Layout
+    kept: tuple[str, ...] = ()
+    frozen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +254,8 @@ def read_reply(text: str, sender: str, most: int = MAX_TEXT) -> Reply:
     match reply:
         case InProgress(steps, samples) if not (0 <= steps <= MAX_COUNT and 0 <= samples <= MAX_COUNT):
             raise ProtocolError(sender, "progress", f"{steps} steps, {samples} samples")
+        case Hello(form=ModelForm(_, frozen)) | InitialModel(frozen=frozen) if not _DIGEST.fullmatch(frozen):
+            raise ProtocolError(sender, "message", f"{frozen[:80]!r} is no digest of frozen tensors")
         case VersionMismatch(version) | Snapshot(version) if not -1 <= version <= MAX_COUNT:
             raise ProtocolError(sender, "message", f"version {version} of the model")
     return reply

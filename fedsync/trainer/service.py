@@ -153,9 +153,10 @@ class TrainerService:
             case Describe():
                 with self._training:
                     greeting = session.replica.greeting()
-                return Hello(self.name, self.facts, self.holds), greeting
+                return Hello(self.name, self.facts, self.holds, session.form), greeting
             case AskModel(values):
-                return InitialModel(session.layout), session.initial_model() if values else None
+                model = InitialModel(session.layout, session.kept_names, session.form.frozen)
+                return model, session.initial_model() if values else None
             case Train(order, report_s):
                 return self._train(order, _received(payload), report_s)
             case Collect(update_id, wait_s, halt):

@@ -7,6 +7,7 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -25,6 +26,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
+from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import OtherVersion, Payload, Replica
 from fedsync.train.local import LocalTrainer
@@ -90,7 +92,7 @@ class SiloSession:
         site, slots, local = place_of(spec, identity)
         # In virtual time all silos share a process, and none has others of its own.
         local = local if throttled or machine is None else replace(local, workers=0)
-        self._trainer = spec.task.trainer(site, slots, local)
+        self._trainer = spec.task.trainer(site, slots, local, spec.model.build())
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
@@ -101,6 +103,7 @@ class SiloSession:
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
         )
+        self.form = ModelForm.of(self._trainer.layout, _frozen(self._trainer.frozen_digest, spec, identity, keys))
         self.replica: Replica = PlainReplica(self._trainer.layout.size)
         if plan is not None and keys is not None:
             self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
@@ -125,6 +128,11 @@ class SiloSession:
     @property
     def layout(self) -> Layout:
         return self._trainer.layout
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """Names of the model's tensors that do not travel."""
+        return self._trainer.kept_names
 
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same at every silo."""
@@ -241,6 +249,17 @@ class SiloSession:
                 failure = error if isinstance(error, ProtocolError) else ProtocolError(SERVER, "payload", repr(error))
                 self.lockout.count(str(failure))
                 raise IntegrityError(failure.sender, failure.check, failure.detail) from error
+
+
+def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None) -> str:
+    """What the server is told of frozen tensors: that they are the same at two silos of a run, or not.
+
+    Where silos have keys it cannot try what the weights may be, nor tell whether another run has the same.
+    """
+    if not digest or keys is None:
+        return digest.hex()
+    run = hashlib.sha256(spec.origin.encode()).digest() + identity.spec_digest
+    return keys.group.conceal(hashlib.sha256(b"fedsync frozen 1\0" + run + digest).digest()).hex()
 
 
 def _encrypted(

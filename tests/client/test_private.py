@@ -15,8 +15,10 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, Diverged
 from fedsync.core.orders import WorkOrder
+from fedsync.core.parts import UNSAID
 from fedsync.train import private
 from fedsync.train.guest import GuestTrainer
+from fedsync.train.parts import parts_of
 from fedsync.train.private import PrivateParts
 from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import Identity
@@ -142,7 +144,10 @@ def test_whole_runs_keep_them_apart_silo_by_silo(
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code
-    assert torch.load("run/model.pt", weights_only=True).keys() == {"body.weight", "body.bias"}
+    model = torch.load("run/model.pt", weights_only=True)
+    built = session(spec, tmp_path)._trainer.initial_model()
+    assert torch.cat([model["body.weight"].flatten(), model["body.bias"]]).numpy() != pytest.approx(built)
+    assert (model["head.1.num_batches_tracked"], model["table"].tolist()) == (0, [0, 1, 2, 3]), "as it was built"
     a, b = (Path(f"{name}.txt").read_text().splitlines() for name in "ab")
     assert len(a) == len(b) and a[0] == b[0] and a[-1] != b[-1], "alike at first, each its own then"
 
@@ -161,7 +166,7 @@ def test_bits_come_back_whatever_their_type() -> None:
     for name, value in {"half": torch.bfloat16, "long": torch.int64, "flag": torch.bool, "none": torch.float32}.items():
         module.register_buffer(f"own_{name}", torch.zeros(() if name == "long" else 3, dtype=value))
     module.register_buffer("own_zero", torch.tensor([0.0, 1e-45]))
-    parts = PrivateParts(module, ["own_"])
+    parts = PrivateParts(module, [name for name in module.state_dict() if name.startswith("own_")])
     assert parts.keep() == b"", "what did not change is not kept"
     module.own_half.fill_(1.5), module.own_long.fill_(2**53 + 1), module.own_flag.fill_(True)  # type: ignore[operator]
     module.own_zero.mul_(-1)  # type: ignore[operator]
@@ -180,25 +185,26 @@ def test_bits_come_back_whatever_their_type() -> None:
 @pytest.mark.parametrize(
     ("prefixes", "tied", "problem"),
     [
-        (["haed."], False, r"no tensor's name begins with 'haed\.'\. Names are body.weight"),
-        (["head.", "body."], False, "the whole model stays"),
-        (["head."], True, "head.weight is tied to body.weight, which travels"),
+        (["haed."], False, r"silo.use: no tensor's name fits 'haed\.\*'\. Names are body.weight"),
+        (["head.", "body."], False, "nothing is left that travels: 4 tensors are private, 0 frozen"),
+        (["head."], True, "head.weight is tied to body.weight: one is private, the other shared"),
     ],
 )
 def test_what_cannot_stay_is_said_in_a_line(prefixes: list[str], tied: bool, problem: str) -> None:
+    used = Silo(0, "a", 7, "cpu").use(Two, range(9), private=prefixes)
     with pytest.raises(ConfigError, match=problem):
-        PrivateParts(Two(tied=tied), prefixes)
+        parts_of(Two(tied=tied), UNSAID, used.patterns, "silo.use")
 
 
 def test_what_is_too_large_spoiled_or_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Two()
-    parts = PrivateParts(module, ["head."])
+    parts = PrivateParts(module, ["head.weight", "head.bias"])
     with torch.no_grad():
         module.head.bias += 1.0
     kept = parts.keep()
     module.head = nn.Linear(2, 5)
     with pytest.raises(ConfigError, match=r"head.bias of the orders before was torch.float32 \[2\]"):
-        PrivateParts(module, ["head."]).restore(kept)
+        PrivateParts(module, ["head.weight", "head.bias"]).restore(kept)
     module.head = nn.Linear(2, 2)
     with torch.no_grad():
         module.head.bias.fill_(torch.nan)

@@ -10,14 +10,14 @@ import torch
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
-from fedsync.train.weights import initial_model, save_model
+from fedsync.train.weights import TaskModel, initial_model
 from tests.commands.call import call
 
 
 def test_the_digest_is_that_of_the_values_that_travel(tmp_path: Path) -> None:
     task = DigitsTask(Iid(), 0.2)
     vector, _ = initial_model(task, 7)
-    save_model(tmp_path / "model.pt", task, vector)
+    TaskModel(task, 7).save_model(tmp_path / "model.pt", vector)
     expected = hashlib.sha256(np.ascontiguousarray(vector, dtype="<f4").tobytes()).hexdigest()
     assert call("silo", "digest", tmp_path / "model.pt").strip() == expected
     # Tied weights travel once, and whole numbers as float32.

@@ -50,9 +50,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_answer_that_is_no_model_costs_its_silo_its_turn(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    found, layout = ask_for_model(DirectGrid(2, {1: BAD[name], 2: HONEST}), "{}", LONG)
+    found, about = ask_for_model(DirectGrid(2, {1: BAD[name], 2: HONEST}), "{}", LONG)
     np.testing.assert_array_equal(found, WEIGHTS)
-    assert layout == Layout(("w",), ((2,),))
+    assert about.layout == Layout(("w",), ((2,),))
     assert "node 1 failed the check" in caplog.text
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedsync.core.errors import ConfigError
-from fedsync.train.weights import Weights, initial_model, save_model
+from fedsync.train.weights import TaskModel, Weights, initial_model
 from tests.train.make import TwoClasses
 
 
@@ -65,7 +65,7 @@ def test_models_that_cannot_travel(module: nn.Module) -> None:
 def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     task = TwoClasses()
     vector, layout = initial_model(task, seed=7)
-    save_model(tmp_path / "model.pt", task, vector)
+    TaskModel(task, seed=8).save_model(tmp_path / "model.pt", vector)
     module = task.model()
     module.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     np.testing.assert_array_equal(Weights(module).read(), vector)

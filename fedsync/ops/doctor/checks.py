@@ -61,7 +61,7 @@ def model_bytes(strategy: StrategyConfig) -> int:
     """
     from fedsync.train.weights import initial_model
 
-    return int(initial_model(strategy.task.build(), strategy.seed)[0].nbytes)
+    return int(initial_model(strategy.task.build(), strategy.seed, strategy.model.build())[0].nbytes)
 
 
 def check_versions() -> Check:
