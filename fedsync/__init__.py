@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedsync.config.cluster import ClusterConfig
     from fedsync.config.strategy import StrategyConfig
     from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
+    from fedsync.core.parts import PartPatterns
     from fedsync.flower.strategy import FedSync
     from fedsync.observe.replay import replay
     from fedsync.policies.aggregate.base import AggregationPolicy
@@ -29,6 +30,7 @@ _HOMES = {
     "ConfigError": "fedsync.core.errors",
     "FedSyncError": "fedsync.core.errors",
     "PolicyError": "fedsync.core.errors",
+    "PartPatterns": "fedsync.core.parts",
     "ProtocolError": "fedsync.core.errors",
     "RunError": "fedsync.core.errors",
     "replay": "fedsync.observe.replay",
@@ -51,6 +53,7 @@ __all__ = [
     "ConfigError",
     "FedSync",
     "FedSyncError",
+    "PartPatterns",
     "PolicyError",
     "PredictorPolicy",
     "ProtocolError",
