@@ -245,8 +245,18 @@ def test_no_strategy_names_an_import_path() -> None:
     ],
 )
 def test_light_things_load_no_heavy_module(statement: str) -> None:
+    assert loaded(statement) == set()
+
+
+@pytest.mark.parametrize("module", ["fedsync.flower.server_app", "fedsync.flower.client_app"])
+def test_flowers_processes_answer_before_torch_is_there(module: str) -> None:
+    assert loaded(f"import {module}") == {"flwr", "grpc"}
+
+
+def loaded(statement: str) -> set[str]:
+    """Heavy modules that it loads."""
     heavy = [*HEAVY, "pandas", "grpc"]
     code = f"{statement}\nimport sys\nprint(*[name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    return set(done.stdout.split())

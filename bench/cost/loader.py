@@ -3,7 +3,7 @@
 An epoch in orders of some steps each: over JPEGs that Pillow decodes and augments (crop, flip, brightness), and over
 a store that takes 10 ms a sample. "bare" is one pass over a `DataLoader` with as many workers, which stay from epoch to
 epoch. "shipped" is `Trainer` with `local.workers`. "work.loader" is a `SiloApp`'s loop, once as it is and once with
-``persistent_workers=True``. They take turns in one process. "over bare" is the least time over the least time of the
+``persistent_workers=False``. They take turns in one process. "over bare" is the least time over the least time of the
 bare loop, which other programs disturbed least; then come quartiles of the ratios within a turn.
 
     python bench/cost/loader.py [--images 2000] [--turns 7] [--workers 2] [--out bench/results/loader.json]
@@ -176,8 +176,8 @@ def loops(dataset: Dataset[Sample], count: int, workers: int) -> dict[str, Calla
         "work.loader": Orders(GuestTrainer(own_loop(dataset, {"num_workers": workers}), site, options), steps),
     }
     if workers:
-        lasting = {"num_workers": workers, "persistent_workers": True}
-        found["work.loader, persistent"] = Orders(GuestTrainer(own_loop(dataset, lasting), site, options), steps)
+        anew = {"num_workers": workers, "persistent_workers": False}
+        found["work.loader, workers anew"] = Orders(GuestTrainer(own_loop(dataset, anew), site, options), steps)
     return found
 
 

@@ -112,16 +112,42 @@ class LastingLoader(Generic[T]):
 
 
 class KeptLoader:
-    """The `LastingLoader` of the last order, for as long as orders read the same data set in the same way."""
+    """The `LastingLoader` of the last order, for as long as orders read the same data set in the same way.
+
+    The same is the same object, whose attributes are what they were, and those of data sets in it. What happens inside
+    a list or an array cannot be seen at a glance.
+    """
 
     def __init__(self) -> None:
-        self._made: tuple[Dataset[Any], Mapping[str, Any], LastingLoader[Any]] | None = None
+        self._made: tuple[list[Any], Mapping[str, Any], LastingLoader[Any]] | None = None
 
     def of(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> LastingLoader[Any]:
         """The loader of a data set, see `LastingLoader`; another than the last one's ends the last one's workers."""
-        if self._made is None or self._made[0] is not dataset or self._made[1] != options:
-            self._made = dataset, dict(options), LastingLoader(dataset, options)
+        parts = _parts(dataset)
+        if self._made is None or not _alike(self._made[0], parts) or self._made[1] != options:
+            self._made = None  # its workers go before others come
+            self._made = parts, dict(options), LastingLoader(dataset, options)
         return self._made[2]
+
+
+def _parts(dataset: Dataset[Any]) -> list[Any]:
+    """A data set, its attributes, the data sets among these, and their attributes."""
+    found: list[Any] = [dataset]
+    looked_into: set[int] = set()  # some have one another
+    for part in found:
+        if isinstance(part, Dataset) and id(part) not in looked_into:
+            looked_into.add(id(part))
+            found += vars(part).values()
+    return found
+
+
+def _alike(before: list[Any], now: list[Any]) -> bool:
+    """Whether all parts are the same objects, or equal where they are numbers or text."""
+    plain = (int, float, str, bytes)
+    return len(before) == len(now) and all(
+        one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
+        for one, other in zip(before, now, strict=True)
+    )
 
 
 class _Feed(Iterator[_Request]):

@@ -119,8 +119,10 @@ class Work:
 
         Its batch sampler is the order's: batch size, samples and number of batches are fixed, and the loop over it ends
         when the order does, which may be sooner. Where the silo is in its data goes by what was trained, not by what
-        workers fetched ahead. With ``persistent_workers=True`` workers stay from order to order, if the next one reads
-        the same object with the same options; what code changes in the data set meanwhile they do not see.
+        workers fetched ahead. Workers stay from order to order, if the next one reads the same object with the same
+        options, and fetch for it while the silo waits. A data set that has got other attributes gets new ones, but what
+        code changes inside a list or an array of it they do not see. With ``persistent_workers=False`` they are started
+        for each order.
 
         Args:
             dataset: as many samples as ``setup`` said.
@@ -185,7 +187,8 @@ class _OrderLoader(DataLoader[T]):
     """A `DataLoader` whose batches are an order's."""
 
     def __init__(self, dataset: Dataset[T], work: Work, batches: list[Rows], options: dict[str, Any]) -> None:
-        super().__init__(dataset, batch_sampler=[rows.tolist() for rows in batches], **options)
+        stay = {"persistent_workers": True} if options.get("num_workers") else {}
+        super().__init__(dataset, batch_sampler=[rows.tolist() for rows in batches], **{**stay, **options})
         self._work = work
         self._options = options
 

@@ -18,7 +18,7 @@ import psutil
 MOST_FILES = 65536
 """Files that a server needs at most; some programs go through all that they may have."""
 
-_GRACE_S = 5.0
+_KILLED_S = 5.0
 
 OWNER = "FEDSYNC_OWNER_PID"
 """Environment variable: process with which all resident trainers end, if it is set."""
@@ -50,22 +50,22 @@ def raise_file_limit() -> int:
     return wanted
 
 
-def end_processes(leaders: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End processes that lead groups, and what they started: ask in order, wait, then kill."""
+def end_processes(leaders: Sequence[subprocess.Popen[bytes]], grace_s: float = 5.0) -> None:
+    """End processes that lead groups, and what they started: ask in order, wait so long [s], then kill."""
     doomed: list[psutil.Process] = []
     for leader in leaders:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(leader.pid)
             doomed += [process, *process.children(recursive=True)]
         _signal_group(leader.pid, signal.SIGTERM)
-    _, alive = psutil.wait_procs(doomed, timeout=_GRACE_S)
+    _, alive = psutil.wait_procs(doomed, timeout=grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     for leader in leaders:
         _signal_group(leader.pid, signal.SIGKILL)
         leader.wait()
-    psutil.wait_procs(alive, timeout=_GRACE_S)
+    psutil.wait_procs(alive, timeout=_KILLED_S)
 
 
 def alive(pid: int) -> bool:

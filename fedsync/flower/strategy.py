@@ -35,7 +35,6 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.train.weights import TaskModel
 from fedsync.trainer.protocol import InitialModel
 
 if TYPE_CHECKING:
@@ -288,7 +287,10 @@ class FedSync(Shipped):
         self, grid: Grid, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
     ) -> tuple[Vector, InitialModel]:
         try:
-            built = TaskModel(config.task.build(), config.seed, config.model.build())
+            task = config.task.build()
+            from fedsync.train.weights import TaskModel
+
+            built = TaskModel(task, config.seed, config.model.build())
             model, about = built.initial(), InitialModel(built.layout, built.parts.kept, built.frozen_digest.hex())
         except PartsError:
             raise

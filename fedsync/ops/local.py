@@ -26,7 +26,7 @@ from fedsync.core.journal import JOURNAL
 from fedsync.flower.checkpoints import digest, newest_version, prepare
 from fedsync.flower.environment import flower_environment
 from fedsync.flower.internals.registration import register_keys
-from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, phase, read_error
+from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, ends, phase, read_error
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import Ledger
@@ -44,6 +44,7 @@ from fedsync.trainer.protocol import STATE_FOLDER as STATE
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
+_LEAVE_S = 30.0
 _POLL_S = 0.1
 
 
@@ -89,7 +90,7 @@ def run_local(
         (home / STATE).symlink_to(private_folder(out / STATE))
         control = home / RUNS / "local"
         control.mkdir(parents=True)
-        processes = _Processes(out / LOGS_FOLDER, flower_environment(home))
+        processes, over = _Processes(out / LOGS_FOLDER, flower_environment(home)), False
         try:
             rings = emulated_rings(config, cluster, home / STATE)
             server = _server(home, secure=secure)
@@ -104,9 +105,10 @@ def run_local(
             _follow(processes, out, control, listeners, resumed=resume)
             if rings is not None:
                 export_model(home / STATE, out)
+            over = ends(control, _LEAVE_S)
         finally:
             stop_trainers(home / STATE)
-            processes.stop()
+            processes.stop(over=over)
     shutil.rmtree(out / STATE, ignore_errors=True)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return summary
@@ -142,12 +144,14 @@ class _Processes:
     logs: Path
     environment: Mapping[str, str]
     _groups: list[Supervisor] = field(default_factory=list)
+    _launched: list[LoggedProcess] = field(default_factory=list)
 
     def start(self, programs: Sequence[Program]) -> None:
         self.logs.mkdir(mode=OWNER_FOLDER, exist_ok=True)
 
         def launch(program: Program) -> LoggedProcess:
-            return LoggedProcess(program, self.environment, self.logs, LogsConfig())
+            self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig()))
+            return self._launched[-1]
 
         self._groups.append(Supervisor(programs, launch, random.random, time.monotonic()))
         self.check()
@@ -159,7 +163,13 @@ class _Processes:
             if group.last_error is not None:
                 raise RunError(f"{group.last_error}; see {self.logs}")
 
-    def stop(self) -> None:
+    def stop(self, *, over: bool) -> None:
+        """End them: silos first, and the server last, which may be at work.
+
+        Once the run is over nobody needs what they hold, and Flower's take seconds to end: they are killed.
+        """
+        if over:
+            LoggedProcess.kill(self._launched)
         for group in reversed(self._groups):
             group.stop()
 

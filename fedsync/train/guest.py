@@ -33,6 +33,9 @@ from fedsync.train.weights import Weights
 MOST_STATE = 65_536
 """Characters of ``work.state`` as JSON."""
 
+_KEPT = KeptLoader()
+"""One a process: where silos share one, in virtual time, only the workers of the last order stay."""
+
 
 class GuestTrainer(LocalTrainer):
     """Trains by a user's functions.
@@ -67,7 +70,6 @@ class GuestTrainer(LocalTrainer):
         super().__init__(silo.name, Weights(self._model, self._parts.names.shared), device, options)
         self._initial = self._weights.read()
         self._sampler, self._scout = (Sampler(self._used.examples, silo.seed, silo.name) for _ in range(2))
-        self._kept = KeptLoader()
 
     @property
     def examples(self) -> int:
@@ -104,7 +106,7 @@ class GuestTrainer(LocalTrainer):
 
         def fetch(dataset: Dataset[Any], options: Mapping[str, Any]) -> Iterator[Any]:
             walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
-            return self._kept.of(dataset, options).order(walk, order.max_steps)
+            return _KEPT.of(dataset, options).order(walk, order.max_steps)
 
         work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.train_config)
         self._model.train()

@@ -70,7 +70,7 @@ def test_a_loop_like_the_shipped_one_makes_the_same_update() -> None:
         cursors = ours.cursor, theirs.cursor
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}])
 def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(options: dict[str, Any]) -> None:
     seen: list[int] = []
 
@@ -88,8 +88,11 @@ def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(options: d
     assert seen == Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), 25)[0].tolist()
 
 
-def test_persistent_workers_stay_while_the_data_set_is_the_same() -> None:
+def test_workers_stay_while_the_data_set_is_the_same() -> None:
     class Readers(Dataset[int]):
+        def __init__(self, inner: Any = None) -> None:
+            self.inner, self.top = inner, 1.5
+
         def __len__(self) -> int:
             return EXAMPLES
 
@@ -99,18 +102,27 @@ def test_persistent_workers_stay_while_the_data_set_is_the_same() -> None:
     seen: list[set[int]] = []
 
     def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-        loader = work.loader(data[min(work.round, 3)], num_workers=1, persistent_workers=True)
+        loader = work.loader(reads[-1], num_workers=1, **options)
         seen.append({number for batch in loader for number in batch.tolist()})
 
-    same = Readers()
-    data = [same, same, same, Readers()]
-    guest = trainer(loop)
-    for number in (1, 2, 3):
-        guest.run(replace(order(), round=number), guest.initial_model(), Cursor())
-    assert len(seen[0]) == 1
-    assert seen[0] == seen[1]
-    assert seen[1] != seen[2]
-    assert os.getpid() not in set().union(*seen)
+    def reading() -> set[int]:
+        guest.run(order(), guest.initial_model(), Cursor())
+        return seen[-1]
+
+    guest, options, same = trainer(loop), dict[str, Any](), Readers()
+    reads = [Readers(inner=same)]
+    first = reading()
+    assert len(first) == 1 and os.getpid() not in first
+    same.top = float("1.5")  # an equal one
+    assert reading() == first
+    same.top = 2.5
+    second = reading()
+    assert second != first, "they would read a data set as it was"
+    reads.append(Readers(inner=same))
+    third = reading()
+    assert third != second
+    options["persistent_workers"] = False
+    assert reading() != reading() != third
 
 
 def test_the_loop_ends_with_its_budget_and_a_second_one_finds_nothing() -> None:
