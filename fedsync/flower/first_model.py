@@ -1,14 +1,15 @@
-"""Version 0 of the model, and its layout, where the server cannot build it: a silo is asked."""
+"""Version 0 of the model, and its layout: the task builds it, or, where the server has not what that takes, a silo."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flwr.serverapp import Grid
 
+from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
@@ -19,12 +20,27 @@ from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import AskModel, InitialModel, Refused
 from fedsync.trainer.refusals import explained
 
+if TYPE_CHECKING:
+    from fedsync.train.weights import TaskModel
+
 logger = logging.getLogger(__name__)
 
 Answered = TypeVar("Answered")
 
 _AT_ONCE = 2
 """Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
+
+
+def task_model(config: StrategyConfig) -> TaskModel:
+    """The model as the task builds it.
+
+    Raises:
+        ConfigError: the task needs data for it, or the user's own code, which are at the silos.
+    """
+    task = config.task.build()
+    from fedsync.train.weights import TaskModel  # torch takes seconds, and is in vain where the line above raises
+
+    return TaskModel(task, config.seed, config.model.build())
 
 
 def ask_for_model(

@@ -28,6 +28,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import clear
+from fedsync.flower.first_model import task_model
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
@@ -69,11 +70,11 @@ def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None
     What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
     none, the file has what travels only, and integer buffers stay float32.
     """
-    from fedsync.train.weights import TaskModel, save_tensors
+    from fedsync.train.weights import save_tensors
 
     model, layout = payloads.from_arrays(arrays)
     try:
-        TaskModel(config.task.build(), config.seed, config.model.build()).save_model(path, model)
+        task_model(config).save_model(path, model)
     except ConfigError:
         save_tensors(path, layout.split(model))
 

@@ -26,7 +26,7 @@ from fedsync.core.transfer import Aggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
-from fedsync.flower.first_model import ask_for_layout, ask_for_model
+from fedsync.flower.first_model import ask_for_layout, ask_for_model, task_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
@@ -287,10 +287,7 @@ class FedSync(Shipped):
         self, grid: Grid, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
     ) -> tuple[Vector, InitialModel]:
         try:
-            task = config.task.build()
-            from fedsync.train.weights import TaskModel
-
-            built = TaskModel(task, config.seed, config.model.build())
+            built = task_model(config)
             model, about = built.initial(), InitialModel(built.layout, built.parts.kept, built.frozen_digest.hex())
         except PartsError:
             raise

@@ -349,7 +349,7 @@ def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeyp
     def no_data(*arguments: Any) -> Any:
         raise ConfigError("task.files", "there is no such file", "Only silos have data")
 
-    monkeypatch.setattr("fedsync.train.weights.TaskModel", no_data)
+    monkeypatch.setattr("fedsync.flower.strategy.task_model", no_data)
     seen: list[ArrayRecord] = []
     grid = DirectGrid(3)
 
@@ -386,6 +386,6 @@ def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def no_data(*arguments: Any) -> Any:
         raise ConfigError("task.files", "there is no such file", "Only silos have data")
 
-    monkeypatch.setattr("fedsync.train.weights.TaskModel", no_data)
+    monkeypatch.setattr("fedsync.flower.strategy.task_model", no_data)
     with pytest.raises(RunError, match="no silo sent a model"):
         _strategy(tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))
