@@ -15,6 +15,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.training import LocalConfig
 from fedsync.config.user_config import UserConfig
+from fedsync.config.wire import WireConfig
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.policies.aggregate.base import AggregationPolicy
@@ -36,6 +37,7 @@ class RunSpec(Section):
         model: which of its tensors travel.
         emulate: the machines that silos pretend to be, by partition; empty in a real federation.
         cipher: how updates are sealed.
+        wire: how what is not sealed travels.
         aggregation: how a commit weighs them, of which silos do their part before they seal.
         train_config: what a silo's own training code is told; whoever starts the run says it.
         evaluate_config: the same for its evaluation.
@@ -51,6 +53,7 @@ class RunSpec(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     emulate: list[SiloConfig] = Field(default_factory=list)
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
+    wire: WireConfig = Field(default_factory=WireConfig)
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
     train_config: UserConfig = Field(default_factory=dict)
     evaluate_config: UserConfig = Field(default_factory=dict)
@@ -70,6 +73,7 @@ class RunSpec(Section):
             model=config.model,
             emulate=list(emulate),
             cipher=config.cipher,
+            wire=config.wire,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
             train_config=config.train_config,

@@ -21,6 +21,7 @@ from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.config.training import LocalConfig, PositiveInt
 from fedsync.config.user_config import UserConfig
 from fedsync.config.waiting import WaitingConfig
+from fedsync.config.wire import WireConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import LocalWork
@@ -96,6 +97,9 @@ class StrategyConfig(Section):
 
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
     """How updates are hidden from the server."""
+
+    wire: WireConfig = Field(default_factory=WireConfig)
+    """How many bits travel where nothing is encrypted."""
 
     task: TaskConfig
     """What is trained, and on which data."""
@@ -193,6 +197,16 @@ class StrategyConfig(Section):
     def _statistics_add_up(self) -> Self:
         if isinstance(self.task, StatisticsSection):
             self.task.check(self.local)
+        return self
+
+    @model_validator(mode="after")
+    def _travels_in_the_clear(self) -> Self:
+        if not isinstance(self.cipher, PlainConfig) and self.wire.set:
+            place = "cipher.inner.bits" if isinstance(self.cipher, MaskedConfig) else "cipher.bits"
+            raise ValueError(
+                f"wire is for runs in the clear, and cipher.kind {self.cipher.kind!r} has bits of its own; leave wire "
+                f"out, and write {place}: 8, 12 or 16"
+            )
         return self
 
     @model_validator(mode="after")

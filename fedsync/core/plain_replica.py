@@ -1,33 +1,73 @@
-"""A silo's side where updates travel in the clear."""
+"""A silo's side where updates travel in the clear.
+
+What a format with few bits loses of an update is not gone: it is *owed*, and added to the silo's next update (error
+feedback). So the sum of what a silo sent is the sum of its updates but for what it still owes, which is less than one
+update's loss in the worst case of `Int8`, and grows with `TopK` to about what the values that wait have come to.
+
+- What is owed belongs to the orders that are done. It is saved with the last one (`fedsync.trainer.last_order`): a
+  repeated order has the same bytes, and a trainer that was killed in an order does it again with what was owed before.
+- It is kept as what the update stands for in a commit, n_i / a_i times itself (`Weighting`): the next order may have
+  other steps and another batch, and the server weighs what it brings by those.
+- An update that the server discards, or that is lost, leaves it as it is. What the discarded one carried is lost, as it
+  is with 32 bits; what it did not carry was found in training too, and is no part of what was discarded. A silo
+  is not told what became of its update, and need not be.
+- A silo that was away for long adds what it owes, however old. It is a late update: `Int8` owes about a hundredth of
+  one, `TopK` may owe several, as old as the silo was away.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedsync.core.downlink import HeldModel
 from fedsync.core.errors import SERVER, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.rng import Stream, generator
+from fedsync.core.spans import spans
 from fedsync.core.transfer import Payload
-from fedsync.core.wire import FP32, WireFormat
+from fedsync.core.weighting import Weighting
+from fedsync.core.wire import FP32, Wire
+
+RECEIVED, LOST = "wire_received_bytes", "wire_loss"
+"""Metrics: bytes of the model that came with an order; norm of what its update lost on the way over its own."""
 
 
 class PlainReplica:
-    """In the clear: every order brings the whole model, and the update goes as it is.
+    """In the clear: orders bring the model, or what is new of it, and the update goes as its format has it.
 
     Args:
         values: of the model.
         wire: how both travel.
+        weighting: how a commit weighs updates, as far as silos know; None where they do not.
+        examples: training samples that the silo holds.
     """
 
-    def __init__(self, values: int, wire: WireFormat = FP32) -> None:
+    def __init__(
+        self, values: int, wire: Wire | None = None, weighting: Weighting | None = None, examples: int = 1
+    ) -> None:
         self._values = values
-        self._wire = wire
+        self._wire = wire = wire or Wire()
+        self._weighting = weighting or Weighting()
+        self._examples = examples
+        self._held = None if wire.down is FP32 else HeldModel(values, wire.down)
+        self._received_bytes = 0
+        self._lost = 0.0
+        self._owed: Vector | None = None
+        self._owed_next: Vector | None = None
 
     @property
     def holds(self) -> int:
-        return 0
+        return 0 if self._held is None else self._held.version
 
     @property
     def model(self) -> Vector:
-        raise PolicyError("a silo that keeps no model is asked for it")
+        if self._held is None:
+            raise PolicyError("a silo that keeps no model is asked for it")
+        return self._held.model
 
     @property
     def unrevealed(self) -> bool:
@@ -36,20 +76,61 @@ class PlainReplica:
     def greeting(self) -> None: ...
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        self._wire.check(payload, self._values, SERVER)
-        return self._wire.decode(payload, 0, self._values)
+        self._received_bytes = payload.nbytes
+        if self._held is not None:
+            return self._held.receive(payload, version)
+        FP32.check(payload, self._values, SERVER)
+        return FP32.decode(payload, 0, self._values)
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        return self._wire.encode(update)
+        up = self._wire.up
+        if up is FP32:
+            return up.encode(update)
+        wanted, factor = update, self._factor(report)
+        if self._owed is not None:
+            wanted = update + self._owed / np.float32(factor)
+        payload = up.encode(wanted, generator(order.seed, Stream.ROUNDING))
+        lost = np.empty_like(update)
+        for start, stop in spans(update.size, 4):
+            np.subtract(wanted[start:stop], up.decode(payload, start, stop), out=lost[start:stop])
+        size = _norm(update)
+        self._lost = _norm(lost) / size if size else 0.0
+        if up.feedback:
+            lost *= np.float32(factor)
+            self._owed_next = lost
+        return payload
+
+    def _factor(self, report: WorkReport) -> float:
+        """What an update is multiplied by in a commit, but for what all silos have in common: n_i / a_i."""
+        weighting = self._weighting
+        return max(weighting.weight(self._examples, report.samples), 1) / weighting.progress(report.steps)
+
+    @property
+    def owed(self) -> Vector | None:
+        return self._owed_next
+
+    def owe(self, owed: Vector | None) -> None:
+        self._owed = self._owed_next = owed
 
     @property
     def pooled(self) -> None: ...
 
     def disclosed(self, report: WorkReport) -> WorkReport:
-        return report
+        told: dict[str, float] = {}
+        if self._held is not None:
+            told[RECEIVED] = float(self._received_bytes)
+        if self._wire.up is not FP32:
+            told[LOST] = self._lost
+        return replace(report, metrics={**report.metrics, **told}) if told else report
 
     def answer(self, question: Payload) -> Payload:
         raise ProtocolError("server", "question", "asked about masks where nothing is encrypted")
 
     def snapshot(self) -> Payload:
         raise PolicyError("a silo that keeps no model is asked for it")
+
+
+def _norm(vector: Vector) -> float:
+    """Euclidean norm, in float64."""
+    parts = (vector[start:stop].astype(np.float64) for start, stop in spans(vector.size, 4))
+    return math.sqrt(sum(float(part @ part) for part in parts))

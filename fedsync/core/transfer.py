@@ -215,6 +215,13 @@ class Replica(Protocol):
     def pooled(self) -> tuple[PooledFigures, ...] | None:
         """What silos found together in the commits received last, oldest first; None where each tells its own."""
 
+    @property
+    def owed(self) -> Vector | None:
+        """What the next update will have to make up for, once the one made last is saved; see `owe`."""
+
+    def owe(self, owed: Vector | None) -> None:
+        """What the next update has to make up for: `owed` of the last order that is saved."""
+
     def disclosed(self, report: WorkReport) -> WorkReport:
         """What the server is told of an order that this silo did."""
 

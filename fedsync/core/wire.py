@@ -1,8 +1,13 @@
-"""How models and updates travel in the clear: float32 vectors to payloads, and back in spans."""
+"""How models and updates travel in the clear: float32 vectors to payloads, and back in spans.
+
+A format that loses something says whether that has to be made up for: see `WireFormat.feedback`, and
+`fedsync.core.plain_replica` for how.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -10,23 +15,35 @@ from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
 
-SPAN_VALUES = 2**18
-"""Values that are decoded at once where the whole vector need not be in memory: 1 MiB as float32."""
+MAX_MAGNITUDE = 1e30
+"""Largest value accepted in an update: sums of any number of silos stay finite in float32."""
 
 
 class WireFormat(Protocol):
     """One way to write a vector. A payload is what `encode` made, or its bytes (uint8) as a peer sent them."""
 
+    @property
+    def feedback(self) -> bool:
+        """Whether what an update loses has to be added to the next one, for else training loses it for good."""
+
     def payload_bytes(self, values: int) -> int:
         """Bytes that a vector of so many values takes."""
 
-    def encode(self, vector: Vector) -> Payload:
-        """A vector, float32 [values], for the wire; may be the vector itself."""
+    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
+        """A vector, float32 [values], for the wire; may be the vector itself.
+
+        Args:
+            vector: what is to travel.
+            rng: what a format draws from that rounds stochastically; None has it round to the nearest.
+
+        Raises:
+            ValueError: a value is not finite, in a format that has to look at them.
+        """
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
         """Check that a peer's payload is a vector of so many values, before anything is made of it.
 
-        What values it has, `decode` says.
+        After that `decode` raises nothing and allocates what it returns; whether values are finite is to be seen there.
 
         Raises:
             ProtocolError: it is something else.
@@ -40,20 +57,19 @@ class WireFormat(Protocol):
 
 
 class Fp32:
-    """Values as they are."""
+    """Values as they are: 4 bytes each."""
+
+    feedback: ClassVar[bool] = False
 
     def payload_bytes(self, values: int) -> int:
         return 4 * values
 
-    def encode(self, vector: Vector) -> Payload:
+    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
         return vector
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
         if payload.dtype == np.uint8 and payload.ndim == 1:
-            if payload.nbytes != self.payload_bytes(values):
-                raise ProtocolError(
-                    sender, "length", f"it has {payload.nbytes} bytes, not {self.payload_bytes(values)}"
-                )
+            check_length(payload, self.payload_bytes(values), sender)
         elif payload.dtype != np.float32 or payload.shape != (values,):
             raise ProtocolError(sender, "shape", f"{payload.dtype} {payload.shape}, the model is float32 {(values,)}")
 
@@ -62,3 +78,23 @@ class Fp32:
 
 
 FP32 = Fp32()
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a run's updates go up and its models go down."""
+
+    up: WireFormat = FP32
+    down: WireFormat = FP32
+
+
+def check_length(payload: Payload, nbytes: int, sender: str) -> None:
+    """Check that a payload is so many bytes.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    if payload.dtype != np.uint8 or payload.ndim != 1:
+        raise ProtocolError(sender, "shape", f"{payload.dtype} {payload.shape} instead of bytes")
+    if payload.nbytes != nbytes:
+        raise ProtocolError(sender, "length", f"it has {payload.nbytes} bytes, not {nbytes}")

@@ -8,9 +8,11 @@ from typing import Any
 
 from fedsync.core.actions import Attested, Commit, Discard, Dispatch, Evaluate, Note, Stop
 from fedsync.core.checks import sound, usable
+from fedsync.core.downlink import HEAD_BYTES
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, fast_dataclass, mean_loss
+from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores
 from fedsync.observe.metric_pool import MetricPool, pooled
 
@@ -108,7 +110,7 @@ class Ledger:
 
     Args:
         target_accuracy: for ``seconds_to_target``, or None.
-        model_bytes: size of the model that every order brings.
+        model_bytes: size of the model that every order brings, as far as silos do not say that it was less.
         detail: keep every silo's share of every round; off, only the slowest silo's.
         on_end: called with every order that ends.
     """
@@ -315,6 +317,9 @@ class Ledger:
 
     def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, discarded: Collection[str]) -> None:
         self.bytes_up += meta.nbytes
+        received = report.metrics.get(RECEIVED)
+        if received is not None and 0 <= received <= self.model_bytes + HEAD_BYTES:
+            self.bytes_down += int(received) - self.model_bytes
         order = self._order_of(meta.silo, meta.update_id)
         if order is None:
             return

@@ -78,7 +78,7 @@ class RunBuilder:
             run: the run's identity; without one, as in virtual time, no single updates are kept.
         """
         if plan is None or keys is None:
-            return PlainAggregator(model, keep_bases=policies.weigher.toward)
+            return PlainAggregator(model, keep_bases=policies.weigher.toward, wire=self.config.wire.formats)
         from fedsync.cipher.server.aggregator import EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 

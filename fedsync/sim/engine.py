@@ -253,7 +253,9 @@ class VirtualDriver:
             asked = replace(order, max_steps=steps, budget_s=None)
         try:
             outcome = worker.train(asked, work.received)
-            if outcome is not None:
+            if outcome is None:
+                self._aggregator.holds(silo, order.base_version)
+            else:
                 if self._aggregator.seals_figures:
                     check_sealed(silo, outcome.report)
                 self._aggregator.holds(silo, worker.replica.holds)

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.coordinator import Coordinator
+from fedsync.core.downlink import download_bytes
 from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Vector
 from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import InTheClear, Payload, Replica
+from fedsync.core.wire import Wire
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.sim.engine import VirtualDriver
@@ -60,27 +62,43 @@ class NoAggregator(InTheClear):
 
     Args:
         nbytes: of the model; rounded down to whole float32 values.
+        wire: how it would travel.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        # One zero, seen from many places.
-        self._model: Vector = np.broadcast_to(np.float32(0), (nbytes // 4,))
-        self.upload_bytes = self._model.nbytes
+    def __init__(self, nbytes: int, wire: Wire) -> None:
+        self._values = nbytes // 4
+        self._down = wire.down
+        self.upload_bytes = wire.up.payload_bytes(self._values)
+        self._version = 0
+        self._held: dict[str, int] = {}
+
+    def holds(self, silo: str, version: int) -> None:
+        self._held[silo] = version
 
     def outgoing(self, silo: str) -> Payload:
-        return self._model
+        held = self._held.get(silo)
+        return _zeros(download_bytes(self._values, self._down, None if held is None else self._version - held))
 
     def begin(self, update_id: str) -> None: ...
 
     def put(self, silo: str, update_id: str, update: Payload) -> None: ...
 
-    def commit(self, commit: Commit) -> None: ...
+    def commit(self, commit: Commit) -> None:
+        self._version = commit.version
 
     def savepoint(self) -> None: ...
 
-    def rollback(self) -> None: ...
+    def rollback(self) -> None:
+        self._version += 1
+        self._held.clear()
 
     def discard(self, update_id: str) -> None: ...
+
+
+@lru_cache
+def _zeros(nbytes: int) -> Payload:
+    """So many bytes, all of them one zero seen from many places."""
+    return np.broadcast_to(np.uint8(0), (nbytes,))
 
 
 def run_timing(
@@ -120,7 +138,7 @@ def run_timing(
     recorder = builder.recorder(model_bytes, journal=journal)
     driver = VirtualDriver(
         Coordinator(builder.policies()),
-        NoAggregator(model_bytes),
+        NoAggregator(model_bytes, config.wire.formats),
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
         {silo.name: TimingWorker.of(silo) for silo in cluster.silos},
         recorder,

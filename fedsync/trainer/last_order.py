@@ -16,6 +16,7 @@ import numpy as np
 from fedsync.common.checksums import digested, undigested
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core.codec import decode, encode
+from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import Completed
@@ -25,11 +26,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LastOrder:
-    """An order, its answer, and the silo's place in its data afterwards."""
+    """An order, its answer, and the silo's place in its data afterwards.
+
+    Args:
+        order: what was asked.
+        answer: what was answered.
+        cursor: where the next order begins.
+        owed: what the next update makes up for, float32 [values]; see `fedsync.core.plain_replica`.
+    """
 
     order: WorkOrder
     answer: Completed
     cursor: Cursor
+    owed: Vector | None = None
 
     def save(self, path: Path) -> None:
         """Write the file; it is on disk when this returns.
@@ -38,14 +47,16 @@ class LastOrder:
             ConfigError: the disk does not take it.
         """
         update, private = self.answer.update, self.cursor.private
+        owed = b"" if self.owed is None else self.owed.tobytes()
         about = {
             "order": encode(self.order),
             "report": encode(self.answer.report),
             "cursor": encode(replace(self.cursor, private=b"")),
             "dtype": update.dtype.name,
             "private": len(private),
+            "owed": len(owed),
         }
-        body = json.dumps(about, separators=(",", ":")).encode() + b"\n" + private + update.tobytes()
+        body = json.dumps(about, separators=(",", ":")).encode() + b"\n" + private + owed + update.tobytes()
         write_atomically(path, digested(body), OWNER_FILE)
 
     @classmethod
@@ -59,9 +70,14 @@ class LastOrder:
             return None
         text, _, values = body.partition(b"\n")
         about = json.loads(text)
-        kept = about.get("private", 0)
-        private, update = values[:kept], values[kept:]
+        kept, owing = about.get("private", 0), about.get("owed", 0)
+        private, owed, update = values[:kept], values[kept : kept + owing], values[kept + owing :]
         report = decode(WorkReport, about["report"], own=True)
         answer = Completed(report, np.frombuffer(update, dtype=about["dtype"]))
         cursor = replace(decode(Cursor, about["cursor"], own=True), private=private)
-        return cls(decode(WorkOrder, about["order"], own=True), answer, cursor)
+        return cls(
+            decode(WorkOrder, about["order"], own=True),
+            answer,
+            cursor,
+            np.frombuffer(owed, np.float32) if owing else None,
+        )

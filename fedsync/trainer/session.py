@@ -104,7 +104,7 @@ class SiloSession:
             device=self._trainer.device,
         )
         self.form = ModelForm.of(self._trainer.layout, _frozen(self._trainer.frozen_digest, spec, identity, keys))
-        self.replica: Replica = PlainReplica(self._trainer.layout.size)
+        self.replica: Replica = _plain(spec, self._trainer)
         if plan is not None and keys is not None:
             self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
         self._throttle = (
@@ -113,6 +113,7 @@ class SiloSession:
         self._file = None if folder is None else folder / ANSWER
         self.last = None if self._file is None else LastOrder.load(self._file)
         self.cursor = Cursor() if self.last is None else self.last.cursor
+        self.replica.owe(None if self.last is None else self.last.owed)
         # A snapshot may be asked for while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
 
@@ -179,8 +180,9 @@ class SiloSession:
         done = Completed(report, update)
         if self._file is not None:
             # Before anybody hears of it: after a crash the order is done, or it never happened.
-            LastOrder(order, done, outcome.cursor).save(self._file)
+            LastOrder(order, done, outcome.cursor, self.replica.owed).save(self._file)
         self.cursor = outcome.cursor
+        self.replica.owe(self.replica.owed)
         return done
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
@@ -260,6 +262,11 @@ def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None)
         return digest.hex()
     run = hashlib.sha256(spec.origin.encode()).digest() + identity.spec_digest
     return keys.group.conceal(hashlib.sha256(b"fedsync frozen 1\0" + run + digest).digest()).hex()
+
+
+def _plain(spec: RunSpec, trainer: LocalTrainer) -> PlainReplica:
+    weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
+    return PlainReplica(trainer.layout.size, spec.wire.formats, weighting, trainer.examples)
 
 
 def _encrypted(

@@ -212,6 +212,11 @@ class EncryptedReplica:
         return None if known else report.evaluation or Evaluation(0.0, 0.0, 0), report.loss or 0.0
 
     @property
+    def owed(self) -> None: ...
+
+    def owe(self, owed: Vector | None) -> None: ...
+
+    @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:
         """Where figures are sealed, what silos found together in the commits received last; see `FigurePool`.
 

@@ -8,23 +8,31 @@ from typing import Any
 import numpy as np
 
 from fedsync.core.actions import Commit
+from fedsync.core.downlink import PublicModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.saved import Names, fill, named
+from fedsync.core.spans import spans
 from fedsync.core.transfer import InTheClear, Payload
-from fedsync.core.wire import FP32, SPAN_VALUES, WireFormat
+from fedsync.core.wire import MAX_MAGNITUDE, Wire
 
-MAX_MAGNITUDE = 1e30
-"""Largest value accepted in an update: sums of any number of silos stay finite in float32."""
-
-_NAMES: Names = {"model": "model", "savepoint": "_remembered", "pending": "_pending", "bases": "_bases"}
+_NAMES: Names = {
+    "model": "_exact",
+    "public": "_public.model",
+    "version": "_public.version",
+    "savepoint": "_remembered",
+    "pending": "_pending",
+    "bases": "_bases",
+}
 """What a checkpoint holds."""
 
 
 class PlainAggregator(InTheClear):
     """The current model and the payloads of pending updates, by update id.
 
-    The model of each version is a new array, so references to older versions stay valid.
+    The model of each version is a new array, so references to older versions stay valid. There are two where silos get
+    less than 32 bits: the public one, which they have, and the exact one, to which updates are added; see
+    `fedsync.core.downlink`.
 
     Args:
         model: version 0, float32 [values].
@@ -32,21 +40,36 @@ class PlainAggregator(InTheClear):
         wire: how models and updates travel.
     """
 
-    def __init__(self, model: Vector, *, keep_bases: bool = False, wire: WireFormat = FP32) -> None:
-        self.model = model
-        self._wire = wire
+    def __init__(self, model: Vector, *, keep_bases: bool = False, wire: Wire | None = None) -> None:
+        self._wire = wire or Wire()
+        self._exact = model
+        self._public = PublicModel(model, self._wire.down)
+        self._held: dict[str, int] = {}
         self._pending: dict[str, Payload] = {}
-        self._remembered = model
+        self._remembered = model, model
         self._keep_bases = keep_bases
         self._bases: dict[str, Vector] = {}
 
     @property
+    def model(self) -> Vector:
+        """The model that silos have and evaluate, float32 [values]."""
+        return self._public.model
+
+    @property
     def upload_bytes(self) -> int:
-        return self._wire.payload_bytes(self.model.size)
+        return self._wire.up.payload_bytes(self.model.size)
+
+    def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
+        self._held[silo] = version
+
+    def holds(self, silo: str, version: int) -> None:
+        self._held[silo] = version
+
+    def leave(self, silo: str) -> None:
+        self._held.pop(silo, None)
 
     def outgoing(self, silo: str) -> Payload:
-        """Every silo is sent the whole model."""
-        return self._wire.encode(self.model)
+        return self._public.payload(self._held.get(silo, -1))
 
     def begin(self, update_id: str) -> None:
         """An order starts from the current model, which stays until its update is committed or discarded."""
@@ -62,9 +85,9 @@ class PlainAggregator(InTheClear):
         if update_id in self._pending:
             raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
         size = self.model.size
-        self._wire.check(update, size, silo)
-        for start in range(0, size, SPAN_VALUES):
-            span = self._wire.decode(update, start, min(start + SPAN_VALUES, size))
+        self._wire.up.check(update, size, silo)
+        for start, stop in spans(size, 4):
+            span = self._wire.up.decode(update, start, stop)
             # NaN fails every comparison, so two passes without a temporary find it and infinity too.
             low, high = np.min(span), np.max(span)
             if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
@@ -74,29 +97,31 @@ class PlainAggregator(InTheClear):
 
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model as `Commit` says, in the order of ``commit.weights``."""
-        model = self.model.copy()
+        model = self._exact.copy()
         scaled = np.empty_like(model)
         for update_id, weight in commit.weights.items():
             payload, base = self._pending.pop(update_id), self._bases.pop(update_id, None)
-            update = self._wire.decode(payload, 0, model.size)
+            update = self._wire.up.decode(payload, 0, model.size)
             if commit.toward:
                 if base is None:
                     raise PolicyError(f"version {commit.version} moves towards {update_id!r}, whose base was not kept")
                 # Of two models that are close, so what the subtraction rounds is small.
-                np.subtract(base, self.model, out=scaled)
+                np.subtract(base, self._exact, out=scaled)
                 scaled += update
                 scaled *= np.float32(weight)
             else:
                 np.multiply(update, np.float32(weight), out=scaled)
             model += scaled
-        self.model = model
+        self._exact = model
+        self._public.advance(model)
 
     def savepoint(self) -> None:
-        self._remembered = self.model
+        self._remembered = self._exact, self.model
 
     def rollback(self) -> None:
         """Go back to the model last remembered; at first that is version 0."""
-        self.model = self._remembered
+        self._exact, public = self._remembered
+        self._public.restart(public)
 
     def discard(self, update_id: str) -> None:
         self._pending.pop(update_id, None)
