@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.actions import Commit
+from fedsync.core.downlink import HeldModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.policies.aggregate.aggregator import MAX_MAGNITUDE, PlainAggregator
+from fedsync.core.wire import MAX_MAGNITUDE, Wire
+from fedsync.core.wire_formats import Bf16, Fp16, Int8
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 
 
 def vector(*values: float) -> Vector:
@@ -232,3 +235,113 @@ def test_without_need_no_base_is_kept() -> None:
     assert base() is None
     with pytest.raises(PolicyError, match="whose base was not kept"):
         store.commit(Commit(2, {"a/1": 1.0}, toward=True))
+
+
+# Fewer than 32 bits.
+
+
+INT8 = Wire(Int8(), Int8())
+
+
+def delivered(store: PlainAggregator, silo: HeldModel, name: str, version: int) -> Vector:
+    model = silo.receive(store.outgoing(name), version)
+    store.holds(name, silo.version)
+    return model
+
+
+def test_updates_are_added_to_the_exact_model_and_silos_have_the_public_one() -> None:
+    """Each round the model moves by (1, 1/300): a 300th is half a step of int8, and never lost for good."""
+    store, silo = PlainAggregator(vector(0, 0), wire=INT8), HeldModel(2, Int8())
+    store.greet("a", -1, None)
+    for version in range(1, 31):
+        delivered(store, silo, "a", version - 1)
+        store.put("a", f"a/{version}", Int8().encode(vector(1, 1)))
+        store.put("b", f"b/{version}", Int8().encode(vector(0, 1 / 300 - 1)))
+        store.commit(Commit(version, {f"a/{version}": 1.0, f"b/{version}": 1.0}))
+    np.testing.assert_array_equal(delivered(store, silo, "a", 30), store.model)
+    np.testing.assert_allclose(store.model, vector(30, 0.1), atol=0.02)
+    assert store.outgoing("a").nbytes == 16
+
+
+def test_who_is_behind_is_sent_what_is_new_and_who_is_gone_the_whole() -> None:
+    size = 2000
+    store = PlainAggregator(np.zeros(size, np.float32), wire=INT8)
+    one, whole = Int8().payload_bytes(size), 4 * size
+    for name in "abc":
+        store.greet(name, -1, None)
+        assert store.outgoing(name).nbytes == 16 + whole
+        store.holds(name, 0)
+    store.leave("c")
+    store.put("a", "a/1", Int8().encode(np.ones(size, np.float32)))
+    store.commit(Commit(1, {"a/1": 1.0}))
+    store.holds("a", 1)
+    assert [store.outgoing(name).nbytes for name in "abc"] == [16, 16 + one, 16 + whole]
+
+
+def test_a_commit_toward_starts_from_the_model_that_the_silo_had() -> None:
+    """It had the public one: a whole step of the way there is the silo's own model."""
+    store = PlainAggregator(vector(0, 0), keep_bases=True, wire=INT8)
+    store.put("b", "b/1", Int8().encode(vector(1, 1 / 300)))
+    store.commit(Commit(1, {"b/1": 1.0}))
+    store.begin("a/1")
+    base = store.model
+    update = vector(127, 0)
+    store.put("a", "a/1", Int8().encode(update))
+    store.commit(Commit(2, {"a/1": 1.0}, toward=True))
+    np.testing.assert_allclose(store.state()["model"], base + update, rtol=1e-6)
+
+
+def test_a_rollback_brings_back_both_models() -> None:
+    store, silo = PlainAggregator(vector(0, 0), wire=INT8), HeldModel(2, Int8())
+    store.put("a", "a/1", Int8().encode(vector(1, 0.3)))
+    store.commit(Commit(1, {"a/1": 1.0}))
+    delivered(store, silo, "a", 1)
+    store.savepoint()
+    exact, public = store.state()["model"], store.model
+    store.put("a", "a/2", Int8().encode(vector(5, 5)))
+    store.commit(Commit(2, {"a/2": 1.0}))
+    delivered(store, silo, "a", 2)
+    store.rollback()
+    np.testing.assert_array_equal(delivered(store, silo, "a", 3), public)
+    np.testing.assert_array_equal(store.state()["model"], exact)
+
+
+def test_another_process_goes_on_with_both_models() -> None:
+    """Differences are gone: who has the newest version needs none, and the others get the whole."""
+    store, silo = PlainAggregator(vector(0, 0), wire=INT8), HeldModel(2, Int8())
+    for version in (1, 2):
+        store.put("a", f"a/{version}", Int8().encode(vector(1, 0.3)))
+        store.commit(Commit(version, {f"a/{version}": 1.0}))
+    delivered(store, silo, "a", 2)
+    other = PlainAggregator(vector(9, 9), wire=INT8)
+    other.restore(store.state())
+    for name, version in (("a", silo.version), ("b", 1)):
+        other.greet(name, version, None)
+    assert [other.outgoing(name).nbytes for name in "ab"] == [16, 24]
+    for each in (store, other):
+        each.put("a", "a/3", Int8().encode(vector(0.1, 0.7)))
+        each.commit(Commit(3, {"a/3": 1.0}))
+    np.testing.assert_array_equal(store.model, other.model)
+    np.testing.assert_array_equal(delivered(other, silo, "a", 3), store.model)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0, 1e38])
+def test_a_harmful_scale_is_refused_as_a_harmful_value_is(scale: float) -> None:
+    store = PlainAggregator(vector(1, 2, 3), wire=INT8)
+    payload = Int8().encode(vector(1, 2, 3)).copy()
+    payload[:4] = np.array([scale], np.float32).view(np.uint8)
+    with pytest.raises(ProtocolError, match="silo 'a' failed the check 'finite'"):
+        store.put("a", "a/1", payload)
+    assert store.pending == ()
+
+
+@pytest.mark.parametrize("code", [0x7C00, 0xFC00, 0x7E00], ids=["inf", "-inf", "nan"])
+def test_a_half_that_is_not_finite_is_refused(code: int) -> None:
+    store = PlainAggregator(vector(1, 2, 3), wire=Wire(Fp16()))
+    payload = Fp16().encode(vector(1, 2, 3)).copy()
+    payload[4:6] = np.array([code], np.uint16).view(np.uint8)
+    with pytest.raises(ProtocolError, match="silo 'a' failed the check 'finite'"):
+        store.put("a", "a/1", payload)
+    bf16 = PlainAggregator(vector(1, 2, 3), wire=Wire(Bf16()))
+    with pytest.raises(ProtocolError, match="silo 'a' failed the check 'finite'"):
+        bf16.put("a", "a/1", np.array([0x7F80, 0, 0], np.uint16).view(np.uint8))
