@@ -1,7 +1,8 @@
 """flwr's own FedAvg on a large model, for `large.py`: a ServerApp and a ClientApp as its documentation has them.
 
-The client adds a thousandth to each tensor, and needs no torch: Flower starts a process for every message, and what the
-imports of a user's own code take would be counted against it.
+The client adds a number of its own to each tensor, and needs no torch: Flower starts a process for every message, and
+what the imports of a user's own code take would be counted against it. Values are random: Flower carries what is equal
+once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def main(grid: Grid, context: Context) -> None:
     parameters, silos = int(settings["parameters"]), int(settings["silos"])
     whole, rest = divmod(parameters, TENSOR)
     tensors = [TENSOR] * whole + [rest] * (rest > 0)
-    initial = ArrayRecord({f"t{index}": Array(np.zeros(size, np.float32)) for index, size in enumerate(tensors)})
+    numbers = np.random.default_rng(7)
+    initial = ArrayRecord(
+        {f"t{index}": Array(numbers.standard_normal(size, dtype=np.float32)) for index, size in enumerate(tensors)}
+    )
     rounds: list[dict[str, float]] = []
     trained: list[float] = []
 
@@ -53,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
     tensors = {name: array.numpy() for name, array in arrays.items()}
     began_s = time.monotonic()
     for tensor in tensors.values():
-        tensor += np.float32(1e-3)
+        tensor += np.float32(1e-3 * (1 + int(context.node_config["partition-id"])))
     metrics = MetricRecord({"num-examples": 24, "compute-s": time.monotonic() - began_s})
     trained = ArrayRecord({name: Array(tensor) for name, tensor in tensors.items()})
     return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)

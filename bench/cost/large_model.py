@@ -28,7 +28,7 @@ class _Wide(nn.Module):
         super().__init__()
         self.head = nn.Linear(8, 2)
         beside = sum(each.numel() for each in self.head.parameters())
-        self.body = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes(parameters - beside))
+        self.body = nn.ParameterList(nn.Parameter(torch.randn(size)) for size in sizes(parameters - beside))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         moved: torch.Tensor = self.head(inputs) + torch.stack([each[0] for each in self.body]).sum()
