@@ -7,14 +7,16 @@ without the slowest silo's seconds of training is counted. The first round does 
 
 Memory is the kernel's own mark of the most that was resident (VmHWM), of each process, with pages of mapped files, less
 that of the same process in the same federation with a model of a thousand parameters: there it has imported the same
-and done the same. Bytes are those of loopback in a network namespace in which nobody else is, with all that processes
-of the server say to each other; what goes through files and Unix sockets is not among them.
+and done the same. So is processor time, of all processes of a kind, over all rounds. Bytes are those of loopback in a
+network namespace in which nobody else is, with all that processes of the server say to each other; what goes through
+files and Unix sockets is not among them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -68,12 +70,14 @@ class Side:
         peak: most bytes that were resident in a process, by kind; the largest of its kind.
         own: the same without the pages of mapped files, as far as looking ten times a second finds it.
         traffic: bytes on loopback a round, or None where there is no namespace of its own.
+        cpu_s: processor seconds of all processes of a kind, as far as looking ten times a second finds them.
     """
 
     rounds_s: list[float]
     peak: dict[str, int] = field(default_factory=dict)
     own: dict[str, int] = field(default_factory=dict)
     traffic: float | None = None
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
 
 class Processes:
@@ -82,7 +86,13 @@ class Processes:
     def __init__(self) -> None:
         self.peak: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.own: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self._cpu_s: dict[tuple[str, int], float] = {}
         threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds by kind."""
+        return {kind: sum(each for (of, _), each in [*self._cpu_s.items()] if of == kind) for kind in KINDS}
 
     def _watch(self) -> None:
         known: dict[int, str | None] = {}
@@ -104,6 +114,8 @@ class Processes:
                      if name in ("VmHWM", "RssAnon")}  # fmt: skip
             self.peak[kind] = max(self.peak[kind], found.get("VmHWM", 0))
             self.own[kind] = max(self.own[kind], found.get("RssAnon", 0))
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            self._cpu_s[kind, pid] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def _kind(command: Sequence[str]) -> str | None:
@@ -185,7 +197,7 @@ def case(options: argparse.Namespace) -> Side:
             settings = [f"cipher={{kind: {options.cipher}}}", *options.set]
             rounds_s = fedsync_side(folder, options.silos, options.parameters, options.rounds, settings)
     traffic = (_traffic() - before) / options.rounds if options.apart else None
-    return Side(rounds_s, seen.peak, seen.own, traffic)
+    return Side(rounds_s, seen.peak, seen.own, traffic, seen.cpu_s)
 
 
 def run(options: argparse.Namespace, which: str, parameters: int, rounds: int) -> Side:
@@ -204,6 +216,8 @@ def figures(whole: Side, tiny: Side, model_bytes: int) -> dict[str, float]:
     """One side's column; memory and bytes as multiples of the model."""
     found = {"seconds a round": median(whole.rounds_s)}
     for kind in KINDS:
+        more_s = whole.cpu_s[kind] - tiny.cpu_s[kind]
+        found[f"{kind}, processor seconds a round"] = more_s / (len(whole.rounds_s) + 1)
         found[f"{kind}, MiB beyond an idle one"] = (whole.peak[kind] - tiny.peak[kind]) / MIB
         found[f"{kind}, x the model"] = (whole.peak[kind] - tiny.peak[kind]) / model_bytes
         found[f"{kind}, without mapped files"] = (whole.own[kind] - tiny.own[kind]) / model_bytes

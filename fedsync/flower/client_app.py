@@ -1,8 +1,9 @@
 """The silo's side of Flower: a pipe to the silo's resident trainer.
 
 Flower may start a process for every message, and serves one message at a time. So nothing heavy is imported here, and
-nothing is decoded: text and bytes go to the trainer's socket and come back from it. An order that the server wants to
-hear of before it ends is handed over: the trainer answers in time, with the update or with how far the silo is.
+nothing is decoded: text and bytes go to the trainer's socket and come back from it. Large ones are files, which the
+trainer is told the names of, and go from and to the server's gate. An order that the server wants to hear of before it
+ends is handed over: the trainer answers in time, with the update or with how far the silo is.
 
 Nothing is raised to Flower, which would send the error's words to the server.
 """
@@ -12,17 +13,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import APP_DIR
 from flwr.supercore.utils import get_flwr_home
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.core.transfer import Payload
 from fedsync.flower import messages, payloads
+from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 from fedsync.trainer.bundle import announce
-from fedsync.trainer.client import TrainerClient
+from fedsync.trainer.client import TrainerClient, trainer_folder
 from fedsync.trainer.protocol import RESOURCES, Ask, Identity, write_reply
 from fedsync.trainer.refusals import refuse
 
@@ -45,6 +50,26 @@ def connect(identity: Identity) -> Ask:
     return TrainerClient(identity).ask
 
 
+class ParcelWay(Protocol):
+    """The way to what is left at the server's gate; see `fedsync.flower.parcels`."""
+
+    def fetch(self, parcel: Parcel, folder: Path) -> Payload:
+        """A parcel, which is a map of a file in ``folder``."""
+
+    def upload(self, ticket: Ticket, payload: Payload) -> Uploaded | None:
+        """Leave a payload; None where the server takes no more."""
+
+
+parcels: ParcelWay | None = None
+"""That of this process, where it is a SuperNode that answers its messages itself."""
+
+
+def use_parcels(way: ParcelWay) -> None:
+    """Have large payloads go past Flower's messages."""
+    global parcels
+    parcels = way
+
+
 @app.query()
 @app.train()
 @app.evaluate()
@@ -52,10 +77,25 @@ def _forward(message: Message, context: Context) -> Message:
     try:
         spec, text, payload = messages.read_request(message)
         identity = identify(spec, context.node_config, os.environ, context.run_config)
+        if isinstance(payload, Parcel):
+            if parcels is None:
+                raise ProtocolError(SERVER, "parcel", "this node cannot fetch any")
+            payload = parcels.fetch(payload, trainer_folder(identity))
         reply, answer = connect(identity)(text, payload)
-        return messages.answer(message, reply, None if answer is None else payloads.pack(answer))
+        packed = None if answer is None else _packed(message, answer)
+        return messages.answer(message, reply, packed, fetches=parcels is not None)
     except Exception as error:
-        return messages.answer(message, write_reply(refuse(error)))
+        return messages.answer(message, write_reply(refuse(error)), fetches=parcels is not None)
+
+
+def _packed(message: Message, answer: Payload) -> payloads.Packed:
+    """An answer for the message, or what it is called where it was left."""
+    ticket = messages.read_ticket(message)
+    if ticket is not None and parcels is not None and answer.nbytes > payloads.SMALL_BYTES:
+        uploaded = parcels.upload(ticket, answer)
+        if uploaded is not None:
+            return uploaded
+    return payloads.pack(answer)
 
 
 def identify(spec: str, node: Config, environment: Mapping[str, str], run: Config = MappingProxyType({})) -> Identity:

@@ -64,6 +64,7 @@ from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox, PendingMessage
+from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.observe.recorder import Recorder
 from fedsync.trainer.protocol import (
@@ -102,6 +103,7 @@ class FlowerDriver:
         admission: who may take part.
         checkpoints: keeps what is needed to resume the run; None keeps nothing.
         resumed: the moment that coordinator and store are at, where another process began the run.
+        parcels: what is left at the server's gate; None where there is none.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class FlowerDriver:
         admission: Admission | None = None,
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
+        parcels: ParcelStore | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._aggregator = aggregator
@@ -130,7 +133,7 @@ class FlowerDriver:
         self._checkpoints = checkpoints
         self._resumed = resumed
         report_s = timing.report_s if report_s is None else report_s
-        self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
+        self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes, parcels=parcels)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)

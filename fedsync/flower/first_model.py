@@ -16,6 +16,7 @@ from fedsync.core.transfer import Payload
 from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox
+from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import AskModel, InitialModel, Refused
 from fedsync.trainer.refusals import explained
@@ -44,7 +45,11 @@ def task_model(config: StrategyConfig) -> TaskModel:
 
 
 def ask_for_model(
-    grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None
+    grid: Grid,
+    spec: str,
+    timing: Timeouts,
+    admission: Admission | None = None,
+    parcels: ParcelStore | None = None,
 ) -> tuple[Vector, InitialModel]:
     """The model before any training, float32 [layout.size], and what is said of it, from the first silo that has it.
 
@@ -57,7 +62,7 @@ def ask_for_model(
     def read(about: InitialModel, payload: Payload | None, sender: str) -> tuple[Vector, InitialModel]:
         return payloads.read_model(about.layout, payload, sender)[0], about
 
-    return _asked(grid, spec, timing, admission, AskModel(), read)
+    return _asked(grid, spec, timing, admission, AskModel(), read, parcels)
 
 
 def ask_for_layout(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> InitialModel:
@@ -77,10 +82,11 @@ def _asked(
     admission: Admission | None,
     question: AskModel,
     read: Callable[[InitialModel, Payload | None, str], Answered],
+    parcels: ParcelStore | None = None,
 ) -> Answered:
     begin_s = time.monotonic()
     nodes, last = Nodes(grid, admission, timing.look_s), "nobody answered"
-    outbox = Outbox(grid, nodes, spec, timing, report_s=0.0, at_once=_AT_ONCE)
+    outbox = Outbox(grid, nodes, spec, timing, report_s=0.0, at_once=_AT_ONCE, parcels=parcels)
     while (now_s := time.monotonic() - begin_s) < timing.join_timeout_s:
         gone, fresh = nodes.look()
         for node in gone:

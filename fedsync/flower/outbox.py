@@ -9,6 +9,9 @@
 | any | its node is gone | forgotten |
 
 An order is asked for again by `Collect`, and so until it is done; anything else is sent once more.
+
+Large payloads are left at the server's gate where there is one (`fedsync.flower.parcels`): for nodes that say in an
+answer that they can fetch them, and of all nodes that leave theirs there.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from fedsync.core.transfer import MAX_SEALED_BYTES, DurableAggregator, Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
 from fedsync.flower.nodes import Nodes
+from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import (
     MAX_LAYOUT_TEXT,
@@ -66,6 +70,8 @@ class PendingMessage:
         collecting: the order was asked for since it was sent.
         halt: its silo should stop and send what it has.
         again: it was sent before, with what did not fit the version of the model that the silo keeps.
+        parcel: SHA-256 of what its node fetches at the gate; empty for nothing.
+        ticket: under which its node may leave an answer there.
     """
 
     node: int
@@ -78,6 +84,8 @@ class PendingMessage:
     collecting: bool = False
     halt: bool = False
     again: bool = False
+    parcel: str = ""
+    ticket: Ticket | None = None
 
     @property
     def order(self) -> WorkOrder | None:
@@ -115,6 +123,7 @@ class Outbox:
             long as there is no model.
         model_bytes: size of the model.
         at_once: answers that are fetched at the same time.
+        parcels: what is left at the server's gate; None where there is none.
     """
 
     def __init__(
@@ -127,6 +136,7 @@ class Outbox:
         aggregator: DurableAggregator | None = None,
         model_bytes: int = MAX_SEALED_BYTES,
         at_once: int = MOST_AT_ONCE,
+        parcels: ParcelStore | None = None,
     ) -> None:
         self._grid = grid
         self._nodes = nodes
@@ -136,7 +146,9 @@ class Outbox:
         self._aggregator = aggregator
         self._model_bytes = model_bytes
         self._arrivals = Arrivals(grid, at_once)
-        self._packed: tuple[Payload, payloads.Packed] | None = None
+        self._parcels = parcels
+        self._fetching: set[int] = set()
+        self._packed: tuple[Payload, bool, payloads.Packed] | None = None
         self._posted: list[tuple[PendingMessage, Message]] = []
         self._sent: dict[str, PendingMessage] = {}
 
@@ -201,10 +213,26 @@ class Outbox:
         """Post an order or an evaluation, with what its silo needs to have the current model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
-        payload = self._aggregator.outgoing(silo)
-        if self._packed is None or self._packed[0] is not payload:  # made once where it is the same for all
-            self._packed = payload, payloads.pack(payload)
-        self._post(sent, sent.request, self._packed[1], now_s)
+        payload, fetches = self._aggregator.outgoing(silo), sent.node in self._fetching
+        # Made once where it is the same for all.
+        if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
+            self._packed = payload, fetches, self._pack(payload, fetches=fetches)
+        self._post(sent, sent.request, self._packed[2], now_s)
+
+    def _pack(self, payload: Payload, *, fetches: bool) -> payloads.Packed:
+        parcel = None
+        if fetches and self._parcels is not None and payload.nbytes > payloads.SMALL_BYTES:
+            parcel = self._parcels.publish(payload)
+        return parcel or payloads.pack(payload)
+
+    def _ticket(self, sent: PendingMessage) -> Ticket | None:
+        """Where an answer may be left that is larger than what goes into a message anyway."""
+        most = self._most_bytes(sent.request)
+        large = isinstance(sent.request, Train | AskModel | AskSnapshot) and most > payloads.SMALL_BYTES
+        if self._parcels is None or not large:
+            return None
+        what = sent.order.update_id if sent.order is not None else type(sent.request).__name__
+        return self._parcels.expect(sent.node, what, most)
 
     def _post(self, sent: PendingMessage, request: Request, packed: payloads.Packed | None, now_s: float) -> None:
         """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
@@ -212,8 +240,10 @@ class Outbox:
         if sent.order is not None:
             patience_s += self._report_s
         left_s = max(sent.due_s - now_s, _LEAST_S)
-        message = messages.request(sent.node, self._spec, request, packed, left_s)
-        self._posted.append((replace(sent, ask_s=now_s + patience_s), message))
+        parcel = packed.digest if isinstance(packed, Parcel) else ""
+        sent = replace(sent, ask_s=now_s + patience_s, parcel=parcel, ticket=self._ticket(sent))
+        message = messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)
+        self._posted.append((sent, message))
 
     # What is waited for.
 
@@ -236,6 +266,7 @@ class Outbox:
 
     def flush(self) -> list[PendingMessage]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""
+        self._tidy_up()
         lost = []
         posted, self._posted = self._posted, []
         for sent, message in posted:
@@ -245,6 +276,15 @@ class Outbox:
             else:
                 lost.append(sent)
         return lost
+
+    def _tidy_up(self) -> None:
+        """Keep at the gate what messages under way speak of."""
+        if self._parcels is None:
+            return
+        digests = {sent.parcel for sent in self.waiting}
+        if self._packed is not None and isinstance(self._packed[2], Parcel):
+            digests.add(self._packed[2].digest)
+        self._parcels.keep(digests, {(sent.node, sent.ticket.name) for sent in self.waiting if sent.ticket is not None})
 
     def replies(self) -> list[tuple[PendingMessage, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
@@ -262,8 +302,15 @@ class Outbox:
         if arrival.content is None:
             first = isinstance(sent.request, Describe | AskModel)
             raise ProtocolError(name, "answer", arrival.problem + (_ANOTHER_APP if first else ""))
+        (self._fetching.add if messages.fetches(arrival.content) else self._fetching.discard)(sent.node)
         most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
-        return messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
+        reply, payload = messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
+        uploaded = messages.read_uploaded(arrival.content, name)
+        if uploaded is not None:
+            if self._parcels is None or sent.ticket is None:
+                raise ProtocolError(name, "upload", "nobody expects it")
+            payload = self._parcels.arrived(sent.node, sent.ticket, uploaded, name)
+        return reply, payload
 
     def _most_bytes(self, request: Request) -> int:
         """Bytes that may come beside a reply."""

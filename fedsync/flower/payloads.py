@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
 from fedsync.core.transfer import Payload
+from fedsync.flower.parcels import Parcel, Uploaded
 
 SMALL_BYTES = 262_144
 """Payloads up to this size travel beside the texts: three objects fewer weigh more than their bytes once a silo."""
@@ -27,18 +28,18 @@ _LONGEST_NAME, _MOST_AXES = 256, 32
 _NAMED = 4
 """Tensors that an error lists."""
 
-Packed = ArrayRecord | bytes
-"""A payload for the wire: an array, or if it is small its bytes."""
+Packed = ArrayRecord | bytes | Parcel | Uploaded
+"""A payload for the wire: an array, if it is small its bytes, or what it is called where it was left."""
 
 
-def pack(payload: Payload) -> Packed:
+def pack(payload: Payload) -> ArrayRecord | bytes:
     """For the wire: the bytes of a flat array, sealed (uint8) or in the clear (float32)."""
     if payload.nbytes <= SMALL_BYTES:
         return payload.tobytes()
     return ArrayRecord({_FLAT: Array("uint8", (payload.nbytes,), _RAW, payload.tobytes())})
 
 
-def unpack(packed: Packed, most: int, sender: str) -> Payload:
+def unpack(packed: ArrayRecord | bytes, most: int, sender: str) -> Payload:
     """A peer's bytes, uint8 [n <= most]; what an array says of its type and shape is not looked at.
 
     Raises:

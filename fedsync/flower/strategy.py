@@ -28,6 +28,7 @@ from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear,
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model, task_model
 from fedsync.flower.nodes import Admission
+from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
@@ -126,6 +127,7 @@ class FedSync(Shipped):
         self._admission = Admission(config.silos, registered, None if resume else expected)
         self._resume = resume
         self._kept = checkpoints
+        self._parcels: ParcelStore | None = None
 
     @classmethod
     def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:
@@ -179,8 +181,9 @@ class FedSync(Shipped):
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
         run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
-        begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)
-        return self._run(grid, run, timing, begin, evaluate_fn, initial_arrays)
+        with ParcelStore.here() as self._parcels:
+            begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)
+            return self._run(grid, run, timing, begin, evaluate_fn, initial_arrays)
 
     def _run(
         self,
@@ -226,6 +229,7 @@ class FedSync(Shipped):
             admission=self._admission,
             checkpoints=checkpoints if self._kept else None,
             resumed=moment,
+            parcels=self._parcels,
         )
         try:
             driver.run()
@@ -294,7 +298,7 @@ class FedSync(Shipped):
         except ConfigError as error:
             logger.info("asking a silo for the model, for the server cannot build it: %s", error)
             if given is None:
-                return ask_for_model(grid, spec, timing, self._admission)
+                return ask_for_model(grid, spec, timing, self._admission, self._parcels)
             about = ask_for_layout(grid, spec, timing, self._admission)
         return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 

@@ -13,6 +13,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.operator import make_secret
+from fedsync.flower.parcels import FOLDER, PARCELS
 from fedsync.identity.certificates import Authority, ServerCertificate
 from fedsync.ops.supervisor import Program
 from fedsync.trainer.owner_policy import owner_environment
@@ -105,10 +106,14 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
     superlink += ["--disable-runtime-dependency-installation", "--superexec-auth-secret-file", str(secret)]
     superexec = [*_CHILD, "superexec", *(["--hide-tokens"] if fast else []), "--runtime-api-address", config.loopback]
     superexec += ["--superexec-auth-secret-file", str(secret)]
+    # ServerApps inherit it.
+    parcels = {PARCELS: str(state / FOLDER)} if fast else {}
     if config.certificates is None:
-        return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", [*superexec, "--insecure"])]
+        superexec += ["--insecure"]
+        return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", superexec, parcels)]
     folder = Path(config.certificates)
     authority, server = str(Authority.at(folder).certificate), ServerCertificate.at(folder)
     superlink += ["--ssl-ca-certfile", authority, "--ssl-certfile", str(server.certificate)]
     superlink += ["--ssl-keyfile", str(server.key), "--enable-supernode-auth"]
-    return [Program("superlink", superlink), Program("superexec", [*superexec, "--root-certificates", authority])]
+    superexec += ["--root-certificates", authority]
+    return [Program("superlink", superlink), Program("superexec", superexec, parcels)]

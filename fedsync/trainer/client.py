@@ -56,6 +56,11 @@ def state_folder() -> Path:
     return folder
 
 
+def trainer_folder(identity: Identity) -> Path:
+    """Folder of a silo's trainer in one run; raises as `state_folder`."""
+    return state_folder() / hashlib.sha256(identity.dump().encode()).hexdigest()[:16]
+
+
 class TrainerClient:
     """Asks one silo's resident trainer; each request is a connection of its own.
 
@@ -68,7 +73,7 @@ class TrainerClient:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._folder = state_folder() / hashlib.sha256(identity.dump().encode()).hexdigest()[:16]
+        self._folder = trainer_folder(identity)
         self._socket = self._folder / SOCKET
 
     @property

@@ -1,22 +1,38 @@
-"""How a resident trainer is called: a Unix socket, and on it a value as JSON with a payload behind it, both ways."""
+"""How a resident trainer is called: a Unix socket, and on it a value as JSON with a payload behind it, both ways.
+
+A payload that is a map of a file goes as the file's name: both sides are processes of one user.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
 from fedsync.core import codec
+from fedsync.core.spans import file_part, map_file
 from fedsync.core.transfer import Payload
 from fedsync.trainer.protocol import SocketReply, SocketRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Bytes of a file."""
+
+    path: str
+    offset: int
+    nbytes: int
+
 
 _WAITING = 128
 """Callers that may wait to be let in."""
 
-_ALONE, _BESIDE = b"-", b"+"
+_ALONE, _BESIDE, _FILE, _PASSING_FILE = b"-", b"+", b"@", b"!"
+"""What follows a value: nothing, a payload, or the name of the file that has it, which stays or goes with its map."""
 
 
 def listen(path: Path) -> socket.socket:
@@ -52,12 +68,31 @@ def hang_up(connection: Connection) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def send(connection: Connection, value: SocketRequest | SocketReply, payload: Payload | None = None) -> None:
-    """Send a value; the first byte says whether a payload follows."""
+def send(
+    connection: Connection,
+    value: SocketRequest | SocketReply,
+    payload: Payload | None = None,
+    *,
+    passing: bool = False,
+) -> None:
+    """Send a value; the first byte says what follows it.
+
+    Args:
+        connection: to the other side.
+        value: to be sent.
+        payload: beside it.
+        passing: the file that the payload maps, if it does, is the receiver's, and goes with its map there.
+    """
     text = codec.dumps(value, SocketRequest | SocketReply).encode()
-    connection.send_bytes((_ALONE if payload is None else _BESIDE) + text)
-    if payload is not None:
+    part = None if payload is None else file_part(payload)
+    if part is not None:
+        connection.send_bytes((_PASSING_FILE if passing else _FILE) + text)
+        connection.send_bytes(codec.dumps(_Place(str(part.path), part.offset, part.nbytes)).encode())
+    elif payload is not None:
+        connection.send_bytes(_BESIDE + text)
         connection.send_bytes(payload.data)
+    else:
+        connection.send_bytes(_ALONE + text)
 
 
 def receive(connection: Connection) -> tuple[SocketRequest | SocketReply, Payload | None]:
@@ -70,7 +105,13 @@ def receive(connection: Connection) -> tuple[SocketRequest | SocketReply, Payloa
     head = connection.recv_bytes()
     try:
         value: SocketRequest | SocketReply = codec.loads(SocketRequest | SocketReply, head[1:], own=True)
-    except codec.DecodeError as error:
+        kind, payload = head[:1], None
+        if kind == _BESIDE:
+            payload = np.frombuffer(connection.recv_bytes(), dtype=np.uint8)
+        elif kind in (_FILE, _PASSING_FILE):
+            place: _Place = codec.loads(_Place, connection.recv_bytes(), own=True)
+            passing = kind == _PASSING_FILE
+            payload = map_file(Path(place.path), np.uint8, place.offset, place.nbytes, remove=passing)
+    except (codec.DecodeError, ValueError) as error:
         raise OSError(f"another FedSync: {error}") from error
-    payload = np.frombuffer(connection.recv_bytes(), dtype=np.uint8) if head[:1] == _BESIDE else None
     return value, payload

@@ -46,6 +46,9 @@ SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
 ANSWER, COPY = "answer.bin", "copy.bin"
 """Files in a resident trainer's folder."""
 
+PASSING = "passing-"
+"""Files there begin with it that have an answer on its way, and are whoever asked's."""
+
 RESOURCES = "FEDSYNC_RESOURCES"
 """Environment variable: ``off`` where a silo's owner does not want to tell of its machine."""
 

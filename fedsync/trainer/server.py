@@ -19,6 +19,7 @@ Usage: ``python -m fedsync.trainer.server FOLDER``
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import sys
 import threading
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from fedsync.common.files import remove_unfinished
 from fedsync.common.processes import alive, exit_with_owner
+from fedsync.core.spans import file_part, map_file, pieces
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import listen, receive, send
 from fedsync.trainer.folder import FolderLock, bound_log
@@ -38,6 +40,7 @@ from fedsync.trainer.protocol import (
     COPY,
     IDENTITY,
     LOG,
+    PASSING,
     SOCKET,
     Forward,
     Forwarded,
@@ -67,6 +70,8 @@ _FAILED_S = 10.0
 
 _LOOK_S = 1.0
 _LOG_BYTES = 10_000_000
+_IN_MEMORY_BYTES = 262_144
+"""A larger answer goes to whoever asks as a file."""
 
 
 class _Server:
@@ -141,7 +146,11 @@ class _Server:
                 asks = isinstance(request, Forward)
                 if asks:
                     self._count(1)
-                send(connection, *self._reply(request, payload))
+                reply, answer = self._reply(request, payload)
+                passing = answer is not None and answer.nbytes > _IN_MEMORY_BYTES and file_part(answer) is None
+                if answer is not None and passing:
+                    answer = self._on_disk(answer)
+                send(connection, reply, answer, passing=passing)
         except (EOFError, OSError):
             return  # Whoever asked is gone.
         finally:
@@ -149,6 +158,17 @@ class _Server:
                 self._count(-1)
             with self._entrance:
                 self._inside -= 1
+
+    def _on_disk(self, answer: Payload) -> Payload:
+        """A large answer as a file, for whoever asks to send it from there."""
+        path = self._folder / f"{PASSING}{secrets.token_hex(4)}"
+        try:
+            with path.open("xb") as file:
+                file.writelines(pieces(answer))
+            return map_file(path)
+        except OSError:  # the disk takes no more, and memory may
+            path.unlink(missing_ok=True)
+            return answer
 
     def _count(self, more: int) -> None:
         with self._entrance:
@@ -245,6 +265,8 @@ def main(folder: Path) -> None:
         return
     for name in (ANSWER, COPY):
         remove_unfinished(folder, name)
+    for left in folder.glob(f"{PASSING}*"):
+        left.unlink(missing_ok=True)
     remove_unfinished(folder, IDENTITY, alive)
     bound_log(folder / LOG, _LOG_BYTES)
     server = _Server(folder, lock)

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
@@ -16,14 +18,30 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window, WorkOrder, WorkReport
+from fedsync.core.transfer import Payload
+from fedsync.flower import client_app, messages, payloads
 from fedsync.flower.client_app import identify
+from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.train.loop import Trainer
-from fedsync.trainer.protocol import RESOURCES, AskModel, Identity, Train, exchange
+from fedsync.trainer.client import trainer_folder
+from fedsync.trainer.protocol import (
+    RESOURCES,
+    STATE,
+    AskModel,
+    Identity,
+    InProgress,
+    Refusal,
+    Refused,
+    Train,
+    exchange,
+    write_reply,
+)
 from fedsync.trainer.service import TrainerService
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid, said, silos_in_this_process
 
+ORDER = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1)
 FAST = ["task={kind: digits}", "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
 
 
@@ -161,3 +179,59 @@ def test_training_code_of_ones_own_hears_what_is_not_for_fedsync() -> None:
     own = project["tool"]["flwr"]["app"]["config"]
     told = identify("{}", {"partition-id": 1, "site": "north"}, {}, {**own, "resume": True, "epochs": 3})
     assert (told.node_config, told.run_config) == ('{"site": "north"}', '{"epochs": 3}')
+
+
+# Large payloads beside messages.
+
+
+class AtTheGate:
+    """What is left at a server's gate."""
+
+    def __init__(self, model: Payload) -> None:
+        self.model = model
+        self.folders: list[Path] = []
+        self.full = False
+        self.left: Payload | None = None
+
+    def fetch(self, parcel: Parcel, folder: Path) -> Payload:
+        self.folders.append(folder)
+        return self.model
+
+    def upload(self, ticket: Ticket, payload: Payload) -> Uploaded | None:
+        self.left = None if self.full else payload
+        return None if self.full else Uploaded("0" * 32, payload.nbytes)
+
+
+@pytest.mark.parametrize("way", ["gate", "full gate", "none"])
+def test_a_model_is_fetched_and_an_update_left_where_the_node_can(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, update = np.ones(payloads.SMALL_BYTES + 4, np.uint8), np.zeros(payloads.SMALL_BYTES + 8, np.uint8)
+    gate = AtTheGate(model)
+    heard: list[Payload | None] = []
+
+    def ask(text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
+        heard.append(payload)
+        return write_reply(InProgress(0, 0)), update
+
+    gate.full = way == "full gate"
+    monkeypatch.setenv(STATE, str(tmp_path))
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(client_app, "connect", lambda identity: ask)
+    monkeypatch.setattr(client_app, "parcels", None if way == "none" else gate)
+    parcel = Parcel("0" * 16, "1" * 64, model.size)
+    message = messages.request(1, "{}", Train(ORDER), parcel, 60.0, Ticket("0" * 16, "2" * 32))
+    message.metadata.__dict__["_message_id"] = "x"
+    reply = client_app.app(message, Context(1, 1, {}, RecordDict(), {}))
+    assert messages.fetches(reply) == (way != "none")
+    if way == "none":
+        refused = said(reply)[0]
+        assert isinstance(refused, Refused) and refused.code is Refusal.PROTOCOL and not heard
+        return
+    assert heard[0] is model
+    assert gate.folders == [trainer_folder(identify("{}", {}, {}))], "the trainer's own"
+    if way == "gate":
+        assert messages.read_uploaded(reply, "a") == Uploaded("0" * 32, update.size) and gate.left is update
+        assert said(reply)[1] is None
+    else:
+        assert messages.read_uploaded(reply, "a") is None and said(reply)[1] is not None

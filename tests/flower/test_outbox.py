@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,23 @@ from flwr.app import Context, Message
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.flower import messages
+from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Nodes
 from fedsync.flower.outbox import Outbox, PendingMessage
+from fedsync.flower.parcels import Parcel, ParcelStore, Uploaded, node_folder, upload_path
 from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import Answer, AskModel, AskSnapshot, Describe, EvaluateModel, Question, Request, Train
+from fedsync.trainer.protocol import (
+    Answer,
+    AskModel,
+    AskSnapshot,
+    Describe,
+    EvaluateModel,
+    Question,
+    Request,
+    Train,
+    write_reply,
+)
 from tests.flower import grid
 from tests.flower.grid import DirectGrid, run_identity, saying
 
@@ -188,3 +200,101 @@ def test_a_question_about_masks_waits_a_minute_and_not_for_who_is_gone() -> None
     recording.outbox.questions(7.0)
     assert [(sent.node, sent.due_s) for sent in recording.outbox.waiting] == [(1, 67.0)]
     assert recording.given_up == ["gone"]
+
+
+# Large payloads beside messages.
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ParcelStore:
+    return ParcelStore.begin(tmp_path / "parcels")
+
+
+def beside(store: ParcelStore, size: int = 2 * SMALL) -> tuple[Outbox, list[Message]]:
+    """To one silo that never answers, about payloads of so many bytes; and what it was sent."""
+    sent: list[Message] = []
+
+    def note(message: Message, context: Context) -> None:
+        sent.append(message)
+
+    nodes = Nodes(DirectGrid(0))
+    nodes.by_name["a"] = 1
+    payload = np.ones(size, np.uint8)
+    aggregator: Any = SimpleNamespace(outgoing=lambda silo: payload, upload_bytes=size)
+    return Outbox(DirectGrid(1, {1: note}), nodes, "{}", Timeouts(), 0.0, aggregator, size, parcels=store), sent
+
+
+def greeted(outbox: Outbox, *, fetches: bool) -> None:
+    """The silo has answered the first question."""
+    asked = PendingMessage(1, Describe(), 0.0)
+    reply = messages.answer(messages.request(1, "{}", Describe(), None, 1.0), write_reply(Answer()), fetches=fetches)
+    outbox.read(asked, Arrival("", reply))
+
+
+@pytest.mark.parametrize("fetches", [True, False])
+def test_a_large_model_is_left_at_the_gate_for_a_node_that_can_fetch_it(store: ParcelStore, fetches: bool) -> None:
+    outbox, sent = beside(store)
+    greeted(outbox, fetches=fetches)
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    payload = messages.read_request(sent[0])[2]
+    assert isinstance(payload, Parcel if fetches else np.ndarray)
+    assert messages.read_ticket(sent[0]) is not None, "who cannot use it leaves it"
+    greeted(outbox, fetches=not fetches)  # its SuperNode is another since
+    outbox.evaluate("a", 1, 0.0)
+    outbox.flush()
+    assert isinstance(messages.read_request(sent[1])[2], np.ndarray if fetches else Parcel)
+
+
+def test_a_small_model_and_what_answers_it_stay_beside_the_text(store: ParcelStore) -> None:
+    outbox, sent = beside(store, payloads.SMALL_BYTES)
+    greeted(outbox, fetches=True)
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    assert isinstance(messages.read_request(sent[0])[2], np.ndarray) and messages.read_ticket(sent[0]) is None
+
+
+def files(store: ParcelStore) -> int:
+    return sum(path.is_file() and path.name != "lock" for path in store._folder.rglob("*"))
+
+
+def test_what_was_left_goes_when_nobody_waits_for_it(store: ParcelStore) -> None:
+    outbox, _ = beside(store)
+    greeted(outbox, fetches=True)
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    (sent,) = outbox.unanswered(1e9)
+    outbox.ask_again(sent, 0.0)
+    outbox.flush()
+    assert files(store) == 2, "the model, and one ticket for both questions"
+    outbox.forget(1)
+    outbox.flush()
+    assert files(store) == 1, "the model: the next silo gets the same"
+
+
+def test_an_update_at_the_gate_is_the_orders(store: ParcelStore) -> None:
+    outbox, sent = beside(store)
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    (waiting,) = outbox.waiting
+    reply = messages.answer(sent[0], write_reply(Answer()), Uploaded("0" * 32, 2 * SMALL))
+    with pytest.raises(ProtocolError, match="not there"):
+        outbox.read(waiting, Arrival("", reply))
+    with pytest.raises(ProtocolError, match="nobody expects"):
+        outbox.read(PendingMessage(1, Describe(), 0.0), Arrival("", reply))
+    assert waiting.ticket is not None
+    upload_path(node_folder(store._folder, 1), waiting.ticket.name, "0" * 32).write_bytes(b"x" * 2 * SMALL)
+    _, update = outbox.read(waiting, Arrival("", reply))
+    assert update is not None and update.size == 2 * SMALL
+    outbox.flush()
+
+
+@pytest.mark.parametrize("text", ["", "0/1", f"{'0' * 31}/5", f"{'0' * 32}/-5", f"{'0' * 32}/5/6", f"../{'0' * 29}/5"])
+def test_what_a_silo_calls_its_upload_is_checked(store: ParcelStore, text: str) -> None:
+    outbox, sent = beside(store)
+    outbox.train("a", ORDER, 0.0)
+    outbox.flush()
+    reply = messages.answer(sent[0], write_reply(Answer()))
+    reply.content.config_records["fedsync"]["uploaded"] = text
+    with pytest.raises(ProtocolError, match="uploaded"):
+        outbox.read(outbox.waiting[0], Arrival("", reply))

@@ -1,6 +1,7 @@
 """The resident trainer as a real process on a real socket."""
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -23,19 +24,21 @@ import pytest
 
 import fedsync.trainer.client
 import fedsync.trainer.liveness
+import fedsync.trainer.server
 from fedsync.common.processes import OWNER
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
-from fedsync.core.transfer import VersionMismatch
+from fedsync.core.transfer import Payload, VersionMismatch
 from fedsync.train.weights import initial_model
 from fedsync.trainer.client import TrainerClient, make_room, stop_trainers
 from fedsync.trainer.connection import call, receive, send
 from fedsync.trainer.folder import TENURE, FolderLock, tenant
 from fedsync.trainer.protocol import (
     IDENTITY,
+    PASSING,
     SOCKET,
     STATE,
     Collect,
@@ -254,7 +257,10 @@ def test_only_an_idle_trainer_makes_room(
         assert isinstance(server._reply(MakeRoom(), None)[0], TrainerState)
 
 
-def test_nobody_leaves_while_an_answer_is_on_its_way(server: _Server, tmp_path: Path) -> None:
+def test_nobody_leaves_while_an_answer_is_on_its_way(
+    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsync.trainer.server, "_IN_MEMORY_BYTES", 2**30)
     threading.Thread(target=server._let_in, daemon=True).start()
     caller = call(tmp_path / SOCKET)
     assert caller is not None
@@ -267,6 +273,34 @@ def test_nobody_leaves_while_an_answer_is_on_its_way(server: _Server, tmp_path: 
         while True:  # until the thread has noted that all is sent
             server._leave()
     assert server._asked_at_s >= begin_s, "idle since the answer, not since the question"
+
+
+def test_a_large_answer_is_a_file_that_goes_with_its_map(
+    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket carries its name. On a full disk it carries the answer."""
+    threading.Thread(target=server._let_in, daemon=True).start()
+
+    def asked() -> tuple[Payload, int]:
+        caller = call(tmp_path / SOCKET)
+        assert caller is not None
+        send(caller, Forward("", 0.0))
+        _, answer = receive(caller)
+        assert answer is not None
+        return answer, len([*tmp_path.glob(f"{PASSING}*")])
+
+    answer, files = asked()
+    assert (answer.size, answer.min(), files) == (16_000_000, 1, 1)
+    del answer
+    gc.collect()
+    assert not [*tmp_path.glob(f"{PASSING}*")]
+
+    def full(part: Path, mode: str) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    answer, files = asked()
+    assert (answer.size, answer.min(), files) == (16_000_000, 1, 0)
 
 
 def test_nobody_leaves_while_somebody_is_at_the_door(server: _Server, tmp_path: Path) -> None:

@@ -194,8 +194,8 @@ _CHANGES: Changes = {
         ),
         (
             "a-model-that-was-changed-since-is-sent",
-            "if self._packed is None or self._packed[0] is not payload:",
-            "if self._packed is None:",
+            "if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:",
+            "if self._packed is None or self._packed[1] != fetches:",
         ),
         (
             "an-order-goes-to-another-silo",

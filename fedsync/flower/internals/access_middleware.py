@@ -7,6 +7,7 @@ nothing, and asks operators for no account. So each request is judged by its hea
 |---|---|---|
 | ``/health`` | anywhere | anybody, without a body |
 | ``/v1/fleet/`` | anywhere | registered nodes; without TLS and keys also one that registers itself |
+| ``/v1/fedsync/`` | anywhere | registered nodes: `fedsync.flower.internals.parcel_routes`, which answers it |
 | ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started |
 | ``/v1/control/`` and all else | the server's machine | operators, who have the secret of the server's user |
 
@@ -29,9 +30,11 @@ from fedsync.config.gate import GateConfig
 from fedsync.flower.internals.callers import Callers, Headers
 from fedsync.flower.internals.lines import TRUSTED, Line
 from fedsync.flower.internals.operator import read_secret
+from fedsync.flower.internals.parcel_routes import HELD_BYTES, MAX_PART_BYTES, PREFIX, NoParcel, ParcelRoutes
 from fedsync.flower.internals.replies import guard_replies
 from fedsync.flower.internals.serving import LINE, serve_within, time_for
 from fedsync.flower.internals.shares import NoPlaceError, Shares
+from fedsync.flower.parcels import FOLDER, tidy_up
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +70,17 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A request that is passed on: whose it is, None for anybody's, and how long its body is, None for any length."""
+    """A request that is passed on.
+
+    Args:
+        owner: whose it is; None for anybody's.
+        size: how long its body is; None for any length.
+        parcel: it is for the gate's own routes.
+    """
 
     owner: int | None
     size: int | None
+    parcel: bool = False
 
 
 def _from_here(host: str | None, own: str | None) -> bool:
@@ -112,13 +122,17 @@ class AccessMiddleware:
         callers: knows who asks; first used with the first request.
         shares: what each may take at a time.
         authenticated: whether nodes are registered by the operator only.
+        parcels: answers what is for the gate itself; None where nothing is.
     """
 
-    def __init__(self, app: App, callers: Callers, shares: Shares, *, authenticated: bool) -> None:
+    def __init__(
+        self, app: App, callers: Callers, shares: Shares, *, authenticated: bool, parcels: ParcelRoutes | None = None
+    ) -> None:
         self._app = app
         self._callers = callers
         self._shares = shares
         self._authenticated = authenticated
+        self._parcels = parcels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -132,16 +146,20 @@ class AccessMiddleware:
                 await self._app(scope, receive, send)
             else:
                 await self._passed_on(scope, receive, send, judged)
-        except TurnedAway as refused:
+        except (TurnedAway, NoParcel) as refused:
             await _answer(send, refused)
 
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send, judged: Judged) -> None:
-        size = judged.size or 0
+        size, owner = judged.size or 0, judged.owner or 0
         entered = False
         try:
-            async with self._shares.share(judged.owner or 0, size):
+            async with self._shares.share(owner, HELD_BYTES if judged.parcel else size):
                 entered = True
-                await self._app(scope, _in_time(receive, scope, time_for(size)), send)
+                received = _in_time(receive, scope, time_for(size))
+                if judged.parcel and self._parcels is not None:
+                    await self._parcels.serve(owner, scope, received, send)
+                else:
+                    await self._app(scope, received, send)
         except NoPlaceError:
             if entered:
                 raise
@@ -158,7 +176,7 @@ class AccessMiddleware:
         headers = _headers(scope)
         if path == "/health":
             return Judged(None, _length(headers, 0))
-        if path.startswith(_FLEET):
+        if path.startswith(_FLEET) or (path.startswith(PREFIX) and self._parcels is not None):
             return await self._judge_node(path, headers)
         client, server = (address[0] if address else None for address in (scope.get("client"), scope.get("server")))
         if not _from_here(client, server):
@@ -176,7 +194,8 @@ class AccessMiddleware:
         return Judged(TRUSTED, None)
 
     async def _judge_node(self, path: str, headers: Headers) -> Judged:
-        size = _length(headers, MAX_REQUEST_BYTES if path in _LONG else MAX_SMALL_BYTES)
+        parcel = path.startswith(PREFIX)
+        size = _length(headers, MAX_PART_BYTES if parcel else MAX_REQUEST_BYTES if path in _LONG else MAX_SMALL_BYTES)
         if path == _REGISTER and not self._authenticated:
             return Judged(NOBODY, size)
         node = await self._callers.node(headers)
@@ -184,7 +203,7 @@ class AccessMiddleware:
             logger.error("[%s] refused: no registered node proves to have sent it", path)
             # A SuperNode takes 401 for the end of a session that it had, and 412 for one that it does not get.
             raise TurnedAway(412 if path in (_REGISTER, _ACTIVATE) else 401, "not a registered node")
-        return Judged(node, size)
+        return Judged(node, size, parcel)
 
 
 def _note(scope: Scope, owner: int | None) -> None:
@@ -224,7 +243,7 @@ def _in_time(receive: Receive, scope: Scope, seconds: float) -> Receive:
     return timed
 
 
-async def _answer(send: Send, refused: TurnedAway) -> None:
+async def _answer(send: Send, refused: TurnedAway | NoParcel) -> None:
     text = f"{refused.text}\n".encode()
     headers = [
         (b"content-type", b"text/plain"),
@@ -245,22 +264,36 @@ def put_gate_before_superlink(limits: GateConfig, state: Path) -> None:
     from flwr.superlink import main
 
     create, secret = main.create_app, read_secret(state)
+    tidy_up(state / FOLDER)
     serve_within(limits)
     guard_replies(limits)
 
     def create_behind_gate(*arguments: Any, **options: Any) -> Any:
         app = create(*arguments, **options)
-        add_gate(app, limits, secret)
+        add_gate(app, limits, secret, state / FOLDER)
         return app
 
     vars(main)["create_app"] = create_behind_gate
 
 
-def add_gate(app: Any, limits: GateConfig, secret: str) -> None:
-    """Put a gate before a SuperLink's application; ``secret`` is that of operators."""
+def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
+    """Put a gate before a SuperLink's application.
+
+    Args:
+        app: Flower's.
+        limits: of the gate.
+        secret: of operators.
+        parcels: the folder of `fedsync.flower.parcels`.
+    """
     from flwr.superlink.routers.fleet import node_auth
 
     callers = Callers(app.state.linkstate_factory.state, secret, app.state.superexec_auth_secret)
     vars(node_auth)["verify_signature"] = callers.verified
     shares = Shares(limits.memory_bytes)
-    app.add_middleware(AccessMiddleware, callers=callers, shares=shares, authenticated=app.state.enable_supernode_auth)
+    app.add_middleware(
+        AccessMiddleware,
+        callers=callers,
+        shares=shares,
+        authenticated=app.state.enable_supernode_auth,
+        parcels=ParcelRoutes(parcels, limits.waiting_bytes),
+    )

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedsync.flower.internals.apps import installed_app
+from fedsync.flower.internals.parcel_client import with_identity_of
 from fedsync.trainer.protocol import write_reply
 from fedsync.trainer.refusals import refuse
 
@@ -34,6 +35,9 @@ def answer_here() -> None:
     """Have the SuperNode that this process becomes answer its messages itself."""
     import flwr.supernode.start_client_internal as internal
 
+    from fedsync.flower.client_app import use_parcels
+
+    with_identity_of(use_parcels)
     push = internal._push_messages
 
     def answer_and_push(*, state: NodeState, object_store: ObjectStore, **ways: Callable[..., Any]) -> None:

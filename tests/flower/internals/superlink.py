@@ -166,16 +166,24 @@ def refused(call: Any, *arguments: Any) -> int:
 
 @contextmanager
 def serving(
-    monkeypatch: pytest.MonkeyPatch, limits: GateConfig, database: Path | None = None, *, gate: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    limits: GateConfig,
+    database: Path | None = None,
+    *,
+    gate: bool = True,
+    parcels: Path = Path("/nowhere"),
 ) -> Iterator[SuperLink]:
-    """A SuperLink; without a ``database`` its state is in memory, without ``gate`` it is Flower's own."""
+    """A SuperLink; without a ``database`` its state is in memory, without ``gate`` it is Flower's own.
+
+    ``parcels`` is the gate's folder of them.
+    """
     monkeypatch.setenv("FLWR_DATABASE", ":flwr-in-memory:" if database is None else str(database))
     app = main.create_app()
     app.state.enable_supernode_auth = True
     app.state.superexec_auth_secret = SUPEREXEC
     monkeypatch.setattr(node_auth, "verify_signature", node_auth.verify_signature)  # put back what the gate changes
     if gate:
-        add_gate(app, limits, SECRET)
+        add_gate(app, limits, SECRET, parcels)
         replies = Replies(fleet_handlers, Quota(limits))
         monkeypatch.setattr(fleet_handlers, "push_messages", replies.push_messages)
         monkeypatch.setattr(fleet_handlers, "push_object", replies.push_object)

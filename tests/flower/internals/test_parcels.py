@@ -1,0 +1,418 @@
+"""Large payloads as files through a SuperLink's gate: what comes whole, goes on, or is turned away."""
+
+import contextlib
+import errno
+import hashlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.config.gate import GateConfig
+from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.spans import SPAN_BYTES, map_file
+from fedsync.core.transfer import Payload
+from fedsync.flower.internals import parcel_client, parcel_routes
+from fedsync.flower.internals.parcel_client import ParcelClient
+from fedsync.flower.internals.parcel_routes import MAX_PART_BYTES, PREFIX
+from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, tidy_up, upload_path
+from tests.flower.internals.superlink import Silo, SuperLink, serving
+
+LARGE = 3 * SPAN_BYTES + 17
+QUOTA = 2**26
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    tidy_up(tmp_path / "parcels")
+    return tmp_path / "parcels"
+
+
+@pytest.fixture
+def store(root: Path) -> ParcelStore:
+    return ParcelStore.begin(root)
+
+
+@pytest.fixture
+def link(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
+    with serving(monkeypatch, GateConfig(waiting_bytes=QUOTA), parcels=root) as found:
+        yield found
+
+
+def client(silo: Silo, port: int | None = None) -> ParcelClient:
+    return ParcelClient(f"127.0.0.1:{port or silo.link.port}", None, lambda: silo.headers)
+
+
+def noise(size: int) -> Payload:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+
+
+def asked(
+    silo: Silo, method: str, path: str, body: bytes = b"", *, signed: bool = True, **told: str
+) -> tuple[int, bytes]:
+    """Status and text of the answer to a bare request."""
+    line = http.client.HTTPConnection("127.0.0.1", silo.link.port, timeout=10)
+    headers = {**(silo.headers if signed else {}), **{name.replace("_", "-"): value for name, value in told.items()}}
+    with contextlib.closing(line):
+        line.request(method, PREFIX + path, body or None, headers)
+        answer = line.getresponse()
+        return answer.status, answer.read()
+
+
+def left(root: Path) -> list[str]:
+    """Files of all sessions."""
+    return sorted(file.name for file in root.rglob("*") if file.is_file() and file.name != "lock")
+
+
+# There and back.
+
+
+def test_a_model_comes_to_each_silo_as_a_file(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
+    model = noise(LARGE)
+    parcel = store.publish(model)
+    assert parcel == Parcel(store.session, hashlib.sha256(model).hexdigest(), LARGE)
+    for name in ("berlin", "paris"):
+        got = client(link.silo(name)).fetch(parcel, tmp_path / name)
+        np.testing.assert_array_equal(got, model)
+        assert [file.name for file in (tmp_path / name).iterdir()] == [f"{parcel.digest}.parcel"]
+
+
+def test_the_next_model_takes_the_place_of_the_last(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
+    first, second = (store.publish(noise(size)) for size in (LARGE, LARGE + 1))
+    assert first is not None and second is not None
+    berlin, folder = client(link.silo()), tmp_path / "silo"
+    kept = berlin.fetch(first, folder)
+    berlin.fetch(second, folder)
+    assert [file.name for file in folder.iterdir()] == [f"{second.digest}.parcel"]
+    np.testing.assert_array_equal(kept, noise(LARGE), "what is mapped stays")
+
+
+def test_what_is_there_is_not_fetched_again_unless_it_is_damaged(
+    link: SuperLink, store: ParcelStore, tmp_path: Path
+) -> None:
+    parcel = store.publish(noise(LARGE))
+    assert parcel is not None
+    berlin, folder = client(link.silo()), tmp_path / "silo"
+    berlin.fetch(parcel, folder)
+    store.keep((), ())
+    assert berlin.fetch(parcel, folder).size == LARGE
+    (folder / f"{parcel.digest}.parcel").write_bytes(b"x" * LARGE)
+    with pytest.raises(ProtocolError, match="404"):
+        berlin.fetch(parcel, folder)
+    assert [*folder.iterdir()] == []
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_update_comes_as_a_map_whose_file_goes_with_it(
+    link: SuperLink, store: ParcelStore, root: Path, tmp_path: Path, mapped: bool
+) -> None:
+    berlin, update = link.silo(), noise(LARGE)
+    if mapped:
+        (tmp_path / "answer").write_bytes(b"head" + update.tobytes())
+        update = map_file(tmp_path / "answer", offset=4)
+    ticket = store.expect(berlin.number, "update a/1", LARGE)
+    assert ticket is not None and ticket == store.expect(berlin.number, "update a/1", LARGE)
+    uploaded = client(berlin).upload(ticket, update)
+    assert uploaded is not None
+    got = store.arrived(berlin.number, ticket, uploaded, "berlin")
+    np.testing.assert_array_equal(got, update)
+    assert len(left(root)) == 1
+    with pytest.raises(ProtocolError, match="nobody expects"):
+        store.arrived(berlin.number, ticket, uploaded, "berlin")
+    del got
+    assert left(root) == []
+
+
+def test_an_update_of_several_requests(link: SuperLink, store: ParcelStore) -> None:
+    berlin, update = link.silo(), noise(MAX_PART_BYTES + 5)
+    ticket = store.expect(berlin.number, "update a/1", update.size)
+    assert ticket is not None
+    uploaded = client(berlin).upload(ticket, update)
+    assert uploaded is not None
+    np.testing.assert_array_equal(store.arrived(berlin.number, ticket, uploaded, "berlin"), update)
+
+
+# Lines that break.
+
+
+class Cutting:
+    """Forwards one connection after the other; the first ends after so many bytes, either way.
+
+    Counts what came from either side.
+    """
+
+    def __init__(self, port: int, after: int) -> None:
+        self._port, self._after = port, after
+        self.carried = 0
+        self.lines = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            inside, _ = self._listener.accept()
+            outside = socket.create_connection(("127.0.0.1", self._port))
+            self.lines += 1
+            most = self._after if self.lines == 1 else sys.maxsize
+            for one, other in ((inside, outside), (outside, inside)):
+                threading.Thread(target=self._pump, args=(one, other, most), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket, most: int) -> None:
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < most and (data := one.recv(65536)):
+                sent += len(data)
+                self.carried += len(data)
+                other.sendall(data)
+        for each in (one, other):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_download_goes_on_where_its_line_broke(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
+    model = noise(40 * SPAN_BYTES)
+    parcel = store.publish(model)
+    assert parcel is not None
+    line = Cutting(link.port, model.size // 2)
+    np.testing.assert_array_equal(client(link.silo(), line.port).fetch(parcel, tmp_path / "silo"), model)
+    assert line.lines == 2
+    assert line.carried < 1.1 * model.size, "at most a tenth was sent again"
+
+
+def test_an_upload_goes_on_where_its_line_broke(link: SuperLink, store: ParcelStore) -> None:
+    berlin, update = link.silo(), noise(40 * SPAN_BYTES)
+    ticket = store.expect(berlin.number, "update a/1", update.size)
+    assert ticket is not None
+    line = Cutting(link.port, update.size // 2)
+    uploaded = client(berlin, line.port).upload(ticket, update)
+    assert uploaded is not None and line.lines == 2
+    assert line.carried < 1.1 * update.size, "at most a tenth was sent again"
+    np.testing.assert_array_equal(store.arrived(berlin.number, ticket, uploaded, "berlin"), update)
+
+
+def test_another_process_goes_on_with_what_is_there(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
+    """A SuperNode that was killed has left a part of a model, and at the gate a part of an update."""
+    berlin, model = link.silo(), noise(LARGE)
+    parcel, ticket = store.publish(model), store.expect(berlin.number, "update a/1", LARGE)
+    assert parcel is not None and ticket is not None
+    (tmp_path / f"{parcel.digest}.part").write_bytes(model[:SPAN_BYTES].tobytes())
+    line = Cutting(link.port, sys.maxsize)
+    np.testing.assert_array_equal(client(berlin, line.port).fetch(parcel, tmp_path), model)
+    assert line.carried < LARGE - SPAN_BYTES + 4096
+    content = parcel_client._content(model)
+    status, there = asked(
+        berlin,
+        "PUT",
+        f"{ticket.session}/uploads/{ticket.name}/{content}",
+        model[:1000].tobytes(),
+        content_range=f"bytes 0-999/{LARGE}",
+    )
+    assert (status, there) == (200, b"1000")
+    assert client(berlin).upload(ticket, model) == Uploaded(content, LARGE)
+    np.testing.assert_array_equal(store.arrived(berlin.number, ticket, Uploaded(content, LARGE), "berlin"), model)
+
+
+def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel_client, "PATIENCE_S", 0.3)
+    nobody = ParcelClient("127.0.0.1:9", None, dict)
+    with pytest.raises(RunError, match="nothing moved"):
+        nobody.fetch(Parcel("0" * 16, "0" * 64, 5), tmp_path)
+
+
+def test_of_two_connections_for_one_upload_the_later_one_counts(link: SuperLink, store: ParcelStore) -> None:
+    """The earlier one hangs, and then says something else."""
+    berlin, update = link.silo(), noise(3 * SPAN_BYTES)
+    ticket = store.expect(berlin.number, "update a/1", update.size)
+    assert ticket is not None
+    content = parcel_client._content(update)
+    head = f"PUT {PREFIX}{ticket.session}/uploads/{ticket.name}/{content} HTTP/1.1\r\nHost: x\r\n"
+    told = {"Content-Range": f"bytes 0-{update.size - 1}/{update.size}", "Content-Length": str(update.size)}
+    head += "".join(f"{name}: {value}\r\n" for name, value in {**berlin.headers, **told}.items())
+    with link.connect() as hanging:
+        hanging.sendall(head.encode() + b"\r\n" + b"x" * 1000)
+        path = upload_path(node_folder(store._folder, berlin.number), ticket.name, content)
+        while not path.exists():
+            time.sleep(0.01)
+        uploaded = client(berlin).upload(ticket, update)
+        assert uploaded is not None
+        got = store.arrived(berlin.number, ticket, uploaded, "berlin")
+        with contextlib.suppress(OSError):
+            hanging.sendall(b"x" * (update.size - 1000))
+        assert hanging.recv(12) == b"HTTP/1.1 409"
+        np.testing.assert_array_equal(got, update)
+
+
+# What is turned away.
+
+
+def test_nothing_is_there_without_a_registered_nodes_signature(link: SuperLink, store: ParcelStore) -> None:
+    parcel, ticket = store.publish(noise(LARGE)), store.expect(link.silo().number, "update a/1", LARGE)
+    assert parcel is not None and ticket is not None
+    for path in (f"{store.session}/parcels/{parcel.digest}", f"{store.session}/uploads/{ticket.name}/{'0' * 32}"):
+        assert asked(link.silo(), "GET", path, signed=False)[0] == 401
+        assert asked(link.silo(), "GET", path)[0] == 200
+
+
+def test_an_update_is_taken_of_the_node_alone_that_it_is_expected_of(
+    link: SuperLink, store: ParcelStore, root: Path
+) -> None:
+    berlin, paris = link.silo("berlin"), link.silo("paris")
+    ticket = store.expect(berlin.number, "update a/1", LARGE)
+    assert ticket is not None
+    with pytest.raises(ProtocolError, match="404"):
+        client(paris).upload(ticket, noise(LARGE))
+    assert len(left(root)) == 1, "the ticket"
+    with pytest.raises(ProtocolError, match="nobody expects"):
+        store.arrived(paris.number, ticket, Uploaded("0" * 32, 5), "paris")
+
+
+@pytest.mark.parametrize(
+    ("told", "size", "status"),
+    [
+        ("bytes 0-99/100", 100, 200),
+        ("bytes 0-99/101", 100, 200),
+        ("bytes 0-99/200", 100, 413),
+        ("bytes 1-100/101", 100, 409),
+        ("bytes 0-98/100", 100, 400),
+        ("bytes 0-100/101", 100, 400),
+        ("bytes 0-99/99", 100, 400),
+        ("bytes 0-99/*", 100, 400),
+        ("", 100, 400),
+    ],
+)
+def test_a_part_says_truly_what_it_is(link: SuperLink, store: ParcelStore, told: str, size: int, status: int) -> None:
+    """101 bytes are expected, and none is there."""
+    ticket = store.expect(link.silo().number, "update a/1", 101)
+    assert ticket is not None
+    path = f"{ticket.session}/uploads/{ticket.name}/{'0' * 32}"
+    assert asked(link.silo(), "PUT", path, b"x" * size, content_range=told)[0] == status
+
+
+def test_requests_are_bounded_by_their_heads(link: SuperLink, store: ParcelStore) -> None:
+    parcel, ticket = store.publish(noise(LARGE)), store.expect(link.silo().number, "update a/1", 2**40)
+    assert parcel is not None and ticket is not None
+    upload = f"{ticket.session}/uploads/{ticket.name}/{'0' * 32}"
+    told = {"content_range": f"bytes 0-{MAX_PART_BYTES}/{2**40}", "content_length": str(MAX_PART_BYTES + 1)}
+    assert asked(link.silo(), "PUT", upload, **told)[0] == 413
+    quota = {"content_range": f"bytes 0-{MAX_PART_BYTES - 1}/{2**40}", "content_length": str(MAX_PART_BYTES)}
+    for each in range(3):  # two of them are as much as may wait
+        folder = store._folder / f"node-{link.silo().number}"
+        if each:
+            os.truncate(os.open(folder / f"{each}.{each}", os.O_CREAT | os.O_RDWR), MAX_PART_BYTES)
+    assert asked(link.silo(), "PUT", upload, **quota)[0] == 503
+    download = f"{parcel.session}/parcels/{parcel.digest}"
+    assert asked(link.silo(), "GET", download, range="bytes=5-")[0] == 206
+    assert asked(link.silo(), "GET", download, range=f"bytes={LARGE + 1}-")[0] == 416
+    assert asked(link.silo(), "GET", download, range="bytes=-5")[0] == 416
+    assert asked(link.silo(), "POST", download)[0] == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("lock", "{session}/lock", "{session}/parcels/lock", "{session}/parcels/../lock", "{session}/node-1/x"),
+        *("{session}/parcels/" + "0" * 64, "{session}/uploads/../../x", "../v1/control/"),
+    ],
+)
+def test_nothing_else_is_served(link: SuperLink, store: ParcelStore, path: str) -> None:
+    assert asked(link.silo(), "GET", path.format(session=store.session))[0] == 404
+
+
+def test_a_parcel_that_is_another_is_refused_and_nothing_of_it_stays(
+    link: SuperLink, store: ParcelStore, tmp_path: Path
+) -> None:
+    parcel = store.publish(noise(LARGE))
+    assert parcel is not None
+    path = store._folder / parcel.digest
+    path.write_bytes(b"x" * LARGE)
+    with pytest.raises(ProtocolError, match="SHA-256"):
+        client(link.silo()).fetch(parcel, tmp_path / "silo")
+    path.write_bytes(b"x" * (LARGE - 1))
+    with pytest.raises(ProtocolError, match="bytes of it"):
+        client(link.silo()).fetch(parcel, tmp_path / "silo")
+    assert [*(tmp_path / "silo").iterdir()] == []
+
+
+@pytest.mark.parametrize("said", [LARGE - 1, LARGE + 1, 0, 2 * LARGE])
+def test_an_update_that_is_not_as_long_as_its_silo_says_is_refused(
+    link: SuperLink, store: ParcelStore, said: int
+) -> None:
+    berlin = link.silo()
+    ticket = store.expect(berlin.number, "update a/1", 2 * LARGE - 1)
+    assert ticket is not None
+    uploaded = client(berlin).upload(ticket, noise(LARGE))
+    assert uploaded is not None
+    with pytest.raises(ProtocolError, match="length" if said in (0, 2 * LARGE) else "it says that it left"):
+        store.arrived(berlin.number, ticket, Uploaded(uploaded.content, said), "berlin")
+
+
+# Full disks.
+
+
+def test_a_full_disk_at_the_server_sends_the_update_flowers_way(
+    link: SuperLink, store: ParcelStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    berlin = link.silo()
+    ticket = store.expect(berlin.number, "update a/1", LARGE)
+    assert ticket is not None
+    monkeypatch.setattr(parcel_routes, "_write_at", full)
+    assert client(berlin).upload(ticket, noise(LARGE)) is None
+    assert left(root) == [ticket.name]
+
+
+def test_where_nothing_can_be_written_nothing_is_published_or_expected(tmp_path: Path) -> None:
+    store = ParcelStore(tmp_path / "gone", os.dup(1))
+    assert store.publish(noise(LARGE)) is None
+    assert store.expect(5, "update a/1", LARGE) is None
+
+
+def test_a_full_disk_at_a_silo_is_said_so_and_nothing_stays(
+    link: SuperLink, store: ParcelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    parcel = store.publish(noise(LARGE))
+    assert parcel is not None
+    monkeypatch.setattr(parcel_client, "_receive", full)
+    with pytest.raises(OSError, match="No space"):
+        client(link.silo()).fetch(parcel, tmp_path / "silo")
+    assert [*(tmp_path / "silo").iterdir()] == []
+
+
+# What stays, and what goes.
+
+
+def test_what_no_message_speaks_of_goes(store: ParcelStore, root: Path) -> None:
+    kept, gone = store.publish(noise(LARGE)), store.publish(noise(LARGE + 1))
+    one, other = store.expect(7, "update a/1", 5), store.expect(7, "update a/2", 5)
+    assert kept is not None and gone is not None and one is not None and other is not None
+    store.keep({kept.digest}, {(7, other.name)})
+    assert left(root) == sorted([kept.digest, other.name])
+    store.end()
+    assert [path.name for path in root.iterdir()] == ["lock"]
+
+
+def test_a_session_whose_process_is_gone_goes_and_no_other(root: Path) -> None:
+    mine = ParcelStore.begin(root)
+    code = (
+        f"from fedsync.flower.parcels import ParcelStore as S; from pathlib import Path; S.begin(Path({str(root)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len([path for path in root.iterdir() if path.is_dir()]) == 2, "it ended without a word"
+    tidy_up(root)
+    assert [path.name for path in root.iterdir() if path.is_dir()] == [mine.session]
+    other = Ticket(ParcelStore.begin(root).session, "")
+    assert {path.name for path in root.iterdir() if path.is_dir()} == {mine.session, other.session}
