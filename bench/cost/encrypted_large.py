@@ -38,7 +38,7 @@ from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Adder, Member, form_of
@@ -46,6 +46,7 @@ from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.actions import Commit
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.spans import map_file
 from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
 
@@ -137,7 +138,7 @@ def _measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 
 
 def _mapped(file: Path) -> Payload:
-    return np.memmap(file, dtype=np.uint8, mode="r")
+    return map_file(file)
 
 
 def _written(file: Path, payload: Payload) -> Path:
@@ -147,7 +148,7 @@ def _written(file: Path, payload: Payload) -> Path:
 
 
 def _begin_server(plan: EncryptionPlan, keys: EmulatedKeys, folder: Path) -> int:
-    _server[:] = [EncryptedAggregator(plan, keys.server)]
+    _server[:] = [EncryptedAggregator(plan, keys.server, folder=folder / SUMS)]
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     _peaks.clear()
     return status("VmRSS")
@@ -236,7 +237,7 @@ def one_run(plan: EncryptionPlan, silos: int, folder: Path) -> tuple[dict[str, l
             updates = []
             for number, name in enumerate(names):
                 at(server, _on_server, "begin", f"{name}/{version + 1}")
-                sums, update = folder / "sums", folder / f"{name}.update"
+                sums, update = folder / "catch-up", folder / f"{name}.update"
                 # The first has all that is made once a version, and version 0 is no sum.
                 cost = at(server, _outgoing, name, sums)
                 if version and not number:

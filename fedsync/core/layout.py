@@ -82,6 +82,11 @@ class Layout:
         return parts
 
 
+def as_bytes(vector: Vector) -> NDArray[np.uint8]:
+    """A vector as little-endian bytes, which are not copied where the machine has them so."""
+    return vector.astype("<f4", copy=False).view(np.uint8)
+
+
 def as_type(part: Vector, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A part of a vector as another type; whole numbers are rounded to the nearest."""
     return np.asarray(part if dtype.kind == "f" else np.rint(part), dtype)

@@ -79,13 +79,14 @@ class RunBuilder:
         """
         if plan is None or keys is None:
             return PlainAggregator(model, keep_bases=policies.weigher.toward, wire=self.config.wire.formats)
-        from fedsync.cipher.server.aggregator import EncryptedAggregator
+        from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 
         sealed, evidence = sealing(self.config.cipher), None
         if run and sealed is not None and sealed.kept_versions:
             evidence = Evidence(self.out / FOLDER, run, sealed.kept_versions, sealed.kept_bytes)
-        return EncryptedAggregator(plan, keys, given, evidence)
+        # In virtual time there are many runs at once, and small models.
+        return EncryptedAggregator(plan, keys, given, evidence, self.out / SUMS if run else None)
 
     def recorder(
         self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False

@@ -86,7 +86,7 @@ def summed(federation: Federation, update_ids: Sequence[str], version: int) -> b
     envelopes = [federation.envelope(update_id) for update_id in update_ids]
     words, tag = total(envelopes, Adder(federation.plan.form), federation.plan.limit)
     members = tuple(envelope.head.members[0] for envelope in envelopes)
-    return aggregate(federation, envelopes[0], version, words=words, tag=tag, members=members)
+    return aggregate(federation, envelopes[0], version, words=np.concatenate(list(words)), tag=tag, members=members)
 
 
 def give(silo: Victim, payload: Payload, version: int) -> Heard:

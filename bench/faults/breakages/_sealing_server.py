@@ -36,7 +36,7 @@ SERVER: Changes = {
         (
             "one-member-s-tag-is-forgotten",
             "        tag = added(tag, envelope.tag, adder.form)\n",
-            "",
+            "        pass\n",
         ),
     ),
     "cipher/server/inbox.py": (

@@ -15,6 +15,7 @@ them is checked where they are used.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.core.errors import ProtocolError
+from fedsync.core.spans import pieces as array_pieces
 from fedsync.core.transfer import Payload
 
 WINDOW = 512
@@ -41,7 +43,8 @@ _LINK = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<qQQQ")
 _LENGTH = struct.Struct("<Q")
 
-Piece = bytes | memoryview
+Piece = bytes | memoryview | Payload
+"""Some bytes of a message; an array of them, uint8, may lie in a file."""
 
 
 def attesters(silos: int) -> int:
@@ -136,6 +139,22 @@ class CatchUp:
 
     def encode(self) -> Payload:
         """The message, uint8 [bytes]."""
+        return np.frombuffer(b"".join(self.parts()), dtype=np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the message."""
+        return sum(map(len, self._pieces()))
+
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """The message's bytes; of what lies in files a span at a time."""
+        for piece in self._pieces():
+            if isinstance(piece, np.ndarray):
+                yield from array_pieces(piece)
+            else:
+                yield piece
+
+    def _pieces(self) -> list[Piece]:
         whole = (self.model, self.calibration, self.roster)
         lengths = [len(piece) for piece in whole]
         fixed = (_MAGIC, _VERSION, self.start, self.base, self.version, self.attempt)
@@ -149,7 +168,7 @@ class CatchUp:
                 for one in entry.sums:
                     pieces += [_LENGTH.pack(len(one)), *_padded(one)]
                 pieces += [*_padded(entry.clear), *_padded(entry.reveals)]
-        return np.frombuffer(b"".join(pieces), dtype=np.uint8)
+        return pieces
 
 
 def decode(payload: Payload, sender: str = "server") -> CatchUp:

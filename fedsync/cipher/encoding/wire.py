@@ -24,17 +24,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.fields import FieldCheck, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
-from fedsync.core.errors import ProtocolError
-from fedsync.core.spans import give_back, spans
+from fedsync.core.spans import pieces as array_pieces
 
 VERSION = 2
 TAG_PARTS = 2
@@ -58,7 +59,7 @@ _TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
 _ALIGN = 8
 _CONTEXT = b"sealed message 2"
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 
 class Kind(IntEnum):
@@ -156,7 +157,7 @@ class Expected:
     public: bytes | None = None
 
 
-def annex_digest(annex: Buffer) -> bytes:
+def annex_digest(annex: bytes) -> bytes:
     """`Member.annex` of an update that is sent with this annex."""
     return hashlib.sha256(annex).digest() if annex else NO_DIGEST
 
@@ -238,9 +239,19 @@ def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
     return b"".join((writer.header, writer.payload(words), writer.trailer(tag)))
 
 
-def pieces(envelope: Envelope) -> tuple[Buffer, ...]:
+def pieces(envelope: Envelope) -> Iterator[bytes | memoryview]:
     """The message that an envelope was read from, without a copy of its words."""
-    return _pack(envelope.head), _payload(envelope.words), _TAG.pack(*envelope.tag) + envelope.signature
+    yield _pack(envelope.head)
+    yield from array_pieces(envelope.words.astype("<u8", copy=False))
+    yield _TAG.pack(*envelope.tag) + envelope.signature
+
+
+def unsigned(head: Head, words: Iterable[Words], tag: Tag) -> Iterator[bytes | memoryview]:
+    """The message of a sum, whose words come in portions."""
+    yield _pack(head)
+    for portion in words:
+        yield _payload(portion)
+    yield _TAG.pack(*tag) + bytes(SIGNATURE_BYTES)
 
 
 def slip(envelope: Envelope) -> bytes:
@@ -251,7 +262,7 @@ def slip(envelope: Envelope) -> bytes:
 
 def read_slip(data: Buffer, expected: Expected) -> Envelope:
     """An update without its words, from its slip; arguments and errors as of `decode`."""
-    view = memoryview(data).cast("B")
+    view = _view(data)
     check = FieldCheck(expected.sender)
     head, size = _read_head(view, expected, check, DIGEST_BYTES)
     end = size + DIGEST_BYTES
@@ -272,7 +283,7 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     Raises:
         ProtocolError: the first check that it failed.
     """
-    view = memoryview(data).cast("B")
+    view = _view(data)
     check = FieldCheck(expected.sender)
     head, size = _read_head(view, expected, check, expected.chunks * expected.form.chunk_bytes)
     end = size + head.chunks * head.form.chunk_bytes
@@ -281,28 +292,18 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     tag = _read_tag(view, end, head, check)
     signature = bytes(view[end + _TAG.size :])
     native = words.astype(np.uint64, copy=False)
-    digest, fault = _looked_through(native, head, adder or Adder(head.form), expected.sender)
-    if head.kind is Kind.UPDATE:
-        head = _digested(head, digest)
+    hashed = hashlib.sha256() if head.kind is Kind.UPDATE else None
+    fault = (adder or Adder(head.form)).fault(native, expected.sender, hashed)
+    if hashed is not None:
+        head = _digested(head, hashed.digest())
         _check_signature(view[:size], head, tag, signature, expected, check)
     if fault is not None:
         raise fault
     return Envelope(head, native, tag, signature)
 
 
-def _looked_through(words: Words, head: Head, adder: Adder, sender: str) -> tuple[bytes, ProtocolError | None]:
-    """SHA-256 of the words of an update, and what is wrong with them: one pass over what may lie in a file."""
-    hashed, fault = hashlib.sha256(), None
-    for start, stop in spans(len(words), head.form.chunk_bytes):
-        span = words[start:stop]
-        if head.kind is Kind.UPDATE:
-            hashed.update(_payload(span))
-        try:
-            adder.check(span, sender, start)
-        except ProtocolError as error:
-            fault = fault or error
-        give_back(words)
-    return hashed.digest(), fault
+def _view(data: Buffer) -> memoryview:
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
 def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:

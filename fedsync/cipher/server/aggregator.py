@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedsync.cipher.masking.masks import own_seeds
 from fedsync.cipher.masking.roster import announced, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.server.chain import Chain, total
 from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.inbox import Inbox, usual_greetings
@@ -34,7 +36,7 @@ from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.core.actions import Commit
 from fedsync.core.errors import PolicyError, ProtocolError, RunError
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import Payload
 
@@ -60,6 +62,9 @@ _NAMES: Names = {
 }
 """What a checkpoint holds: what comes from silos, and not what was given at the start."""
 
+SUMS = "sums"
+"""Name of the folder of sums, in that of the run's files; it is there as long as the run is at work."""
+
 MAX_SNAPSHOT_EXTRA = 2**20
 """Bytes that a sealed snapshot may have beside the model's."""
 
@@ -80,6 +85,7 @@ class EncryptedAggregator:
         keys: what the server may know.
         initial: version 0 in the clear, where silos cannot build it themselves.
         evidence: keeps single updates of the last versions on disk; None keeps none.
+        folder: for sums, and for updates that wait; None keeps them in memory. What is in it goes.
     """
 
     def __init__(
@@ -88,18 +94,20 @@ class EncryptedAggregator:
         keys: ServerKeys,
         initial: Vector | None = None,
         evidence: Evidence | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._plan = plan
         self._keys = keys
         self._adder = Adder(plan.form)
         self._evidence = evidence
-        self._inbox = Inbox(plan, keys, self._adder)
+        self._files = SealedFiles(folder)
+        self._inbox = Inbox(plan, keys, self._adder, self._files)
         self._chain = Chain()
         self._held: dict[str, int] = {}
         self._snapshots = Snapshots(attesters(len(keys.senders)))
-        self._initial = initial
+        self._initial = None if initial is None else self._files.keep(as_bytes(initial))
         self._calibrations: dict[str, wire.Envelope] = {}
-        self._calibration: bytes | None = None
+        self._calibration: Payload | None = None
         self._scale = 0
         self._since_scale = 0
         self._savepoint: int | None = None
@@ -174,7 +182,8 @@ class EncryptedAggregator:
         roster = self._announcements.roster(silo) if self._plan.masked else b""
         key = held, self._inbox.attempt(silo, self._chain.newest), roster
         if key not in self._made:
-            self._made[key] = replace(self._catch_up(held), attempt=key[1], roster=roster).encode()
+            made = replace(self._catch_up(held), attempt=key[1], roster=roster)
+            self._made[key] = self._files.write(made.nbytes, made.parts())
         return self._made[key]
 
     def _calibrate(self) -> None:
@@ -192,15 +201,15 @@ class EncryptedAggregator:
         if chain.continues(held):
             return CatchUp(Start.HELD, held, newest, chain.since(held))
         if held == -1 and chain.continues(0):
-            whole = b"" if self._initial is None else self._initial.astype("<f4", copy=False).tobytes()
+            given, calibration = (b"" if piece is None else piece for piece in (self._initial, self._calibration))
             start = Start.HELD if self._initial is None else Start.CLEAR
-            return CatchUp(start, -1, newest, chain.since(0), whole, self._calibration or b"")
+            return CatchUp(start, -1, newest, chain.since(0), given, calibration)
         kept = self._snapshots.relied
         if kept is None:
             raise PolicyError(f"version {held} leads nowhere, and there is no snapshot")
-        return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed.tobytes())
+        return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
-    def _total(self, envelopes: Sequence[wire.Envelope], version: int, chunks: int) -> bytes:
+    def _total(self, envelopes: Sequence[wire.Envelope], version: int, chunks: int) -> Payload:
         """The sum of updates on one grid, as it is sent; it leads to ``version``."""
         plan, keys = self._plan, self._keys
         words, tag = total(envelopes, self._adder, plan.limit)
@@ -209,7 +218,7 @@ class EncryptedAggregator:
             wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, first.attempt, keys.epoch,
             keys.fingerprint, first.grid, chunks, members,
         )  # fmt: skip
-        return wire.encode(head, words, tag, None)
+        return self._files.write(head.nbytes, wire.unsigned(head, words, tag))
 
     # Updates arrive and are committed.
 
@@ -240,7 +249,7 @@ class EncryptedAggregator:
         version, chunks = self._chain.newest + 1, self._plan.chunks
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(by_grid.items()))
         members = tuple(update.envelope.head.members[0] for update in updates.values())
-        brought = _Brought(LinkEntry(version, sums, clear.astype("<f4", copy=False).tobytes()), members)
+        brought = _Brought(LinkEntry(version, sums, self._files.keep(as_bytes(clear))), members)
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
             logger.warning(
@@ -343,12 +352,12 @@ class EncryptedAggregator:
         most = self._plan.layout.nbytes + MAX_SNAPSHOT_EXTRA
         if snapshot.dtype != np.uint8 or len(snapshot) > most:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {most}")
-        read = SignedSnapshot.read(snapshot.tobytes(), silo)
+        read = SignedSnapshot.read(snapshot.data, silo)
         if (read.author, read.version) != (silo, version) or not read.is_of(self._inbox.key_of(silo)):
             raise ProtocolError(silo, "snapshot", "not signed by this silo for this version")
         if not self._chain.continues(version):
             raise ProtocolError(silo, "snapshot", f"of version {version}, which is not among those kept")
-        self._snapshots.offer(KeptSnapshot(silo, version, snapshot))
+        self._snapshots.offer(KeptSnapshot(silo, version, self._files.keep(snapshot)))
         self._forget()
 
     def _forget(self) -> None:

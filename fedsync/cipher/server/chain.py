@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import Link, LinkEntry, LinkKind
 from fedsync.cipher.encoding.integrity import added
 from fedsync.cipher.suites.suite import Adder, Words
 from fedsync.core.errors import PolicyError
+from fedsync.core.spans import give_back, spans
 
 
 class Chain:
@@ -56,16 +57,24 @@ class Chain:
         self.first = before
 
 
-def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple[Words, wire.Tag]:
-    """The sum of updates on one grid.
+def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple[Iterator[Words], wire.Tag]:
+    """The sum of updates on one grid: its words span by span, added up when they are asked for, and its tag.
 
     Raises:
         PolicyError: more than can be opened.
     """
     if len(envelopes) > limit:
         raise PolicyError(f"{len(envelopes)} updates in one sum, at most {limit} can be opened")
-    words, tag = envelopes[0].words.copy(), envelopes[0].tag
+    tag = envelopes[0].tag
     for envelope in envelopes[1:]:
-        adder.add(words, envelope.words)
         tag = added(tag, envelope.tag, adder.form)
-    return words, tag
+    return _spans([envelope.words for envelope in envelopes], adder), tag
+
+
+def _spans(updates: Sequence[Words], adder: Adder) -> Iterator[Words]:
+    for start, stop in spans(len(updates[0]), adder.form.chunk_bytes):
+        words = updates[0][start:stop].copy()
+        for update in updates[1:]:
+            adder.add(words, update[start:stop])
+        give_back(*updates)
+        yield words

@@ -16,6 +16,7 @@ from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
@@ -24,8 +25,8 @@ from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
 
-_NAMES: Names = {"ordered": "_ordered", "pending": "_pending"}
-"""What a checkpoint holds; attempts begin anew in another process."""
+_NAMES: Names = {"ordered": "_ordered"}
+"""What a checkpoint holds besides updates as they came; attempts begin anew in another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ class Update:
     """A sealed update that waits for its commit.
 
     Args:
-        envelope: the update.
+        message: as it came.
+        envelope: what is sealed of it.
         clear: what is not sealed of it.
         scale: its silo was to seal on the grid of this number.
         masks: which updates it may be added up with: context and roster of its masks, or nothing where there are none.
     """
 
+    message: Payload
     envelope: wire.Envelope
     clear: Vector
     scale: int
@@ -73,12 +76,14 @@ class Inbox:
         plan: how updates are sealed.
         keys: what the server may know.
         adder: of the plan's suite.
+        files: where updates wait.
     """
 
-    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder) -> None:
+    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: SealedFiles) -> None:
         self._plan = plan
         self._keys = keys
         self._adder = adder
+        self._files = files
         self._attempts = Attempts()
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
@@ -107,6 +112,7 @@ class Inbox:
         cut = len(update) - clear_bytes
         if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
             raise ProtocolError(silo, "update", f"{update.dtype} {update.shape} instead of bytes")
+        update = self._files.keep(update)
         envelope = self._read(silo, update_id, ordered, update[:cut], self._plan.chunks)
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
@@ -115,7 +121,7 @@ class Inbox:
         if any(one.envelope.head.members[0].nonce == nonce for one in self._pending.values()):
             raise ProtocolError(silo, "nonce", "that of another update: silos would not open a sum of both")
         masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
-        self._pending[update_id] = Update(envelope, clear, ordered.scale, masks)
+        self._pending[update_id] = Update(update, envelope, clear, ordered.scale, masks)
 
     def _masks(self, silo: str, annex: bytes) -> tuple[bytes, frozenset[str]]:
         read = Annex.unpack(annex, silo, silo)
@@ -151,7 +157,7 @@ class Inbox:
             wire.Kind.UPDATE, plan.form, plan.packing, silo, ordered.base, ordered.attempt, keys.epoch,
             keys.fingerprint, None, chunks, update_id, self.key_of(silo),
         )  # fmt: skip
-        return wire.decode(memoryview(message.tobytes()), expected, self._adder)
+        return wire.decode(message.data, expected, self._adder)
 
     def take(self, update_ids: Iterable[str], newest: int) -> dict[str, Update]:
         """Updates for a commit; they are not kept any longer.
@@ -194,11 +200,14 @@ class Inbox:
 
     def state(self) -> Mapping[str, Any]:
         """All that must survive a restart, as values that pickle."""
-        return named(self, _NAMES)
+        pending = {update_id: (one.envelope.head.sender, one.message) for update_id, one in self._pending.items()}
+        return {**named(self, _NAMES), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], version: int) -> None:
         """Go on from another's `state`, at this version of the model."""
         fill(self, _NAMES, state)
+        for update_id, (silo, message) in state["pending"].items():
+            self.put(silo, update_id, message)
         if self._plan.masked:
             self._attempts.restart(version)
 

@@ -27,10 +27,10 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Unmasker
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import LinkRecords, added_content
-from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, as_bytes
+from fedsync.cipher.silo.replica_state import SEEN, ReplicaState
 from fedsync.cipher.suites.suite import Member
 from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Vector, as_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,7 +220,7 @@ class CatchUpReader:
     def _entry(self, entry: LinkEntry, envelopes: Sequence[wire.Envelope]) -> ReadEntry:
         sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
         clear = clear_values(entry.clear, self._plan.clear_values)
-        content = added_content([one.head for one in sums], as_bytes(clear))
+        content = added_content([one.head for one in sums], as_bytes(clear).data)
         return ReadEntry(entry.version, content, sums, clear, self._unmasker(entry, sums))
 
     def _unmasker(self, entry: LinkEntry, sums: Sequence[Authentic]) -> Unmasker | None:

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain as chain_of
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +29,17 @@ from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, clear_values, other_chain
-from fedsync.cipher.silo.replica_state import ReplicaState, Scales, as_bytes
-from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales
+from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, PooledFigures, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
 from fedsync.core.transfer import OtherVersion, Payload
@@ -52,6 +54,9 @@ _CLIPPED = 0.01
 
 ANY_MODEL = "any"
 """Stands for the digest of a first model where silos are emulated, and the server may choose it."""
+
+SEALED = "sealed"
+"""Name of the folder in which updates are sealed."""
 
 MAX_POOLED = 8
 """Pools of which the server is told at once, the newest."""
@@ -68,7 +73,7 @@ class EncryptedReplica:
         initial: makes the model before any training.
         measure: makes an update such as an order of this silo may come to, float32 [layout.size], and says how many
             local steps and samples are behind it.
-        file: where the state is kept, or None to keep it in memory.
+        file: where the state is kept, and in whose folder updates are sealed, or None to keep all in memory.
         run: name of the run; masks and what is sealed are of one run only.
         pipeline: seals and opens what is not masked; by default ``sealer`` in this thread.
         specification: SHA-256 of the run's specification as the server sent it.
@@ -101,6 +106,7 @@ class EncryptedReplica:
         self._initial = initial
         self._measure = measure
         self._file = file
+        self._files = SealedFiles(None if file is None else file.parent / SEALED)
         self._pinned = first_model
         group = ring.group
         self._run = run_digest(origin or run, specification, group.epoch, group.fingerprint)
@@ -190,14 +196,14 @@ class EncryptedReplica:
                 yield slots
 
         head = self._head(member, grid, plan.chunks, self._attempt, annex)
-        message = seal_message(head, portions(), pipeline, self._authenticator, self._ring.own.signing)
+        sealed_parts = seal_pieces(head, portions(), pipeline, self._authenticator, self._ring.own.signing)
+        beside = as_bytes(clear)
+        message = self._files.write(head.nbytes + beside.nbytes, chain_of(sealed_parts, (beside.data,)))
         if clipped > _CLIPPED * len(sealed):
             logger.warning(
                 "%s: %d of %d values were larger than agreed: clipped", order.update_id, clipped, len(sealed)
             )
-        if len(clear):
-            message += clear.astype("<f4", copy=False).tobytes()
-        return np.frombuffer(message, dtype=np.uint8)
+        return message
 
     def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float]:
         """Evaluation and training loss for the header, where figures are sealed.
@@ -356,7 +362,7 @@ class EncryptedReplica:
         if received.start is Start.HELD:
             return self._initial()
         model = clear_values(received.model, self._plan.layout.size)
-        found = hashlib.sha256(as_bytes(model)).hexdigest()
+        found = hashlib.sha256(as_bytes(model).data).hexdigest()
         if self._pinned not in (ANY_MODEL, found):
             detail = f"SHA-256 {found}, which the owner of this silo has not pinned (first_model)"
             raise ProtocolError(SERVER, "first model", detail)

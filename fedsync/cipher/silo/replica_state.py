@@ -21,7 +21,7 @@ from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.common.checksums import checksum, undigested
 from fedsync.common.files import OWNER_FILE, write_pieces
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.spans import map_file
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class ReplicaState:
     @property
     def digest(self) -> bytes:
         """A: SHA-256 of all but the history, in one way of writing it."""
-        return digest_of(self._about(), as_bytes(self.model))
+        return digest_of(self._about(), as_bytes(self.model).data)
 
     def _about(self) -> bytes:
         scales, votes = self.scales, self.scales.votes
@@ -161,7 +161,7 @@ class ReplicaState:
     def pieces(self) -> tuple[bytes | memoryview, ...]:
         """Bytes for a file or a snapshot, without a copy of the model."""
         text = self._about()
-        return self.history.to_bytes(), len(text).to_bytes(8, "little"), text, as_bytes(self.model)
+        return self.history.to_bytes(), len(text).to_bytes(8, "little"), text, as_bytes(self.model).data
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, values: int, tensors: int) -> ReplicaState:
@@ -232,11 +232,6 @@ class ReplicaState:
                 error,
             )
             return None
-
-
-def as_bytes(values: Vector) -> memoryview:
-    """Little-endian bytes of values, which are not copied where the machine has them so."""
-    return values.astype("<f4", copy=False).view(np.uint8).data
 
 
 def _tally(votes: Any, tensors: int) -> Tally:

@@ -109,14 +109,14 @@ class Pool:
                 future.cancel()
 
 
-def seal_message(
+def seal_pieces(
     head: Head,
     portions: Iterable[Slots],
     pipeline: Pipeline,
     authenticator: Authenticator,
     signing: bytes | None,
-) -> bytearray:
-    """A whole sealed message of one update, written into the memory that it takes and no more.
+) -> Iterator[bytes | memoryview]:
+    """The sealed message of one update, in order, a few chunks at a time: so many bytes as its head says.
 
     Args:
         head: of the message; it has one member.
@@ -127,20 +127,26 @@ def seal_message(
     """
     (member,) = head.members
     writer, hasher = Writer(head, signing), authenticator.hasher()
-    message = bytearray(head.nbytes)
-    at = 0
-
-    def put(piece: bytes | memoryview) -> None:
-        nonlocal at
-        message[at : at + len(piece)] = piece
-        at += len(piece)
-
-    put(writer.header)
+    yield writer.header
     for words in pipeline.seal(portions, member):
         hasher.take(words)
-        put(writer.payload(words))
+        yield writer.payload(words)
     sealed = replace(head, members=(replace(member, digest=writer.digest),))
-    put(writer.trailer(authenticator.tag(hasher.value(), sealed)))
+    yield writer.trailer(authenticator.tag(hasher.value(), sealed))
+
+
+def seal_message(
+    head: Head,
+    portions: Iterable[Slots],
+    pipeline: Pipeline,
+    authenticator: Authenticator,
+    signing: bytes | None,
+) -> bytearray:
+    """The same in the memory that it takes; arguments as of `seal_pieces`."""
+    message, at = bytearray(head.nbytes), 0
+    for piece in seal_pieces(head, portions, pipeline, authenticator, signing):
+        message[at : at + len(piece)] = piece
+        at += len(piece)
     return message
 
 

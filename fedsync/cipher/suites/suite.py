@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import SLOTS, Packing, Slots
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.spans import Hash, give_back, spans
 
 Words = NDArray[np.uint64]
 """Sealed chunks, uint64 [chunks, words of a chunk], little-endian on the wire."""
@@ -188,6 +189,26 @@ class Adder:
                 raise ProtocolError(
                     sender, "words", f"chunks {number + first}.. have words that are not below the modulus"
                 )
+
+    def fault(self, words: Words, sender: str, hashed: Hash | None = None) -> ProtocolError | None:
+        """What `check` has against words that may lie in a file: all of them are read once, and hashed on the way.
+
+        Args:
+            words: of some chunks.
+            sender: as for `check`.
+            hashed: takes their bytes.
+        """
+        found: ProtocolError | None = None
+        for start, stop in spans(len(words), self.form.chunk_bytes):
+            span = words[start:stop]
+            if hashed is not None:
+                hashed.update(np.ascontiguousarray(span, dtype="<u8").data.cast("B"))
+            try:
+                self.check(span, sender, start)
+            except ProtocolError as error:
+                found = found or error
+            give_back(words)
+        return found
 
     def add(self, total: Words, words: Words) -> None:
         """Add ``words`` to ``total`` in place; both must have passed `check`.

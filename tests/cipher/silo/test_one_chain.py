@@ -12,7 +12,7 @@ import pytest
 from fedsync.cipher.encoding import catch_up, wire
 from fedsync.cipher.encoding.catch_up import Link
 from fedsync.core.errors import ConfigError, ProtocolError, SpoiledSum
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Vector, as_bytes
 from tests.cipher.lying_server import entry_of, envelope_of, one_more, rewritten
 from tests.cipher.make import INITIAL, Federation, change, order, plan, report
 from tests.cipher.silo.chains import ADD, EMPTY, THREE, holding, refused, to, without_opening
@@ -192,7 +192,7 @@ def test_nothing_is_opened_if_one_piece_is_not_what_silos_sealed(
 def test_a_first_model_that_the_owner_did_not_pin_is_refused(pinned: str | None, tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, THREE)
     given: Vector = change(1, size=1.0)
-    federation.aggregator._initial = given
+    federation.aggregator._initial = as_bytes(given)
     silo = federation.copy("a", first_model=pinned)
     with refused(silo, "first model"):
         silo.receive(federation.aggregator.outgoing("a"), 0)

@@ -1,0 +1,189 @@
+"""Large sealed messages lie in files: who sends, adds or opens them holds a span, and nothing else is different."""
+
+import gc
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
+from fedsync.cipher.keys.keyring import open_ring
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.sealed_files import SealedFiles
+from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.cipher.suites import open_suite
+from fedsync.core.actions import Commit
+from fedsync.core.errors import ConfigError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.spans import file_part
+from fedsync.core.transfer import Payload
+from fedsync.core.weighting import Weighting
+from tests.cipher.make import order, report
+
+MIB = 2**20
+LAYOUT = Layout(("body", "head"), ((1000, 600), (5000,)))
+"""Of which an update under the pad, three values in eight bytes, has 1.5 MiB."""
+
+NAMES = ("a", "b", "c")
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_what_is_large_lies_in_a_file_as_long_as_somebody_has_it(tmp_path: Path) -> None:
+    files = SealedFiles(tmp_path / "sealed")
+    made = files.write(3 * MIB, (bytes([at]) * MIB for at in range(3)))
+    assert made.dtype == np.uint8 and not made.flags.writeable and file_part(made) is not None
+    assert [int(made[at * MIB]) for at in range(3)] == [0, 1, 2] and len(made) == 3 * MIB
+    (path,) = files_in(tmp_path / "sealed")
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    assert files.keep(made) is made, "it is in a file already"
+    part = made[MIB : MIB + 2]
+    del made
+    gc.collect()
+    assert files_in(tmp_path / "sealed") == [path] and part.tolist() == [1, 1]
+    del part
+    gc.collect()
+    assert files_in(tmp_path / "sealed") == []
+
+
+def test_what_is_small_or_has_no_folder_stays_in_memory(tmp_path: Path) -> None:
+    files = SealedFiles(tmp_path / "sealed")
+    small = files.write(5, (b"ab", memoryview(b"cde")))
+    assert small.tobytes() == b"abcde" and not small.flags.writeable
+    large = np.zeros(2 * MIB, np.uint8)
+    assert SealedFiles().keep(large) is large and file_part(SealedFiles().write(2 * MIB, (large.data,))) is None
+    assert not (tmp_path / "sealed").exists()
+    kept = files.keep(large)
+    assert kept is not large and np.array_equal(kept, large) and file_part(kept) is not None
+
+
+def test_what_a_killed_process_has_left_goes(tmp_path: Path) -> None:
+    kept = SealedFiles(tmp_path / "sealed").keep(np.ones(MIB, np.uint8))
+    assert len(files_in(tmp_path / "sealed")) == 1
+    SealedFiles(tmp_path / "sealed")
+    assert files_in(tmp_path / "sealed") == []
+    assert kept[7] == 1, "who has it mapped still has it"
+
+
+def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    files = SealedFiles(tmp_path / "sealed")
+
+    def parts() -> Iterator[bytes]:
+        yield bytes(MIB)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ConfigError, match="No space left on device"):
+        files.write(2 * MIB, parts())
+    assert files_in(tmp_path / "sealed") == []
+
+
+class Round:
+    """Silos and a server whose files are in a folder, or nowhere."""
+
+    def __init__(self, keys: EmulatedKeys, plan: EncryptionPlan, folder: Path | None) -> None:
+        self.keys, self.plan, self.folder = keys, plan, folder
+        self.server = self.another()
+        self.silos = {name: self.silo(name) for name in NAMES}
+        for name, silo in self.silos.items():
+            self.server.greet(name, silo.holds, silo.greeting())
+
+    def another(self) -> EncryptedAggregator:
+        return EncryptedAggregator(self.plan, self.keys.server, folder=self.folder and self.folder / "sums")
+
+    def silo(self, name: str) -> EncryptedReplica:
+        ring = replace(open_ring(self.keys.silos[name]), folder=None)
+        sample = np.full(LAYOUT.size, 0.01, np.float32)
+        return EncryptedReplica(
+            self.plan, ring, open_suite("pad", ring.group), 10, lambda: np.zeros(LAYOUT.size, np.float32),
+            lambda: (sample, 5, 40), self.folder and self.folder / name / "copy",
+        )  # fmt: skip
+
+    def turn(self, version: int, *, commits: bool = True) -> dict[str, Payload]:
+        """A round from a version."""
+        updates = {}
+        for name, silo in self.silos.items():
+            update_id = f"{name}/{version + 1}"
+            self.server.begin(update_id)
+            silo.receive(self.server.outgoing(name), version)
+            update = np.random.default_rng(version).normal(size=LAYOUT.size).astype(np.float32) / 100
+            updates[update_id] = silo.send(update, order(update_id, version), report(version))
+            self.server.put(name, update_id, updates[update_id])
+            self.server.holds(name, version)
+        if commits:
+            self.commit(version, updates)
+        return updates
+
+    def commit(self, version: int, updates: dict[str, Payload]) -> None:
+        self.server.commit(Commit(version + 1, dict.fromkeys(sorted(updates), 1 / 3)))
+
+    def model(self, version: int) -> Vector:
+        return self.silos["a"].receive(self.server.outgoing("a"), version)
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> dict[str, Round]:
+    """The same run with files and without."""
+    keys = emulated_keys(NAMES, tmp_path / "keys", seed=1)
+    plan = EncryptionPlan("pad", 16, LAYOUT, Weighting(), 3)
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+    return {"files": Round(keys, plan, tmp_path), "memory": Round(keys, plan, None)}
+
+
+def test_in_files_and_in_memory_all_comes_to_the_same_bits(rounds: dict[str, Round], tmp_path: Path) -> None:
+    models = {}
+    for kind, one in rounds.items():
+        updates = one.turn(0) | one.turn(1)
+        assert {file_part(update) is not None for update in updates.values()} == {kind == "files"}
+        models[kind] = one.model(2)
+    np.testing.assert_array_equal(models["files"], models["memory"])
+    assert np.abs(models["files"]).max() > 0.01
+    assert len(files_in(tmp_path / "sums")) == 3, "two sums, and what brings the newest version"
+
+
+def arrays_in(value: Any) -> Iterator[Payload]:
+    """The large arrays of a state; it holds no large bytes."""
+    if isinstance(value, np.ndarray):
+        if value.nbytes > MIB:
+            yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from arrays_in(part)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from arrays_in(part)
+    elif isinstance(value, bytes | memoryview):
+        assert len(value) < MIB
+    elif hasattr(value, "__slots__"):
+        for name in value.__slots__:
+            yield from arrays_in(getattr(value, name))
+
+
+def test_a_state_names_whole_files_and_another_server_goes_on_with_them(rounds: dict[str, Round]) -> None:
+    """Whole files can be linked by a checkpoint; joined, or parts of files, they would be written again."""
+    one = rounds["files"]
+    one.turn(0)
+    updates = one.turn(1, commits=False)
+    state = one.server.state()
+    found = list(arrays_in(state))
+    assert len(found) == 4, "a sum, and three updates that wait"
+    for array in found:
+        part = file_part(array)
+        assert part is not None and not array.flags.writeable
+        assert (part.offset, part.nbytes) == (0, part.path.stat().st_size)
+    copied = {name: copy(part) for name, part in state.items()}  # it goes on with what is written down at once
+    before = one.server
+    one.server = EncryptedAggregator(one.plan, one.keys.server)
+    one.server.restore(copied)
+    one.commit(1, updates)
+    model = one.model(2)
+    one.server = before
+    one.commit(1, updates)
+    np.testing.assert_array_equal(one.silo("b").receive(one.server.outgoing("nobody yet"), 2), model)
