@@ -289,7 +289,8 @@ def test_owners_and_examiner_refuse_other_updates_than_made_the_version(make: Ma
             consent_to(federation.config(OTHER), lie, [EXAMINER])
     # Whoever gets consents by fraud, as of silos that keep nothing of the run, fails at an honest examiner.
     (federation.out / FOLDER / "2.notice").write_bytes(relabelled)
-    shutil.copy(federation.out / FOLDER / "1.updates", federation.out / FOLDER / "2.updates")
+    for number in range(3):
+        shutil.copy(federation.out / FOLDER / f"1.{number}.updates", federation.out / FOLDER / f"2.{number}.updates")
     matter = Notice.read(relabelled, senders).matter
     given = [
         (name, give_consent(open_ring(federation.rings[name]).own, matter, dict(federation.group.members)).canonical())

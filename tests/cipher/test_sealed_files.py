@@ -15,6 +15,7 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.core.actions import Commit
@@ -95,7 +96,8 @@ class Round:
             self.server.greet(name, silo.holds, silo.greeting())
 
     def another(self) -> EncryptedAggregator:
-        return EncryptedAggregator(self.plan, self.keys.server, folder=self.folder and self.folder / "sums")
+        evidence = Evidence((self.folder or self.keys.server_file.parent) / "evidence", "run", 8, 2**30)
+        return EncryptedAggregator(self.plan, self.keys.server, None, evidence, self.folder and self.folder / "sums")
 
     def silo(self, name: str) -> EncryptedReplica:
         ring = replace(open_ring(self.keys.silos[name]), folder=None)
@@ -187,3 +189,18 @@ def test_a_state_names_whole_files_and_another_server_goes_on_with_them(rounds: 
     one.server = before
     one.commit(1, updates)
     np.testing.assert_array_equal(one.silo("b").receive(one.server.outgoing("nobody yet"), 2), model)
+
+
+def test_what_is_kept_of_an_update_is_the_file_in_which_it_waited(rounds: dict[str, Round], tmp_path: Path) -> None:
+    """It takes no room and no time; where it waited in memory, it is written."""
+    updates = rounds["files"].turn(0)
+    for number, update in enumerate(updates.values()):
+        kept = tmp_path / "evidence" / f"1.{number}.updates"
+        assert kept.read_bytes() == update.tobytes() and kept.stat().st_mode & 0o777 == 0o600
+        part = file_part(update)
+        assert part is not None and part.path.samefile(kept)
+    written = rounds["memory"].turn(0)
+    folder = rounds["memory"].keys.server_file.parent / "evidence"
+    assert [(folder / f"1.{number}.updates").read_bytes() for number in range(3)] == [
+        update.tobytes() for update in written.values()
+    ]

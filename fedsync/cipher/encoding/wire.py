@@ -55,7 +55,9 @@ _MAGIC = b"FSYM"
 _FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
 _BOUND = struct.Struct("<BBBIII16s32s")
 _TAG = struct.Struct(f"<{TAG_PARTS}Q")
-_TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
+TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
+"""Behind the payload."""
+
 _ALIGN = 8
 _CONTEXT = b"sealed message 2"
 
@@ -104,7 +106,7 @@ class Head:
     @property
     def nbytes(self) -> int:
         """Of the whole message."""
-        return len(_pack(self)) + self.chunks * self.form.chunk_bytes + _TRAILER_BYTES
+        return len(_pack(self)) + self.chunks * self.form.chunk_bytes + TRAILER_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,7 +329,7 @@ def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload:
 
     Suite, lanes and chunks are compared first: the length, with so many bytes of payload, depends on them.
     """
-    if len(view) < _FIXED.size + _TRAILER_BYTES:
+    if len(view) < _FIXED.size + TRAILER_BYTES:
         check.fail("length", f"{len(view)} bytes are no message")
     fields = _FIXED.unpack_from(view)
     magic, version, kind, suite, bits, lanes, count, size, annexed, chunks, *rest = fields
@@ -346,7 +348,7 @@ def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload:
     if annexed > most:
         check.fail("annex", f"{annexed} bytes, at most {most}")
     start = size + annexed + -annexed % _ALIGN
-    check.same("length", len(view), start + payload + _TRAILER_BYTES)
+    check.same("length", len(view), start + payload + TRAILER_BYTES)
     sender, at = read_name(view[:size], _FIXED.size, check)
     members: list[Member] = []
     for _ in range(count):

@@ -3,14 +3,18 @@
 The server had each of them anyway, before it added them up, and can open none. It keeps them for a number of versions
 and of bytes, in the run's folder, and gives them out if owners consent: see `fedsync.cipher.tracing`.
 
-    17.updates    what went into version 17, see `fedsync.cipher.tracing.disclosure`
-    17.notice     what owners are shown; it comes last, so what has none is not whole
+    17.0.updates  the first message that went into version 17, as it came; what its silo sent in the clear may follow
+    17.notice     what owners are shown, with the updates in their order; it comes last, so what has none is not whole
+
+An update that waited for its commit in a file is that file under another name, so keeping it costs nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +23,11 @@ import numpy as np
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.tracing.consent import Consents
-from fedsync.cipher.tracing.disclosure import disclose, kept_pieces
+from fedsync.cipher.tracing.disclosure import KeptUpdate, disclose
 from fedsync.cipher.tracing.notice import Notice
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces, write_private
 from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.spans import file_part
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +67,10 @@ class Evidence:
         # No words: the notice is in memory until the version is made.
         slips = tuple(replace(one, words=np.empty((0, one.head.form.words), dtype=np.uint64)) for one in updates)
         try:
-            file = private_folder(self._folder) / f"{version}{UPDATES}"
-            self._file(version, NOTICE).unlink(missing_ok=True)
-            write_pieces(file, kept_pieces(updates), OWNER_FILE)
+            private_folder(self._folder)
+            self._remove(version)
+            for number, update in enumerate(updates):
+                _keep(update, _update_file(self._folder, version, number))
         except ConfigError as error:
             self._warn(str(error))
             return
@@ -80,19 +86,18 @@ class Evidence:
             return
         notice, self._begun = replace(self._begun, seeds=seeds or {}), None
         try:
-            write_private(self._file(notice.version, NOTICE), notice.encode())
+            write_private(_notice_file(self._folder, notice.version), notice.encode())
         except (ConfigError, ProtocolError) as error:
             self._warn(str(error))
         left = self._most_bytes
         for count, version in enumerate(versions(self._folder)):
-            files = [self._file(version, NOTICE), self._file(version, UPDATES)]
-            left -= sum(file.stat().st_size for file in files if file.exists())
-            if count >= self._versions or left < 0 or not files[0].exists():
-                for file in files:
-                    file.unlink(missing_ok=True)
+            left -= sum(file.stat().st_size for file in self._folder.glob(f"{version}.*"))
+            if count >= self._versions or left < 0 or not _notice_file(self._folder, version).exists():
+                self._remove(version)
 
-    def _file(self, version: int, suffix: str) -> Path:
-        return self._folder / f"{version}{suffix}"
+    def _remove(self, version: int) -> None:
+        for file in self._folder.glob(f"{version}.*"):
+            file.unlink(missing_ok=True)
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -102,7 +107,7 @@ class Evidence:
 
 def versions(folder: Path) -> list[int]:
     """Versions of which something is kept, newest first."""
-    names: Iterable[str] = {file.stem for file in folder.glob(f"*{UPDATES}")}
+    names: Iterable[str] = {file.name.partition(".")[0] for file in folder.glob(f"*{UPDATES}")}
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
@@ -126,7 +131,7 @@ def give_out(
         ConfigError: the version is not kept, or nothing can be written.
         ProtocolError: too few consents count, or what is kept is of another group.
     """
-    file = folder / f"{version}{NOTICE}"
+    file = _notice_file(folder, version)
     if not file.exists():
         kept = ", ".join(map(str, versions(folder))) or "none"
         raise ConfigError(str(folder), f"updates of version {version} are not kept here", f"Kept are: {kept}")
@@ -138,5 +143,29 @@ def give_out(
     found = Consents.read(consents, matter, keys.senders, examiner)
     found.check(len(keys.senders), notice.members)
     files = [consent.canonical() for consent in found.by_silo.values()]
-    disclose(out, data, files, folder / f"{version}{UPDATES}")
+    updates = [
+        KeptUpdate(slip.head.members[0].update_id, slip.head.nbytes, _update_file(folder, version, number))
+        for number, slip in enumerate(notice.updates)
+    ]
+    disclose(out, data, files, updates)
     return found
+
+
+def _keep(update: wire.Envelope, path: Path) -> None:
+    """Have a file that begins with an update's message."""
+    part = file_part(update.words)
+    if part is not None and part.offset == update.head.nbytes - update.words.nbytes - wire.TRAILER_BYTES:
+        # Another disk may take no link.
+        with suppress(OSError):
+            os.link(part.path, path)
+            path.chmod(OWNER_FILE)
+            return
+    write_pieces(path, wire.pieces(update), OWNER_FILE)
+
+
+def _notice_file(folder: Path, version: int) -> Path:
+    return folder / f"{version}{NOTICE}"
+
+
+def _update_file(folder: Path, version: int, number: int) -> Path:
+    return folder / f"{version}.{number}{UPDATES}"

@@ -1,7 +1,7 @@
-"""Single updates in files: what the server keeps of a version, and what it gives an examiner.
+"""What the server gives an examiner: a file of single updates.
 
-    kept        each: name bytes [2], message bytes [8] | update id | the message as its silo sent it
-    disclosed   magic [8] | notice bytes [8], consents bytes [8] | notice | consents, as frames | what was kept
+    magic [8] | notice bytes [8], consents bytes [8] | notice | consents, as frames | each update
+    each update: name bytes [2], message bytes [8] | update id | the message as its silo sent it
 
 Files are read as memory that the system maps, so an update takes room only while it is looked at.
 """
@@ -12,9 +12,9 @@ import mmap
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from fedsync.cipher.encoding import wire
 from fedsync.cipher.masking.frames import pack, unpack
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
@@ -25,12 +25,22 @@ _RECORD = struct.Struct("<HQ")
 _PORTION = 2**20
 
 
-def kept_pieces(updates: Iterable[wire.Envelope]) -> Iterator[bytes | bytearray | memoryview]:
-    """What the server keeps of updates, without a copy of their words."""
-    for update in updates:
-        name = update.head.members[0].update_id.encode()
-        yield _RECORD.pack(len(name), update.head.nbytes) + name
-        yield from wire.pieces(update)
+@dataclass(frozen=True, slots=True)
+class KeptUpdate:
+    """An update that the server keeps: its id, the bytes of its message, and a file that begins with them."""
+
+    update_id: str
+    nbytes: int
+    file: Path
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its part of the file."""
+        name, left = self.update_id.encode(), self.nbytes
+        yield _RECORD.pack(len(name), left) + name
+        with self.file.open("rb") as file:
+            while portion := file.read(min(_PORTION, left)):
+                left -= len(portion)
+                yield portion
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +81,14 @@ class Disclosure:
         return cls(bytes(whole[start:at]), given, tuple(_records(whole[at + consents :])))
 
 
-def disclose(out: Path, notice: bytes, consents: Iterable[bytes], kept: Path) -> None:
+def disclose(out: Path, notice: bytes, consents: Iterable[bytes], kept: Iterable[KeptUpdate]) -> None:
     """Write what an examiner is given.
 
     Args:
         out: file to write, for its owner alone.
         notice: of the version.
         consents: that count.
-        kept: file with its updates.
+        kept: its updates.
 
     Raises:
         ConfigError: it cannot be read, or not be written.
@@ -86,13 +96,7 @@ def disclose(out: Path, notice: bytes, consents: Iterable[bytes], kept: Path) ->
     packed = pack(consents)
     head = _MAGIC + _LENGTHS.pack(len(notice), len(packed)) + notice + packed
 
-    def portions() -> Iterator[bytes]:
-        yield head
-        with kept.open("rb") as file:
-            while portion := file.read(_PORTION):
-                yield portion
-
-    write_pieces(out, portions(), OWNER_FILE)
+    write_pieces(out, chain((head,), *(update.pieces() for update in kept)), OWNER_FILE)
 
 
 def _records(view: memoryview) -> Iterator[tuple[str, memoryview]]:

@@ -10,7 +10,7 @@ import pytest
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.masking.shamir import SECRET_BYTES
 from fedsync.cipher.tracing.consent import Consent, Consents, give_consent, needed
-from fedsync.cipher.tracing.disclosure import Disclosure, disclose, kept_pieces
+from fedsync.cipher.tracing.disclosure import Disclosure, KeptUpdate, disclose
 from fedsync.cipher.tracing.notice import Notice
 from fedsync.core.errors import ProtocolError
 from tests.cipher.messages import KEYS, expected, head, message
@@ -48,10 +48,14 @@ def test_a_notice_comes_back_and_says_what_it_is_about() -> None:
             Notice.read(data, senders)
 
 
+def kept_in(file: Path) -> KeptUpdate:
+    """An update as it came, with values in the clear behind it."""
+    file.write_bytes(message(HEAD) + b"in the clear")
+    return KeptUpdate(UPDATE.head.members[0].update_id, UPDATE.head.nbytes, file)
+
+
 def test_an_update_takes_no_room_twice_on_its_way_to_the_examiner(tmp_path: Path) -> None:
-    kept = tmp_path / "8.updates"
-    kept.write_bytes(b"".join(kept_pieces([UPDATE, UPDATE])))
-    disclose(tmp_path / "out", NOTICE.encode(), [b"one", b"two"], kept)
+    disclose(tmp_path / "out", NOTICE.encode(), [b"one", b"two"], [kept_in(tmp_path / "8.0.updates")] * 2)
     read = Disclosure.open(tmp_path / "out")
     assert read.notice == NOTICE.encode() and read.consents == (b"one", b"two")
     name = UPDATE.head.members[0].update_id
@@ -61,9 +65,7 @@ def test_an_update_takes_no_room_twice_on_its_way_to_the_examiner(tmp_path: Path
 @pytest.mark.parametrize("seed", range(40))
 def test_hostile_bytes_are_refused_and_nothing_else_happens(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    kept = tmp_path / "kept"
-    kept.write_bytes(b"".join(kept_pieces([UPDATE])))
-    disclose(tmp_path / "out", NOTICE.encode(), [b"one"], kept)
+    disclose(tmp_path / "out", NOTICE.encode(), [b"one"], [kept_in(tmp_path / "kept")])
     whole = (tmp_path / "out").read_bytes()
     for data in (NOTICE.encode(), whole):
         at = rng.randrange(min(len(data), 700))
