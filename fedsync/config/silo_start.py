@@ -135,6 +135,10 @@ class SiloStartConfig(Section):
     device: Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")] | None = None
     """Where to train, such as ``cuda:1``; left out, as the run says."""
 
+    processes: Annotated[int, Field(ge=1, le=64)] | None = None
+    """In how many processes FedSync's own loop trains, each on a GPU of its own from ``device`` on if there are GPUs;
+    left out, as the run says."""
+
     resources: bool = True
     """Whether to tell the server how much of the machine is left to the trainer."""
 

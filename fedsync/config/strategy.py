@@ -175,6 +175,15 @@ class StrategyConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _trains_in_processes(self) -> Self:
+        if self.local.processes > 1 and self.task.own_loop:
+            raise ValueError(
+                f"local.processes {self.local.processes}: task.kind {self.task.kind} has a training loop of its own, "
+                "which runs in one process; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _normalises(self) -> Self:
         swings = self.local.learning_rate * self.local.proximal >= 1 or self._solver.pull > 1
         if self.aggregation.normalises and swings:

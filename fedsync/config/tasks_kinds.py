@@ -82,7 +82,12 @@ class TaskSection(Section):
         from fedsync.tasks.protocol import SiloSlot
         from fedsync.train.loop import Trainer
 
-        return Trainer(self.build(), SiloSlot(site.name, site.index, slots, site.seed), options, run)
+        slot = SiloSlot(site.name, site.index, slots, site.seed)
+        if options.processes == 1:
+            return Trainer(self.build(), slot, options, run)
+        from fedsync.train.group import GroupTrainer
+
+        return GroupTrainer(self.build, slot, options, run)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
         """What knows the model's form and writes it to a file, as `trainer` would."""

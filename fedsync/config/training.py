@@ -124,9 +124,13 @@ class LocalConfig(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """Where silos train; ``auto`` takes a GPU if there is one."""
 
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes of a silo that train together, each its share of every batch: on as many GPUs, from ``device`` on, or
+    on the processor. One in virtual time."""
+
     threads: PositiveInt | None = None
-    """Processor threads of the trainer; null leaves the number to the machine: PyTorch's own choice at a real silo, one
-    where several silos share a machine."""
+    """Processor threads of each of the trainer's processes; null leaves the number to the machine: PyTorch's own choice
+    at a real silo, one where several silos share a machine."""
 
     resources: bool = True
     """Whether silos tell how much of their machine is left to training; ``narx`` goes by that."""
@@ -186,6 +190,7 @@ class LocalConfig(Section):
             workers=self.workers,
             proximal=self.proximal,
             device=self.device,
+            processes=self.processes,
             threads=self.threads,
             resources=self.resources,
             precision=self.precision,

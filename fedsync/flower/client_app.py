@@ -36,7 +36,7 @@ app = ClientApp()
 Config = Mapping[str, bool | int | float | str]
 """Flower's node configuration, or run configuration."""
 
-_OWN_NODE_KEYS = {"partition-id", "silo-name", "device", "resources", "declared-speed"}
+_OWN_NODE_KEYS = {"partition-id", "silo-name", "device", "processes", "resources", "declared-speed"}
 _OWN_RUN_KEYS = {"strategy", "silos", "overrides", "out", "control", "keys", "registered", "resume", "target-accuracy"}
 """What FedSync itself reads of a configuration; the rest is for the silo's own training code. A run that is resumed is
 the same run, though ``resume`` then says so."""
@@ -101,8 +101,8 @@ def _packed(message: Message, answer: Payload) -> payloads.Packed:
 def identify(spec: str, node: Config, environment: Mapping[str, str], run: Config = MappingProxyType({})) -> Identity:
     """Which silo a node is, and what its owner has decided.
 
-    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:1"
-    resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. To
+    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0"
+    processes=2 resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. To
     tell of the machine takes the consent of all.
 
     Args:
@@ -115,12 +115,14 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
         ConfigError: a value means nothing.
     """
     index, declared, device = int(node.get("partition-id", 0)), node.get("declared-speed"), node.get("device")
+    processes = node.get("processes")
     return Identity(
         spec=spec,
         index=index,
         name=str(node.get("silo-name", f"silo-{index}")),
         declared_speed=None if declared is None else float(declared),
         device=None if device is None else str(device),
+        processes=None if processes is None else int(processes),
         resources=_consents("node configuration, resources", node.get("resources", True))
         and _consents(RESOURCES, environment.get(RESOURCES) or "on"),
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - _OWN_NODE_KEYS)}),

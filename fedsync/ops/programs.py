@@ -43,6 +43,8 @@ def node_config(config: SiloStartConfig) -> str:
     parts.append(f'resources="{"on" if config.resources else "off"}"')
     if config.device is not None:
         parts.append(f'device="{config.device}"')
+    if config.processes is not None:
+        parts.append(f"processes={config.processes}")
     if config.declared_speed is not None:
         parts.append(f"declared-speed={config.declared_speed!r}")
     return " ".join(parts)

@@ -38,6 +38,22 @@ def resolve(name: str, place: str = "local.device") -> torch.device:
     return torch.device("cuda", number)
 
 
+def several(name: str, processes: int) -> list[str]:
+    """Where so many processes train: all on the processor, or each on a GPU of its own from ``name`` on.
+
+    Raises:
+        ConfigError: as `resolve`, or there are not so many GPUs.
+    """
+    first = resolve(name)
+    if first.type == "cpu":
+        return ["cpu"] * processes
+    there = torch.cuda.device_count() - first.index
+    if there < processes:
+        problem = f"{processes}, and from {first} on torch sees {there} GPUs"
+        raise ConfigError("local.processes", problem, f"Write {there}, or an earlier device")
+    return [f"cuda:{first.index + number}" for number in range(processes)]
+
+
 def synchronise(device: torch.device) -> None:
     """Wait until the device has done all it was given, so that a clock read means something."""
     if device.type == "cuda":

@@ -23,8 +23,10 @@ from fedsync.train.check_task import check_data, check_task
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.memory import BatchCap
 from fedsync.train.options import LocalOptions
+from fedsync.train.pace import Pace
 from fedsync.train.parts import ModelParts, parts_of
 from fedsync.train.precision import Precision
+from fedsync.train.rank import Rank
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
 
@@ -79,6 +81,9 @@ class Trainer(LocalTrainer):
         self._optimizer = options.make_optimizer(self._parameters)
         self._starts_empty = not self._optimizer.state
         self._cap = BatchCap()
+        self.rank: Rank | None = None
+        """Place among several processes that train together; see `fedsync.train.group`."""
+        self._part = 1.0
 
     @property
     def examples(self) -> int:
@@ -142,28 +147,61 @@ class Trainer(LocalTrainer):
         losses = MeanLoss()
         self._model.train()
         base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
-        piece = max(1, self._cap.piece(order.batch_size, self._options.accumulate))
-        ahead = self._scout.walk(cursor, order.batch_size, piece)
-        self._samples.begin(ahead, order.max_steps * -(-order.batch_size // piece))
+        rank, size = self.rank, order.batch_size
+        start, stop = (0, size) if rank is None else rank.share(size)
+        self._part, own = 1.0 if rank is None else (stop - start) / size, slice(start, stop)
+        piece = max(1, self._cap.piece(stop - start, self._options.accumulate))
+        ahead = self._scout.walk(cursor, size, piece, own)
+        self._samples.begin(ahead, order.max_steps * -(-(stop - start) // piece))
+        buffers = [] if rank is None else [buffer.clone() for buffer in self._model.buffers()]
         pace = begin()
-        schedule, whole = self._options.schedule, piece >= order.batch_size
-        for rows, following in self._draw(order, cursor):
+        schedule, whole = self._options.schedule, 0 < stop - start <= piece
+        for rows, following in self._draw(order, cursor, own):
             if schedule is not None:
                 self._set_rate(order.learning_rate * schedule.factor(pace.steps, order.max_steps))
             losses.add(self._step(rows, base))
             # While the device is still at it; what is worked off in pieces is fetched in pieces.
             if whole and following is not None:
                 self._samples.ahead(following)
-            if not pace.step():
+            going = pace.step()
+            if not (going if rank is None else rank.agree(going)):
                 break
+        cap = self._cap.largest if rank is None else self._settle(rank, buffers)
         pace.finish()
         # What only scores changes no model: neither what travels nor what stays.
         private = cursor.private if order.scores_only else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), private=private)
-        return LoopResult(pace, losses.mean() or 0.0, left, {}, self._cap.largest)
+        return LoopResult(pace, losses.mean() or 0.0, left, {}, cap)
 
-    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Sample numbers of each step and of the one after it, int64 [batch_size], drawn for many steps at a time.
+    def _settle(self, rank: Rank, before: list[Tensor]) -> int | None:
+        """Have the first process's model be all processes'; returns the largest batch that fits, if memory ran out.
+
+        Parameters are alike already. What a model keeps of its batches, such as running means, each has of its own
+        rows; ``before`` are all buffers as they were.
+        """
+        pairs = list(zip(self._model.buffers(), before, strict=True))
+        changed = rank.total(float(not torch.equal(*pair)) for pair in pairs)
+        kept = [buffer for (buffer, _), times in zip(pairs, changed, strict=True) if times]
+        rank.average([buffer for buffer in kept if buffer.is_floating_point()], self._part)
+        least = rank.least(self._cap.largest)
+        return None if least is None else least * rank.size
+
+    def follow(self, order: WorkOrder, base: Vector, cursor: Cursor) -> None:
+        """Do the part of an order that is not the first process's, which decides when it ends; see `run`."""
+        assert self.rank is not None
+        self._set_threads()
+        # Each draws its own random numbers, as for its own rows.
+        seed = (order.seed + self.rank.number) % 2**63
+        with devices.seeded(self._device, seed), devices.deterministic(self._options.deterministic):
+            self._weights.load(base)
+            self._recall(cursor)
+            self._begin(order)
+            if order.evaluate:
+                self._evaluate()
+            self._train(order, cursor, lambda: Pace(replace(order, budget_s=None), self._device, self._probe))
+
+    def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Own sample numbers of each step and of the one after it, int64 [n], drawn for many steps at a time.
 
         Drawing takes microseconds but drives the network out of the processor's caches, which costs
         several times as much.
@@ -172,7 +210,8 @@ class Trainer(LocalTrainer):
         while left:
             steps = min(left, _ROWS_AT_A_TIME)
             drawn, cursor = self._sampler.take(cursor, steps * order.batch_size)
-            for following in torch.split(self._samples.place(drawn), order.batch_size):
+            batches = torch.split(self._samples.place(drawn), order.batch_size)
+            for following in batches if self.rank is None else (batch[own] for batch in batches):
                 if rows is not None:
                     yield rows, following
                 rows = following
@@ -197,8 +236,12 @@ class Trainer(LocalTrainer):
         # What zero_grad does, without its hooks: they cost more than all else that this loop adds.
         for parameter in self._parameters:
             parameter.grad = None
-        losses = self._cap.work_off(rows, self._backward, self._reset, self._options.accumulate)
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        if len(rows):
+            losses = self._cap.work_off(rows, self._backward, self._reset, self._options.accumulate)
+            loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        else:  # fewer than there are processes
+            loss = torch.zeros((), device=self._device)
+        return loss if self.rank is None else self.rank.add_up(self._parameters, loss)
 
     def _hold_back(self, base: list[Tensor]) -> None:
         """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``.
@@ -212,7 +255,8 @@ class Trainer(LocalTrainer):
                 parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
 
     def _backward(self, rows: Tensor, share: float) -> Tensor:
-        """One piece of `_gradients`, which weighs ``share`` of the whole."""
+        """One piece of `_gradients`, which weighs ``share`` of this process's rows."""
+        share *= self._part
         batch = self._samples.take(rows)
         with self._precision.forward():
             loss = self._task.loss(self._model, batch)
@@ -225,7 +269,8 @@ class Trainer(LocalTrainer):
         """Evaluate the weights that are loaded; in float32, so that silos of any precision compare."""
         self._model.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        rows = self._test.place(np.arange(len(self._test)))
+        start, stop = (0, len(self._test)) if self.rank is None else self.rank.share(len(self._test))
+        rows = self._test.place(np.arange(start, stop))
         with devices.seeded(self._device, self._slot.seed), torch.no_grad():
             size = _BY_WORKERS if self._options.workers else _EVALUATION_BATCH
             batches = torch.split(rows, size) if len(rows) else ()
@@ -233,8 +278,8 @@ class Trainer(LocalTrainer):
             for batch in batches:
                 for part in self._cap.work_off(batch, self._score, self._reset):
                     total += part
-        loss, correct = total.tolist()
-        return Evaluation(loss, correct, len(rows))
+        loss, correct = total.tolist() if self.rank is None else self.rank.total(total.tolist())
+        return Evaluation(loss, correct, len(self._test))
 
     def _score(self, rows: Tensor, _share: float) -> Tensor:
         """One piece of `_evaluate`: loss and correct predictions, float64 [2]."""

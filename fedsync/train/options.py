@@ -32,7 +32,9 @@ class LocalOptions:
             trains does.
         proximal: mu of FedProx's ``mu / 2 * |w - base|^2``, at least 0; 0 costs nothing.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:i``.
-        threads: processor threads that torch may use, or None to leave torch's own choice.
+        processes: that train together, at least 1, each on a GPU of its own where there are GPUs.
+        threads: processor threads that torch may use in each process, or None to leave torch's own choice; of several
+            processes on one processor, each then takes its part.
         resources: tell the server how much of the machine is left to the trainer; without it, it is not measured.
         precision: ``fp32``, or ``bf16`` or ``fp16`` by automatic mixed precision; updates are float32 always.
         channels_last: keep the weights of convolutions over images in the layout that tensor cores like.
@@ -51,6 +53,7 @@ class LocalOptions:
     workers: int = 0
     proximal: float = 0.0
     device: str = "auto"
+    processes: int = 1
     threads: int | None = None
     resources: bool = True
     precision: PrecisionName = "fp32"
@@ -68,6 +71,8 @@ class LocalOptions:
             raise ConfigError("local.clip_norm", f"{self.clip_norm} is not above 0", "Write 1.0, or leave it out")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError("local.precision", f"{self.precision!r} is unknown", "Write fp32, bf16 or fp16")
+        if self.processes < 1:
+            raise ConfigError("local.processes", f"{self.processes} is below 1", "Write 1 or more, or leave it out")
         if self.threads is not None and self.threads < 1:
             raise ConfigError("local.threads", f"{self.threads} is below 1", "Write 1 or more, or leave it out")
         self.make_optimizer([nn.Parameter(torch.zeros(1, 1))])

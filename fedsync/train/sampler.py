@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from fedsync.client.lasting import Piece
 from fedsync.core.rng import Stream, derive_seed, generator
 
+_ALL = slice(None)
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -85,8 +87,8 @@ class Sampler:
         epochs, position = divmod(start.position + count, self._examples)
         return Cursor(start.epoch + epochs, position)
 
-    def walk(self, cursor: Cursor, batch_size: int, piece: int) -> Iterator[Piece]:
-        """Batch after batch without end, in pieces of at most ``piece`` samples, each with a seed of its own.
+    def walk(self, cursor: Cursor, batch_size: int, piece: int, own: slice = _ALL) -> Iterator[Piece]:
+        """Batch after batch without end, ``own`` rows of each in pieces of at most ``piece``, each with its own seed.
 
         For whoever reads ahead: a sampler keeps one permutation, so let it be another than the one that is trained by.
 
@@ -97,8 +99,9 @@ class Sampler:
         while True:
             at = seed + cursor.epoch * self._examples + cursor.position
             rows, cursor = self.take(cursor, batch_size)
-            for start in range(0, batch_size, piece):
-                yield Piece((at + start) % 2**63, rows[start : start + piece].tolist())
+            first, last, _ = own.indices(batch_size)
+            for start in range(first, last, piece):
+                yield Piece((at + start) % 2**63, rows[start : min(start + piece, last)].tolist())
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:

@@ -27,6 +27,8 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         # As the run says, where the silo's owner has not decided otherwise.
         resolve(identity.device, "node configuration, device")
         options = replace(options, device=identity.device)
+    if identity.processes is not None and not spec.task.own_loop:
+        options = replace(options, processes=identity.processes)
     silo = Silo(
         identity.index,
         machine.name if machine else identity.name,

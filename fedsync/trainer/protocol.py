@@ -294,6 +294,7 @@ class Identity:
         name: its name, unless it emulates a machine that has one.
         declared_speed: samples per second, if its owner declares it.
         device: where its owner wants to train, or None for what the run's specification says.
+        processes: in how many its owner wants to train, likewise.
         resources: whether its owner allows to tell how much of the machine is left to the trainer; the
             run's specification has to want it too.
         node_config: what else its owner says, for training code of its own, as JSON.
@@ -305,6 +306,7 @@ class Identity:
     name: str
     declared_speed: float | None = None
     device: str | None = None
+    processes: int | None = None
     resources: bool = True
     node_config: str = "{}"
     run_config: str = "{}"

@@ -91,7 +91,7 @@ class SiloSession:
         self.check_open()
         site, slots, local = place_of(spec, identity)
         # In virtual time all silos share a process, and none has others of its own.
-        local = local if throttled or machine is None else replace(local, workers=0)
+        local = local if throttled or machine is None else replace(local, workers=0, processes=1)
         self._trainer = spec.task.trainer(site, slots, local, spec.model.build())
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.layout)

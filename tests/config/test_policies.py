@@ -230,6 +230,17 @@ def test_stale_updates_may_not_wait_where_nothing_discounts_them(aggregation: st
         load(f"aggregation={aggregation}", barrier=f"{{kind: fsp, {FIXED}, late: stale}}")
 
 
+@pytest.mark.parametrize(
+    "task", ["{kind: silo-app, file: app.py}", "{kind: clientapp, app: 'a.b:app', model: 'a.b:Net'}"]
+)
+def test_a_loop_of_one_s_own_trains_in_one_process(task: str) -> None:
+    load("local.processes=1", f"task={task}")
+    with pytest.raises(
+        ConfigError, match=r"local\.processes: 2: task\.kind .* loop of its own, which runs in one process"
+    ):
+        load("local.processes=2", f"task={task}")
+
+
 def test_a_proximal_term_that_makes_silos_swing_is_refused_where_it_is_normalised() -> None:
     with pytest.raises(ConfigError, match=r"5 times local\.learning_rate 0\.2 is not below 1"):
         load("local.proximal=5.0", "aggregation.kind=fednova")

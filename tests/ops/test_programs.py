@@ -18,7 +18,7 @@ from fedsync.trainer.owner_policy import owner_environment
 
 SILO = SiloStartConfig(
     name="berlin", server="fl.example.org:9092", authority="/c/ca.crt", node_key="/k/berlin.node", state="/s",
-    keys="/k", index=3, device="cuda:1", declared_speed=200.0, resources=False, code="shipped",
+    keys="/k", index=3, device="cuda:1", processes=2, declared_speed=200.0, resources=False, code="shipped",
 )  # fmt: skip
 PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, state="/s", code="shipped")
 
@@ -35,11 +35,13 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
     from flwr.common.config import parse_config_args
 
     told = identify("{}", parse_config_args([node_config(SILO)]), {})
-    assert (told.index, told.name, told.device, told.declared_speed, told.resources) == (
-        3, "berlin", "cuda:1", 200.0, False,
+    assert (told.index, told.name, told.device, told.processes, told.declared_speed, told.resources) == (
+        3, "berlin", "cuda:1", 2, 200.0, False,
     )  # fmt: skip
     silent = identify("{}", parse_config_args([node_config(PLAIN)]), {})
-    assert (silent.index, silent.device, silent.declared_speed, silent.resources) == (0, None, None, True)
+    assert (silent.index, silent.device, silent.processes, silent.declared_speed, silent.resources) == (
+        0, None, None, None, True,
+    )  # fmt: skip
 
 
 def plan(config: SiloStartConfig, folder: Path) -> Program:
