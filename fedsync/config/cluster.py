@@ -102,8 +102,8 @@ class FaultConfig(Section):
 class SiloConfig(Section):
     """One machine. Seconds without another word are virtual seconds since the run began.
 
-    Virtual time simulates all of it. The local and Flower runtimes emulate ``speed``, ``curve`` and
-    ``memory_samples``.
+    Virtual time simulates all of it. The local and Flower runtimes emulate ``speed``, ``curve``, ``memory_samples``,
+    ``bandwidth_mbps`` and ``latency_s``.
     """
 
     name: Annotated[str, Field(pattern=SILO_NAME)]

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -22,6 +24,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import APP_DIR
 from flwr.supercore.utils import get_flwr_home
 
+from fedsync.common.fence import ALLOWED
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages, payloads
@@ -75,17 +78,46 @@ def use_parcels(way: ParcelWay) -> None:
 @app.evaluate()
 def _forward(message: Message, context: Context) -> Message:
     try:
+        begin_s = time.monotonic()
         spec, text, payload = messages.read_request(message)
         identity = identify(spec, context.node_config, os.environ, context.run_config)
+        line = emulated_line(identity, os.environ)
         if isinstance(payload, Parcel):
             if parcels is None:
                 raise ProtocolError(SERVER, "parcel", "this node cannot fetch any")
             payload = parcels.fetch(payload, trainer_folder(identity))
+        line.carried(payload, begin_s)
         reply, answer = connect(identity)(text, payload)
+        begin_s = time.monotonic()
         packed = None if answer is None else _packed(message, answer)
+        line.carried(answer, begin_s)
         return messages.answer(message, reply, packed, fetches=parcels is not None)
     except Exception as error:
         return messages.answer(message, write_reply(refuse(error)), fetches=parcels is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedLine:
+    """The line of a machine that a silo emulates: how long a message takes one way [s], and each byte [s]."""
+
+    latency_s: float = 0.0
+    byte_s: float = 0.0
+
+    def carried(self, payload: Payload | None, begin_s: float) -> None:
+        """Wait until a message has come that began then."""
+        nbytes = 0 if payload is None else payload.nbytes
+        time.sleep(max(0.0, begin_s + self.latency_s + nbytes * self.byte_s - time.monotonic()))
+
+
+def emulated_line(identity: Identity, environment: Mapping[str, str]) -> EmulatedLine:
+    """The line of the machine that a silo emulates; one that takes no time where it has an owner, or emulates none."""
+    machines = [] if environment.get(ALLOWED) else json.loads(identity.spec).get("emulate", [])
+    if not 0 <= identity.index < len(machines):
+        return EmulatedLine()
+    # As in `fedsync.config.cluster.SiloConfig`, whose imports a thin client does without.
+    machine = machines[identity.index]
+    mbps = machine.get("bandwidth_mbps")
+    return EmulatedLine(float(machine.get("latency_s", 0.0)), 0.0 if mbps is None else 8e-6 / float(mbps))
 
 
 def _packed(message: Message, answer: Payload) -> payloads.Packed:

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fedsync.common.fence import ALLOWED
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
@@ -20,7 +22,7 @@ from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.flower import client_app, messages, payloads
-from fedsync.flower.client_app import identify
+from fedsync.flower.client_app import EmulatedLine, emulated_line, identify
 from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -198,6 +200,37 @@ def test_training_code_of_ones_own_hears_what_is_not_for_fedsync() -> None:
     own = project["tool"]["flwr"]["app"]["config"]
     told = identify("{}", {"partition-id": 1, "site": "north"}, {}, {**own, "resume": True, "epochs": 3})
     assert (told.node_config, told.run_config) == ('{"site": "north"}', '{"epochs": 3}')
+
+
+# The line of a machine that a silo emulates.
+
+
+@pytest.mark.parametrize(
+    ("machine", "allowed", "seconds"),
+    [
+        ({}, "", 0.0),
+        ({"latency_s": 0.25}, "", 0.25),
+        ({"bandwidth_mbps": 8.0}, "", 2.0),  # by hand: 2 MB at 1 MB/s
+        ({"bandwidth_mbps": 8.0, "latency_s": 0.25}, "", 2.25),
+        ({"bandwidth_mbps": 8.0, "latency_s": 0.25}, "{}", 0.0),  # a silo with an owner
+    ],
+)
+def test_a_message_comes_as_late_as_on_the_line_that_is_emulated(
+    machine: dict[str, float], allowed: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = [SiloConfig(name="other", speed=1.0, latency_s=9.0), SiloConfig(name="a", speed=1.0, **machine)]  # type: ignore[arg-type]
+    identity = Identity(spec(emulate=machines), 1, "a")
+    line = emulated_line(identity, {ALLOWED: allowed})
+    waited: list[float] = []
+    monkeypatch.setattr(client_app, "time", SimpleNamespace(sleep=waited.append, monotonic=lambda: 10.5))
+    line.carried(np.zeros(2_000_000, np.uint8), begin_s=10.0)
+    assert waited == [pytest.approx(max(0.0, seconds - 0.5))], "half a second is over"
+    line.carried(None, begin_s=10.5)
+    assert waited[1] == pytest.approx(0.0 if allowed else machine.get("latency_s", 0.0))
+
+
+def test_a_silo_that_emulates_no_machine_has_no_line() -> None:
+    assert emulated_line(Identity(spec(), 1, "a"), {}) == EmulatedLine(0.0, 0.0)
 
 
 # Large payloads beside messages.

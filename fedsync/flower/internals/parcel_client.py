@@ -31,6 +31,9 @@ from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 
 logger = logging.getLogger(__name__)
 
+TELL_S = 10.0
+"""A transfer that takes longer says so often how far it is [s]."""
+
 PATIENCE_S = 120.0
 """How long a transfer is tried for in which nothing moves [s]."""
 
@@ -53,6 +56,32 @@ class _Answered(Exception):
         super().__init__(status, text)
         self.status = status
         self.text = text
+
+
+class Progress:
+    """Says in the log how far a long transfer is.
+
+    Args:
+        what: is transferred.
+        size: of it [bytes].
+    """
+
+    def __init__(self, what: str, size: int) -> None:
+        self._what, self._size = what, size
+        self._began: tuple[float, int] | None = None
+        self._told_s = 0.0
+
+    def at(self, done: int) -> None:
+        """So many bytes are there."""
+        now_s = time.monotonic()
+        if self._began is None:
+            self._began, self._told_s = (now_s, done), now_s
+        if now_s - self._told_s < TELL_S:
+            return
+        self._told_s = now_s
+        pace = (done - self._began[1]) / (now_s - self._began[0])
+        left = f"{(self._size - done) / pace:.0f} s left" if pace else "nothing moves"
+        logger.info("%s: %.1f of %.1f MB, %.2f MB/s, %s", self._what, done / 1e6, self._size / 1e6, pace / 1e6, left)
 
 
 class ParcelClient:
@@ -95,7 +124,10 @@ class ParcelClient:
                 while data := file.read(SPAN_BYTES):
                     hashed.update(data)
                 path = f"{PREFIX}{parcel.session}/parcels/{parcel.digest}"
-                self._persist(lambda line: _receive(line, path, self._sign(), parcel.nbytes, file, hashed), file.tell)
+                told = Progress("model from the server", parcel.nbytes)
+                self._persist(
+                    lambda line: _receive(line, path, self._sign(), parcel.nbytes, file, hashed, told), file.tell
+                )
             if hashed.hexdigest() != parcel.digest:
                 raise ProtocolError(SERVER, "parcel", f"its SHA-256 is {hashed.hexdigest()}, not {parcel.digest}")
             part.rename(whole)
@@ -117,14 +149,14 @@ class ParcelClient:
             RunError: it cannot be reached.
         """
         path = f"{PREFIX}{ticket.session}/uploads/{ticket.name}/{(content := _content(payload))}"
-        there = 0
+        there, told = 0, Progress("update to the server", payload.nbytes)
 
         def send(line: http.client.HTTPConnection) -> None:
             nonlocal there
             line.request("GET", path, headers=dict(self._sign()))
             there = int(_answer(line, 200).read())
             while there < payload.nbytes:
-                there = self._send_part(line, path, payload, there)
+                there = self._send_part(line, path, payload, there, told)
 
         try:
             self._persist(send, lambda: there)
@@ -135,15 +167,19 @@ class ParcelClient:
             return None
         return Uploaded(content, payload.nbytes)
 
-    def _send_part(self, line: http.client.HTTPConnection, path: str, payload: Payload, start: int) -> int:
+    def _send_part(
+        self, line: http.client.HTTPConnection, path: str, payload: Payload, start: int, told: Progress
+    ) -> int:
         stop = min(start + MAX_PART_BYTES, payload.nbytes)
         line.putrequest("PUT", path, skip_accept_encoding=True)
-        told = {"Content-Length": str(stop - start), "Content-Range": f"bytes {start}-{stop - 1}/{payload.nbytes}"}
-        for name, value in {**self._sign(), **told}.items():
+        part = {"Content-Length": str(stop - start), "Content-Range": f"bytes {start}-{stop - 1}/{payload.nbytes}"}
+        for name, value in {**self._sign(), **part}.items():
             line.putheader(name, value)
         line.endheaders()
         for piece in pieces(payload.view("uint8")[start:stop]):
             line.send(piece)
+            start += len(piece)
+            told.at(start)
         return int(_answer(line, 200).read())
 
     def _persist(self, transfer: Callable[[http.client.HTTPConnection], None], done: Callable[[], int]) -> None:
@@ -186,7 +222,13 @@ def _answer(line: http.client.HTTPConnection, wanted: int) -> http.client.HTTPRe
 
 
 def _receive(
-    line: http.client.HTTPConnection, path: str, signed: Headers, size: int, file: FileIO, hashed: Hash
+    line: http.client.HTTPConnection,
+    path: str,
+    signed: Headers,
+    size: int,
+    file: FileIO,
+    hashed: Hash,
+    told: Progress,
 ) -> None:
     """Fetch what is missing of a file."""
     if file.tell() == size:
@@ -201,6 +243,7 @@ def _receive(
         left = buffer[:came]
         while left:
             left = left[file.write(left) :]
+        told.at(file.tell())
     if file.tell() < size:
         raise ConnectionError("the line broke")
 

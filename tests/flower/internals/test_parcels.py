@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.spans import SPAN_BYTES, map_file
 from fedsync.core.transfer import Payload
 from fedsync.flower.internals import parcel_client, parcel_routes
-from fedsync.flower.internals.parcel_client import ParcelClient
+from fedsync.flower.internals.parcel_client import ParcelClient, Progress
 from fedsync.flower.internals.parcel_routes import MAX_PART_BYTES, PREFIX
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, tidy_up, upload_path
 from tests.flower.internals.superlink import Silo, SuperLink, serving
@@ -249,6 +250,17 @@ def test_of_two_connections_for_one_upload_the_later_one_counts(link: SuperLink,
             hanging.sendall(b"x" * (update.size - 1000))
         assert hanging.recv(12) == b"HTTP/1.1 409"
         np.testing.assert_array_equal(got, update)
+
+
+def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """By hand: 30 of 100 MB after 20 s, of which 10 were there; 70 MB are left at 1 MB/s."""
+    now_s = [0.0]
+    monkeypatch.setattr(parcel_client, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    told = Progress("model", 100_000_000)
+    with caplog.at_level("INFO", "fedsync"):
+        for now_s[0], done in ((0.0, 10_000_000), (9.0, 15_000_000), (20.0, 30_000_000), (25.0, 35_000_000)):
+            told.at(done)
+    assert [record.getMessage() for record in caplog.records] == ["model: 30.0 of 100.0 MB, 1.00 MB/s, 70 s left"]
 
 
 # What is turned away.
