@@ -56,6 +56,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.transfer import Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
@@ -272,7 +273,12 @@ class VirtualDriver:
             overhead_s["transfer"] = there_s + back_s
         if outcome is None:
             samples, compute_s = steps * order.batch_size, course.last_s - work.start_s
-            report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s)
+            told = (
+                {}
+                if work.received.nbytes == self._recorder.ledger.model_bytes
+                else {RECEIVED: float(work.received.nbytes)}
+            )
+            report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s, metrics=told)
             nbytes = self._aggregator.upload_bytes
         else:
             course, nbytes = course.cut(outcome.report.steps), outcome.update.nbytes

@@ -387,3 +387,18 @@ def test_a_version_cannot_add_more_updates_than_the_barrier_commits(name: str, b
 def test_as_many_silos_score_the_last_version_as_one_sum_holds(cipher: str, most: int) -> None:
     """As the table of parameters in docs/security.md says; none where each silo tells its own."""
     assert StrategyConfig.load("bsp", [f"cipher={cipher}"]).policies().tally == most
+
+
+@pytest.mark.parametrize(("kind", "place"), [("bfv", "cipher.bits"), ("pad", "cipher.bits")])
+def test_bits_in_the_clear_are_refused_where_updates_are_encrypted(kind: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"wire is for runs in the clear.* {place}: 8, 12 or 16"):
+        StrategyConfig.load("lb-bsp", [f"cipher={{kind: {kind}, members: 2}}", "wire={up: int8}"])
+    with pytest.raises(ConfigError, match=r"cipher\.inner\.bits: 8, 12 or 16"):
+        StrategyConfig.load("lb-bsp", ["cipher={kind: masked}", "wire={top_k: 0.1}"])
+    assert not StrategyConfig.load("lb-bsp", [f"cipher={{kind: {kind}}}", "wire={up: fp32}"]).wire.set
+
+
+@pytest.mark.parametrize("wire", ["{up: int9}", "{down: top-k}", "{top_k: 0}", "{top_k: 0.51}", "{sideways: bf16}"])
+def test_formats_that_do_not_exist_are_refused(wire: str) -> None:
+    with pytest.raises(ConfigError, match="wire"):
+        StrategyConfig.load("lb-bsp", [f"wire={wire}"])

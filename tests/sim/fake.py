@@ -117,6 +117,7 @@ def simulate(
     twists: dict[str, Twist] | None = None,
     workers: dict[str, Worker] | None = None,
     poll_s: float = 0.0,
+    size: int = 3,
 ) -> Result:
     """Run to the end; errors of the driver come through after the files are closed."""
     config = config or strategy()
@@ -127,10 +128,11 @@ def simulate(
         runtime="virtual",
         config=config.model_dump(mode="json"),
         silos=[silo.model_dump(mode="json") for silo in silos],
-        model_bytes=12,
+        model_bytes=4 * size,
     )
     policies = config.policies(ClusterConfig(silos=list(silos)).at_start)
-    aggregator = PlainAggregator(np.zeros(3, dtype=np.float32), keep_bases=policies.weigher.toward)
+    model = np.zeros(size, dtype=np.float32)
+    aggregator = PlainAggregator(model, keep_bases=policies.weigher.toward, wire=config.wire.formats)
     driver = VirtualDriver(
         Coordinator(policies),
         aggregator,

@@ -158,3 +158,14 @@ def test_a_strategy_of_a_missing_task_file_runs(tmp_path: Path) -> None:
     """The task is not looked at."""
     config = StrategyConfig.load("fedavg", ["stop.rounds=1", "task={kind: custom, file: nowhere.py}"])
     assert run_timing(config, cluster({"speed": 100.0}), tmp_path)["rounds"] == 1
+
+
+def test_fewer_bits_take_less_time_and_bytes(tmp_path: Path) -> None:
+    """1024 values: 4096 bytes, or 1032 as int8 and 16 more down. At 0.01 Mbit/s, 1250 bytes/s."""
+    silos = cluster({"speed": 640.0, "bandwidth_mbps": 0.01})
+    for wire, up, whole, down in (("{}", 4096, 4096, 4096), ("{up: int8, down: int8}", 1032, 4112, 1048)):
+        config = StrategyConfig.load("fedavg", ["stop.rounds=4", f"wire={wire}"])
+        book = run_timing(config, silos, tmp_path, model_bytes=4096)
+        assert book["seconds"] == pytest.approx(4 * 1.0 + (4 * up + whole + 3 * down) / 1250)
+        assert book["bytes_up"] == 4 * up
+        assert book["bytes_down"] == whole + 3 * down + 4096, "and the whole to evaluate"

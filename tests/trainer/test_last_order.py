@@ -39,3 +39,18 @@ def test_what_is_not_whole_is_not_used(tmp_path: Path, caplog: pytest.LogCapture
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]  # a function of the list above
     assert LastOrder.load(file) is None
     assert "answer.bin is corrupt" in caplog.text
+
+
+@pytest.mark.parametrize("private", [b"", b"kept"])
+def test_what_the_next_update_makes_up_for_is_saved_with_the_order(tmp_path: Path, private: bytes) -> None:
+    file, owed = tmp_path / "answer.bin", np.array([0.25, -3, 1e-9], dtype=np.float32)
+    update = np.array([7, 10, 255], dtype=np.uint8)
+    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12, private=private), owed).save(file)
+    found = LastOrder.load(file)
+    assert found is not None and found.owed is not None
+    np.testing.assert_array_equal(found.owed, owed)
+    np.testing.assert_array_equal(found.answer.update, update)
+    assert found.cursor.private == private
+    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12)).save(file)
+    again = LastOrder.load(file)
+    assert again is not None and again.owed is None
