@@ -13,6 +13,7 @@ SCORES = {
     "heart": 0.68,
     "huggingface": 0.85,
     "lightning": 0.7,
+    "lora": 0.9,
     "quickstart-huggingface": 0.85,
     "quickstart-lightning": 0.6,
     "quickstart-pytorch": 0.8,
@@ -22,11 +23,15 @@ SCORES = {
 }
 """What each example's model reaches at least."""
 
+TRAVELLING = {"lora": 8192}
+"""Values that travel, of examples whose README says so."""
+
 LIBRARIES = {
     "lightning": ["lightning"],
     "quickstart-lightning": ["lightning"],
     "huggingface": ["transformers", "accelerate"],
     "quickstart-huggingface": ["transformers"],
+    "lora": ["transformers", "peft"],
     "segmentation": ["monai"],
 }
 """What an example needs that `make test` does without."""
@@ -49,6 +54,9 @@ def check(example: Path, run: str) -> None:
     slowest, *_, fastest = (sizes[name] for name, _ in sorted(speeds, key=lambda pair: int(pair[1])))
     assert slowest < fastest, "batches follow the speeds"
     assert summary["accuracy"] > SCORES[example.name]
+    if run != "encrypted" and example.name in TRAVELLING:
+        orders = sum(silo["orders"] for silo in summary["silos"])
+        assert summary["bytes_up"] == orders * 4 * TRAVELLING[example.name]
 
 
 def changes(example: Path) -> list[tuple[str, str, str]]:

@@ -1,0 +1,142 @@
+"""Silos whose model is not the first one's are refused by name, through the Flower driver; the others go on."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.core.parts import ModelForm
+from fedsync.flower.checkpoints import prepare
+from fedsync.flower.strategy import FedSync
+from fedsync.flower.timeouts import Timeouts
+from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.trainer.protocol import Describe, Hello
+from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
+from tests.sim.test_parts import APP, TASK
+
+SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
+QUICK = ["local.steps=2", "local.batch_size=8", "stop.rounds=2", "min_silos=2"]
+TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.05)
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, task: object, *overrides: str, grid: DirectGrid | None = None
+) -> FedSync:
+    """A run that has been, with keys where it is encrypted."""
+    config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(task)}", *overrides])
+    rings = emulated_rings(config, SILOS, folder)
+    if rings is not None:
+        monkeypatch.setenv(KEYS, str(rings[0]))
+    run = FedSync(config, SILOS, out=folder / "run", timing=TIMING, keys=None if rings is None else rings[1])
+    run.start(grid or DirectGrid(3))
+    return run
+
+
+def app(folder: Path, **options: str) -> dict[str, object]:
+    (folder / "app.py").write_text(APP)
+    return {"kind": "silo-app", "file": str(folder / "app.py"), "options": options}
+
+
+@pytest.mark.parametrize("cipher", ["plain", "pad"])
+@pytest.mark.parametrize("odd", ["odd", "wide"])
+def test_the_silo_that_differs_is_refused_and_the_others_train(
+    odd: str, cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = started(tmp_path, monkeypatch, app(tmp_path, **{odd: "c"}), f"cipher={{kind: {cipher}}}")
+    assert "silo 'c' failed the check 'model'" in caplog.text
+    assert {"odd": "the same file of weights", "wide": "other names or shapes"}[odd] in caplog.text
+    assert run.run_summary is not None
+    assert {silo["name"] for silo in run.run_summary["silos"] if silo["orders"]} == {"a", "b"}
+
+
+def lying(form: ModelForm | None) -> Answer:
+    """A silo that is honest but for what it says of its model."""
+
+    def answer(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        if not isinstance(asked(message), Describe):
+            return reply
+        hello, payload = said(reply)
+        assert isinstance(hello, Hello)
+        return saying(message, replace(hello, form=form), payload)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "form", [None, ModelForm("", ""), ModelForm("0" * 64, ""), ModelForm("x\n" * 4000, "y"), ModelForm("", "1" * 65)]
+)
+def test_a_liar_with_another_layout_or_with_nonsense_is_refused(
+    form: ModelForm | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = started(tmp_path, monkeypatch, {"kind": "digits"}, grid=DirectGrid(3, {2: lying(form)}))
+    assert run.run_summary is not None
+    assert {silo["name"] for silo in run.run_summary["silos"] if silo["orders"]} == {"a", "c"}
+    assert "failed the check" in caplog.text and len(max(caplog.text.splitlines(), key=len)) < 400
+
+
+def test_what_the_server_is_told_of_frozen_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the clear their digest; with keys something of this run alone, which nobody without a key can compute."""
+    told: list[str] = []
+
+    def listening(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if isinstance(asked(message), Describe):
+            hello, _ = said(reply)
+            assert isinstance(hello, Hello) and hello.form is not None
+            told.append(hello.form.frozen)
+        return reply
+
+    for number, cipher in enumerate(("plain", "plain", "pad", "pad")):
+        (tmp_path / str(number)).mkdir()
+        grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
+        started(tmp_path / str(number), monkeypatch, app(tmp_path), f"cipher={{kind: {cipher}}}", grid=grid)
+        monkeypatch.delenv(KEYS, raising=False)
+    runs = [set(told[start : start + 3]) for start in range(0, 12, 3)]
+    assert all(len(each) == 1 and "" not in each for each in runs), "silos of a run say the same"
+    assert runs[0] == runs[1] and len(runs[0] | runs[2] | runs[3]) == 3
+
+
+def test_a_resumed_run_remembers_whose_frozen_tensors_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(version: int, arrays: ArrayRecord) -> None:
+        if version == 1:
+            raise KeyboardInterrupt
+
+    config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(app(tmp_path))}"])
+    with pytest.raises(KeyboardInterrupt):
+        FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING).start(DirectGrid(3), evaluate_fn=dies)
+    from fedsync.flower.checkpoints import digest
+
+    origin = prepare(tmp_path / "run", digest(config, SILOS)).origin
+    assert origin.frozen is not None and len(origin.frozen) == 64 and origin.kept == ("body.weight", "body.bias")
+
+
+def test_given_arrays_may_have_what_does_not_travel_and_come_back_with_it(tmp_path: Path) -> None:
+    (tmp_path / "bodied.py").write_text(TASK)
+    task = {"kind": "custom", "file": str(tmp_path / "bodied.py"), "options": {"body": True}}
+    config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(task)}"])
+    shapes = {"net.weight": (5, 5), "net.bias": (5,), "body.weight": (300, 299), "body.bias": (300,)}
+    # A frozen array with the values of one that travels is not taken for tied to it.
+    given = {name: np.zeros(shape, np.float32) for name, shape in {**shapes, "own.bias": (30,)}.items()}
+    given["body.bias"][:5] = 0.0
+    run = FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING)
+    result = run.start(DirectGrid(3), ArrayRecord({name: Array(value) for name, value in given.items()}))
+    assert set(result.arrays) == set(given)
+    assert result.arrays["net.weight"].numpy().any() and not result.arrays["body.bias"].numpy().any()
+    with pytest.raises(ConfigError, match="which the model at the silos has not"):
+        FedSync(config, SILOS, out=tmp_path / "other", timing=TIMING).start(
+            DirectGrid(3), ArrayRecord({**result.arrays, "odd": Array(np.ones(3, np.float32))})
+        )
