@@ -1,7 +1,8 @@
 """Large sealed messages lie in files: who sends, adds or opens them holds a span, and nothing else is different."""
 
 import gc
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start, decode
+from fedsync.cipher.encoding.integrity import Authenticator
+from fedsync.cipher.encoding.wire import TRAILER_BYTES, Envelope, Kind, unsigned
 from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.chain import total
 from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
+from fedsync.cipher.suites.suite import PAD, Adder, Words
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
@@ -25,6 +31,8 @@ from fedsync.core.spans import file_part
 from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
 from tests.cipher.make import order, report
+from tests.cipher.messages import head
+from tests.cipher.sealers import member
 
 MIB = 2**20
 LAYOUT = Layout(("body", "head"), ((1000, 600), (5000,)))
@@ -83,6 +91,68 @@ def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="No space left on device"):
         files.write(2 * MIB, parts())
     assert files_in(tmp_path / "sealed") == []
+
+
+CHUNKS = 8 * MIB // PAD.chunk_bytes
+WORDS = np.random.default_rng(0).integers(0, 2**63, (CHUNKS, PAD.words), dtype=np.uint64)
+
+
+def resident() -> int:
+    """Bytes of files that this process holds in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Most bytes that work takes at once, and pages of files that it holds when it is done."""
+    before = resident()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] + max(resident() - before, 0)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("silos", [2, 6])
+def test_who_adds_updates_up_holds_a_span_of_each(silos: int, tmp_path: Path) -> None:
+    """Of 8 MiB each. Pages of a span are held until it is added up, which is seen below, as they are given back."""
+    files, of = SealedFiles(tmp_path / "sealed"), head("pad", CHUNKS, (member(0, 7), member(1, 7)), Kind.AGGREGATE)
+    updates = [Envelope(of, mapped(files), (1, 2)) for _ in range(silos)]
+    held: list[int] = []
+    made: list[Payload] = []
+
+    def add() -> None:
+        words, tag = total(updates, Adder(PAD), 200)
+        made.append(files.write(of.nbytes, unsigned(of, noted(words, held), tag)))
+
+    assert peak_of(add) < 3 * MIB
+    assert len(held) == 8 and max(held) - min(held) < MIB, "what is added up is given back"
+    sums = made[0][of.nbytes - WORDS.nbytes - TRAILER_BYTES :][: PAD.chunk_bytes].view(np.uint64)
+    assert sums.tolist() == [int(word) * silos % PAD.modulus for word in WORDS[0].tolist()]
+    brings = CatchUp(Start.HELD, 0, 1, (Link(LinkKind.ADD, (LinkEntry(1, (made[0],)),)),))
+    assert peak_of(lambda: made.append(files.write(brings.nbytes, brings.parts()))) < 2 * MIB
+    assert bytes(decode(made[1]).links[0].entries[0].sums[0]) == made[0].tobytes()
+
+
+def test_who_checks_and_opens_a_sum_holds_a_few_spans_of_it(tmp_path: Path) -> None:
+    authenticator = Authenticator(bytes(32), PAD)
+    of = head("pad", CHUNKS, (replace(member(0, 7), digest=bytes([1]) * 32),))
+    hasher = authenticator.hasher()
+    hasher.take(WORDS)
+    envelope = Envelope(of, mapped(SealedFiles(tmp_path / "sealed")), authenticator.tag(hasher.value(), of))
+    assert peak_of(lambda: sum(map(len, authenticator.authenticate(envelope, "silo").spans()))) < 5 * MIB
+
+
+def mapped(files: SealedFiles) -> Words:
+    return files.keep(WORDS.view(np.uint8).reshape(-1)).view(np.uint64).reshape(WORDS.shape)
+
+
+def noted(words: Iterator[Words], held: list[int]) -> Iterator[Words]:
+    """Words as they come, and how much is held of files meanwhile."""
+    for span in words:
+        held.append(resident())
+        yield span
 
 
 class Round:
