@@ -175,7 +175,13 @@ def check_evaluation(silo: str, evaluation: Evaluation) -> None:
         and -MAX_LOSS * samples <= evaluation.loss <= MAX_LOSS * samples
         and -MAX_LOSS * samples <= evaluation.correct <= MAX_SCORE * samples
     ):
-        raise ProtocolError(silo, "evaluation", f"{evaluation}")
+        sums = f"loss {evaluation.loss:g} and score {evaluation.correct:g} in sum"
+        raise ProtocolError(silo, "evaluation", f"{sums} of {samples} samples")
+    if len(evaluation.metrics) > MAX_METRICS:
+        raise ProtocolError(silo, "evaluation", f"{len(evaluation.metrics)} metrics, at most {MAX_METRICS}")
+    for name, (mean, count) in evaluation.metrics.items():
+        if not (METRIC_NAME.fullmatch(name) and abs(mean) <= MAX_METRIC and 1 <= count <= MAX_TEST_SAMPLES):
+            raise ProtocolError(silo, "evaluation", f"{name[:MAX_NAME]!r} = {mean} of {count} samples")
 
 
 def usable(silo: str, evaluation: Evaluation | None) -> Evaluation | None:

@@ -120,11 +120,13 @@ class Evaluation:
         loss: summed loss over the samples.
         correct: number of correct predictions (or the task's summed score).
         samples: size of the test split.
+        metrics: other figures by name, which nothing decides by: means, and over how many samples.
     """
 
     loss: float
     correct: float
     samples: int
+    metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, fast_dataclass, mean_loss
 from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores
-from fedsync.observe.metric_pool import MetricPool, pooled
+from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
@@ -50,7 +50,8 @@ class Round:
         silos: share of every silo that has an update in it.
         accuracy: of the version, once silos have evaluated it, or attest what they found together.
         test_loss: mean loss on the test splits, likewise.
-        metrics: figures that silos reported, pooled over the updates in it.
+        metrics: figures that silos reported, pooled over the updates in it, and those of evaluations of the version.
+        tested: samples behind the latter.
     """
 
     round: int
@@ -61,6 +62,7 @@ class Round:
     accuracy: float | None = None
     test_loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    tested: dict[str, int] = field(default_factory=dict)
 
     @property
     def slowest(self) -> str:
@@ -262,10 +264,10 @@ class Ledger:
             case WorkFailed(at_s, name, update_id, _):
                 if self._order_of(name, update_id) is not None:
                     self._end_order(name, at_s, None)
-            case Evaluated(_, name, version, evaluation):
+            case Evaluated(_, name, version) as told:
                 if name in self._awaiting and version == self._final:
                     self._awaiting.discard(name)
-                    self._scores.end(version, name, usable(name, evaluation))
+                    self._evaluated(version, name, told)
 
     def _lose(self, name: str, at_s: float) -> None:
         self._end_order(name, at_s, None)
@@ -335,7 +337,7 @@ class Ledger:
         silo = self.silos.get(name)
         if silo is None or silo.order is None:
             return
-        self._scores.end(silo.order.base_version, name, usable(name, report.evaluation) if report else None)
+        self._evaluated(silo.order.base_version, name, report)
         self._free(name, silo, silo.order, at_s, report)
         if report is None:
             silo.failures += 1
@@ -362,6 +364,12 @@ class Ledger:
         shares, metrics = _shares(kept, at_s), pooled(reports)
         row = self._by_version[version] = Round(version, since_s, seconds, loss, shares, metrics=metrics)
         self.rounds.append(row)
+
+    def _evaluated(self, version: int, name: str, told: WorkReport | Evaluated | None) -> None:
+        found, row = usable(name, told.evaluation if told else None), self._by_version.get(version)
+        self._scores.end(version, name, found)
+        if found is not None and row is not None:
+            row.metrics = with_tested(row.metrics, row.tested, found.metrics)
 
     def _settle(self) -> None:
         for score in self._scores.settle():

@@ -60,6 +60,24 @@ class _Reported(Protocol):
     def samples(self) -> int: ...
 
 
+def with_tested(
+    metrics: Mapping[str, float], tested: dict[str, int], evaluation: Mapping[str, tuple[float, int]]
+) -> dict[str, float]:
+    """Metrics of a version with one more evaluation of it, whatever their names are: means over test samples.
+
+    Args:
+        metrics: before.
+        tested: samples that are in them by name, to which those of the evaluation come.
+        evaluation: `fedsync.core.orders.Evaluation.metrics`.
+    """
+    means = dict(metrics)
+    for name, (mean, samples) in evaluation.items():
+        before = tested.get(name, 0)
+        tested[name] = before + samples
+        means[name] = mean if not before else means[name] + (mean - means[name]) * samples / tested[name]
+    return means
+
+
 def pooled(parts: Iterable[_Reported]) -> dict[str, float]:
     """Metrics of a few reports."""
     pool = MetricPool()

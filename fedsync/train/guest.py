@@ -23,6 +23,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_code import own_code
+from fedsync.train.guest_reply import tested
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
@@ -195,5 +196,7 @@ def _evaluation(found: object) -> Evaluation:
         if not math.isfinite(sums[str(name)][0]):
             raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
     loss, _ = sums.pop("loss", (0.0, 0))
-    score, samples = next(iter(sums.values()), (0.0, 0))
-    return Evaluation(loss, score, samples)
+    first = next(iter(sums), "")
+    score, samples = sums.pop(first, (0.0, 0))
+    others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
+    return Evaluation(loss, score, samples, tested(others))

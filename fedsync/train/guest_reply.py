@@ -28,6 +28,9 @@ _SCORES = ("acc", "accuracy", "f1", "auc", "dice", "iou", "r2", "score")
 
 REPLY = "the app's reply"
 
+_TESTED = ("eval_", "test_", "val_")
+"""What stands before a figure of an evaluation, so that none of training has its name."""
+
 _MOST_METRICS = 24
 """Of a reply; the rest stays here. Machine and silo have some of their own."""
 
@@ -88,10 +91,24 @@ def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
     loss = next((name for name in _TEST_LOSSES if name in figures), None)
     known = {re.sub("^(eval|test|val)_", "", name): name for name in figures}
     score = next((known[name] for name in _SCORES if name in known), None)
+    told = int(samples)
     if loss is None and score is None:
         samples = 0
     sums = [samples * figures[name] if name is not None else 0.0 for name in (loss, score)]
+    others = {name: (value, told) for name, value in figures.items() if name not in (EXAMPLES, loss, score)}
     if not all(math.isfinite(each) for each in sums):
         problem = f"{loss} or {score} is not finite"
         raise ConfigError(f"{REPLY} to evaluate", problem, "Mend the evaluation")
-    return Evaluation(sums[0], sums[1], int(samples))
+    return Evaluation(sums[0], sums[1], int(samples), tested(others))
+
+
+def tested(means: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:
+    """Other figures of an evaluation, under names that other programs take; what is not finite stays here."""
+    named = {re.sub(r"[^a-z0-9_]", "_", name.lower()): (float(mean), count) for name, (mean, count) in means.items()}
+    named = {name if name.startswith(_TESTED) else f"{_TESTED[0]}{name}": pair for name, pair in named.items()}
+    fine = [
+        name
+        for name, (mean, count) in named.items()
+        if METRIC_NAME.fullmatch(name) and abs(mean) <= MAX_METRIC and count > 0
+    ]
+    return {name: named[name] for name in fine[:_MOST_METRICS]}

@@ -307,7 +307,7 @@ def evaluating(found: object) -> GuestTrainer:
 
 def test_an_evaluation_is_sums_of_its_means() -> None:
     guest = evaluating({"loss": (0.5, 40), "dice": (0.75, 40), "auc": (0.9, 20)})
-    assert guest.evaluate(guest.initial_model()) == Evaluation(20.0, 30.0, 40)
+    assert guest.evaluate(guest.initial_model()) == Evaluation(20.0, 30.0, 40, {"eval_auc": (0.9, 20)})
     without = trainer(plain_sgd)
     assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
 

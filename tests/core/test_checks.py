@@ -146,6 +146,12 @@ def test_speeds_that_no_machine_has(speed: float) -> None:
         Evaluation(1e300, 1.0, 100),
         Evaluation(-1.1e31, 1.0, 10),
         Evaluation(0.0, -1e300, 100),
+        Evaluation(0.0, 0.5, 1, {"eval_auc": (float("nan"), 1)}),
+        Evaluation(0.0, 0.5, 1, {"eval_auc": (1e300, 1)}),
+        Evaluation(0.0, 0.5, 1, {"eval_auc": (0.5, 0)}),
+        Evaluation(0.0, 0.5, 1, {"eval_auc": (0.5, 10**9 + 1)}),
+        Evaluation(0.0, 0.5, 1, {"Eval auc": (0.5, 1)}),
+        Evaluation(0.0, 0.5, 1, {f"eval_{number}": (0.5, 1) for number in range(33)}),
     ],
 )
 def test_evaluations_that_poison_a_mean(evaluation: Evaluation) -> None:

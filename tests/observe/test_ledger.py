@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_a_version_is_scored_by_the_orders_that_start_from_it() -> None:
     first, second = two_rounds().rounds
     assert (first.accuracy, first.test_loss) == (pytest.approx(0.7), 2.0)
     assert (second.accuracy, second.test_loss) == (pytest.approx(0.9), 2.0)
+
+
+def test_other_figures_of_evaluations_stand_with_the_version_pooled_by_test_samples() -> None:
+    """Whatever their names: `_s` would be added up among figures of training."""
+    coordinator, first = begin("a", "b", stop=StopRules(rounds=1))
+    ledger = books(coordinator, [], "a", "b")
+    said = {"a": {"eval_auc": (0.9, 30), "eval_s": (1.0, 30)}, "b": {"eval_auc": (0.5, 10), "eval_s": (2.0, 10)}}
+    for at_s, events in [
+        (1.0, [answer(name, first[name], 1.0, metrics={"kept_count": 1.0}) for name in "ab"]),
+        (2.0, [Evaluated(2.0, name, 1, replace(scored(0.9), metrics=said[name])) for name in "ab"]),
+    ]:
+        ledger.add(coordinator.handle(events, at_s))
+    (row,) = ledger.rounds
+    assert row.metrics == {"kept_count": 2.0, "eval_auc": pytest.approx(0.8), "eval_s": pytest.approx(1.25)}
 
 
 def test_the_summary_adds_up() -> None:
