@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.errors import ProtocolError
+from fedsync.core.spans import give_back, spans
 
 Vector = NDArray[np.float32]
 
@@ -60,8 +61,10 @@ class Layout:
         """Raise ValueError unless ``vector`` has this layout's length and finite values only."""
         if vector.shape != (self.size,):
             raise ValueError(f"the model has {self.size} values, the vector {vector.shape}")
-        if not np.isfinite(vector).all():
-            raise ValueError("the vector has values that are not finite")
+        for start, stop in spans(vector.size, vector.itemsize):
+            if not np.isfinite(vector[start:stop]).all():
+                raise ValueError("the vector has values that are not finite")
+            give_back(vector)
 
     def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:
         """Flat vector, float32 [size], of arrays that have this layout."""

@@ -13,21 +13,24 @@ written. So unless one is torn, its server died before anybody heard of that com
 A file is a SHA-256 of the rest, one line of JSON with the number of the format, and a mapping of names to values. What
 changes while a run goes on says itself which names it has (`fedsync.core.saved`); frozen values, such as a policy's
 state, are written as their class and their fields by name. So the order of fields and private attributes are no part of
-the format.
+the format. Models, updates and sums are files of their own beside it (`fedsync.flower.array_files`), which the line of
+JSON names, and only what is new is written.
+
+When `Checkpoints.save` returns, what it wrote outlives this process. In the clear it comes to outlive the machine
+beside training: large arrays are handed to the disk meanwhile, and older checkpoints stay until they are there.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
-import pickle
 import secrets
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +40,12 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.layout import Layout
+from fedsync.flower.array_files import ArrayFiles, ArrayName, Damaged, read
+from fedsync.flower.named_pickle import dump, load
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +55,7 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 3
+FORMAT = 4
 """Of the files; another one is refused."""
 
 _DIGEST_BYTES = 32
@@ -132,6 +137,9 @@ class Checkpoints:
         self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
         self._failed = False
         self._required = required
+        self._arrays = ArrayFiles(self._folder)
+        self._disk = None if required else ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._newest = self._settled = -1
 
     def agree(self, frozen: str | None) -> None:
         """Write from now on which frozen tensors silos have."""
@@ -175,7 +183,7 @@ class Checkpoints:
         decided = coordinator.state()
         moment = Moment(coordinator.version, elapsed_s, position, timers, silos, self._evaluating, decided, aggregator)
         try:
-            _write(self._folder, Checkpoint(self._origin, moment))
+            names = _write(self._arrays, self._folder, Checkpoint(self._origin, moment), settle=self._required)
         except ConfigError as error:
             if self._required:
                 raise RunError(f"no checkpoint can be written, and silos may not know more than it: {error}") from error
@@ -186,8 +194,37 @@ class Checkpoints:
         if self._failed:
             logger.warning("checkpoints can be written again")
             self._failed = False
-        for old in _newest_first(self._folder)[self._keep :]:
-            old.unlink(missing_ok=True)
+        self._newest = coordinator.version
+        if self._disk is None or not names:
+            self._settled = self._newest
+        else:
+            self._disk.submit(self._settle, self._newest, names)
+        self._prune()
+
+    def close(self) -> None:
+        """Wait until the newest checkpoint outlives this machine; nothing is saved after that."""
+        if self._disk is not None:
+            self._disk.shutdown()
+            self._prune()
+
+    def _settle(self, version: int, names: Sequence[ArrayName]) -> None:
+        """Hand a checkpoint's arrays to the disk; where the disk is slow, some checkpoints are passed over."""
+        if version < self._newest:
+            return
+        try:
+            self._arrays.settle(names)
+            self._settled = version
+        except ConfigError as error:
+            logger.warning("the newest checkpoint may not outlive this machine: %s", error)
+
+    def _prune(self) -> None:
+        """Remove what is older than the checkpoints that are kept, once one of these would outlive the machine."""
+        files = _newest_first(self._folder)
+        kept = files[: self._keep]
+        if len(files) > self._keep and self._settled >= int(kept[-1].stem):
+            for old in files[self._keep :]:
+                old.unlink(missing_ok=True)
+            self._arrays.prune([name for file in kept for name in _named_in(file)])
 
 
 def new_identity() -> str:
@@ -223,7 +260,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
     if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):
         logger.warning("silos begin anew: they may know versions of the model that no checkpoint does")
         checkpoint = _renamed(checkpoint)
-        _write(out / FOLDER, checkpoint)
+        _write(ArrayFiles(out / FOLDER), out / FOLDER, checkpoint, settle=True)
     os.truncate(journal, position)
     return checkpoint
 
@@ -261,58 +298,59 @@ def _newest_whole(out: Path, config: str) -> Checkpoint:
     for file in files:
         try:
             return _read(file, config)
-        except _Torn as error:
+        except Damaged as error:
             logger.warning("%s: %s; going on from the one before", file, error)
             file.rename(file.with_suffix(_TORN))
     raise ConfigError(str(out / FOLDER), "no checkpoint is whole", "Start the run anew")
 
 
-class _Torn(FedSyncError):
-    """A checkpoint is not what was written."""
-
-
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
-    head = {"format": FORMAT, "fedsync": __version__, "config": checkpoint.origin.config}
-    body = io.BytesIO()
-    body.write(json.dumps(head).encode() + b"\n")
-    _ByName(body, protocol=pickle.HIGHEST_PROTOCOL).dump(checkpoint)
-    path = private_folder(folder) / f"{checkpoint.moment.version}{_SUFFIX}"
-    write_atomically(path, hashlib.sha256(body.getbuffer()).digest() + body.getvalue(), OWNER_FILE)
-
-
-class _ByName(pickle.Pickler):
-    """Writes dataclasses as their fields by name; left to itself, pickle writes slots in the order of the fields."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type) or not is_dataclass(value):
-            return NotImplemented
-        return _value, (type(value), {field.name: getattr(value, field.name) for field in fields(value)})
-
-
-def _value(kind: type, named: Mapping[str, Any]) -> Any:
-    value: Any = object.__new__(kind)
-    for name, part in named.items():
-        object.__setattr__(value, name, part)
-    return value
+def _write(arrays: ArrayFiles, folder: Path, checkpoint: Checkpoint, *, settle: bool) -> Sequence[ArrayName]:
+    """Write a checkpoint and what is new of its arrays, whose names it returns; ``settle`` waits for the disk."""
+    private_folder(folder)
+    pickled, large = dump(checkpoint)
+    names = arrays.write(large)
+    if settle:
+        arrays.settle(names)
+    about = {"format": FORMAT, "fedsync": __version__, "config": checkpoint.origin.config}
+    head = json.dumps({**about, "arrays": [[name.dtype, name.shape, name.sha256] for name in names]})
+    body = head.encode() + b"\n" + pickled
+    path = folder / f"{checkpoint.moment.version}{_SUFFIX}"
+    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE)
+    return names
 
 
 def _read(path: Path, config: str) -> Checkpoint:
     data = memoryview(read_private(path, path.stat().st_size))
     body = data[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
-        raise _Torn("torn or corrupt")
-    end = bytes(body[:4096]).index(b"\n")
-    head = json.loads(bytes(body[:end]))
+        raise Damaged("torn or corrupt")
+    line, _, pickled = bytes(body).partition(b"\n")
+    head = json.loads(line)
     if (head["format"], head["fedsync"]) != (FORMAT, __version__):
         found = f"written by FedSync {head['fedsync']}, format {head['format']}"
         raise ConfigError(str(path), found, f"Resume with that version; this is {__version__}, format {FORMAT}")
     if head["config"] != config:
         remedy = "Resume with the config.yaml and silos.yaml beside it, unchanged"
         raise ConfigError(str(path), "of another configuration", remedy)
+    arrays = [read(path.parent, name) for name in _names(head)]
     # What a pickle says is done, whatever it is. This one was written by this program for itself: `read_private` saw
     # to it that nobody else could have changed the file, and nothing of it ever came over a network.
-    checkpoint: Checkpoint = pickle.loads(body[end + 1 :])
+    checkpoint: Checkpoint = load(pickled, arrays)
     return checkpoint
+
+
+def _named_in(file: Path) -> list[ArrayName]:
+    """The arrays of a checkpoint; none, where it is torn."""
+    with file.open("rb") as opened:
+        opened.seek(_DIGEST_BYTES)
+        try:
+            return _names(json.loads(opened.readline()))
+        except (ValueError, KeyError):
+            return []
+
+
+def _names(head: Mapping[str, Any]) -> list[ArrayName]:
+    return [ArrayName(dtype, tuple(shape), sha256) for dtype, shape, sha256 in head["arrays"]]
 
 
 def _newest_first(folder: Path) -> list[Path]:

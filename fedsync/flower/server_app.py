@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsync.common.files import write_atomically
@@ -26,13 +26,12 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
-from fedsync.flower import payloads
 from fedsync.flower.checkpoints import clear
 from fedsync.flower.first_model import task_model
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
-from fedsync.flower.strategy import FedSync
+from fedsync.flower.strategy import FedSync, FinalModel
 
 app = ServerApp()
 
@@ -64,7 +63,7 @@ def main(grid: Grid, context: Context) -> None:
             raise
 
 
-def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None:
+def save_result(path: Path, config: StrategyConfig, final: FinalModel) -> None:
     """Write the final model as a state dict.
 
     What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
@@ -72,11 +71,10 @@ def save_result(path: Path, config: StrategyConfig, arrays: ArrayRecord) -> None
     """
     from fedsync.train.weights import save_tensors
 
-    model, layout = payloads.from_arrays(arrays)
     try:
-        task_model(config).save_model(path, model)
+        task_model(config).save_model(path, final.vector)
     except ConfigError:
-        save_tensors(path, layout.split(model))
+        save_tensors(path, final.layout.split(final.vector))
 
 
 def target_of(settings: dict[str, str]) -> float | None:
@@ -108,7 +106,7 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
     if isinstance(config.cipher, PlainConfig):
         # The model is written by torch, whose import takes seconds: better now, while silos load, than before the end.
         Thread(target=import_module, args=["fedsync.train.weights"], daemon=True).start()
-    result = strategy.start(grid)
-    if result.arrays:
-        save_result(strategy.out / "model.pt", config, result.arrays)
+    final = strategy.run(grid)
+    if final is not None:
+        save_result(strategy.out / "model.pt", config, final)
     return strategy.out

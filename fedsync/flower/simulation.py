@@ -87,9 +87,9 @@ def _run(
     def main(grid: Grid, context: Context) -> None:
         # Flower turns what a ServerApp raises into an error of its own; ours says more.
         try:
-            result = strategy.start(grid)
-            if result.arrays:
-                save_result(out / "model.pt", config, result.arrays)
+            final = strategy.run(grid)
+            if final is not None:
+                save_result(out / "model.pt", config, final)
         except FedSyncError as error:
             errors.append(error)
 

@@ -20,9 +20,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Layout, Vector
 from fedsync.core.parts import CommonForm, PartsError
-from fedsync.core.transfer import Aggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
@@ -36,12 +35,16 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 from fedsync.trainer.protocol import InitialModel
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.policies.schema import Policy
+
+ARRAYS = "arrays"
+"""Folder of the large models and updates that a run has at the moment, in that of its files; it goes when it ends."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -57,6 +60,25 @@ class RunResult(Result):
 
     out: Path = Path()
     summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalModel:
+    """What a run came to.
+
+    Args:
+        vector: float32 [layout.size].
+        layout: of the model.
+        kept: names of tensors that do not travel.
+    """
+
+    vector: Vector
+    layout: Layout
+    kept: tuple[str, ...] = ()
+
+    def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
+        """The model in the form of the one that the run was given, if it was."""
+        return payloads.to_arrays(self.vector, self.layout, given, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,22 +200,31 @@ class FedSync(Shipped):
         """
         config, timing = self._adjusted(num_rounds, timeout)
         config = config.told(train_config or {}, evaluate_config or {})
-        listeners = (*self._listeners, RoundLog(config.stop.rounds))
-        run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
-        self.summary()
         with ParcelStore.here() as self._parcels:
-            begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, initial_arrays)
-            return self._run(grid, run, timing, begin, evaluate_fn, initial_arrays)
+            result, final = self._run(grid, config, timing, evaluate_fn, initial_arrays)
+        if final is not None:
+            result.arrays = final.arrays(initial_arrays)
+        return result
+
+    def run(self, grid: Grid) -> FinalModel | None:
+        """As `start` with nothing but the grid, for who has no use for Flower's arrays: they are one more copy."""
+        with ParcelStore.here() as self._parcels:
+            return self._run(grid, self.config, self._timing, None, None)[1]
 
     def _run(
         self,
         grid: Grid,
-        run: RunBuilder,
+        config: StrategyConfig,
         timing: Timeouts,
-        begin: _Begin,
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
-    ) -> RunResult:
+    ) -> tuple[RunResult, FinalModel | None]:
+        """The run, and the final model; None where updates are encrypted, for then only silos have it."""
+        listeners = (*self._listeners, RoundLog(config.stop.rounds))
+        run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
+        self.summary()
+        keeper = ArrayKeeper(self.out / ARRAYS)
+        begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, given, keeper)
         layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
         spec = RunSpec.parse(begin.origin.spec)
         plan = spec.encryption_plan(layout)
@@ -201,13 +232,20 @@ class FedSync(Shipped):
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
         policies = run.policies()
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
-        aggregator = run.aggregator(begin.model, policies, plan, keys, None if given is None else begin.model, spec.run)
+        first = None if given is None else begin.model
+        aggregator = run.aggregator(begin.model, policies, plan, keys, first, spec.run, keeper)
         if moment is not None:
             coordinator.restore(moment.coordinator)
             aggregator.restore(moment.aggregator)
 
+        def current() -> FinalModel | None:
+            if isinstance(aggregator, PlainAggregator):
+                return FinalModel(aggregator.model, layout, begin.origin.kept)
+            return None
+
         def after_commit(version: int) -> None:
-            metrics = evaluate_fn(version, _arrays(aggregator, begin.origin, given)) if evaluate_fn else None
+            now = current()
+            metrics = None if evaluate_fn is None or now is None else evaluate_fn(version, now.arrays(given))
             if metrics is not None:
                 result.evaluate_metrics_serverapp[version] = metrics
 
@@ -234,11 +272,15 @@ class FedSync(Shipped):
         try:
             driver.run()
         finally:
+            checkpoints.close()
+            keeper.close()
             self.run_summary = result.summary = recorder.finish()
             logger.info("files of the run: %s", self.out)
-        result.arrays = _arrays(aggregator, begin.origin, given)
         _fill_metrics(result, recorder.ledger)
-        return result
+        final = current()
+        if final is None:
+            logger.info("the final model is at the silos; the server never had it")
+        return result, final
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -265,7 +307,9 @@ class FedSync(Shipped):
         found = prepare(self.out, digest(run.config, run.cluster))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
-    def _fresh(self, grid: Grid, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None) -> _Begin:
+    def _fresh(
+        self, grid: Grid, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
+    ) -> _Begin:
         """From version 0: the one given, the task's own, or that of a silo where the task needs data to build it.
 
         What is left of another run goes.
@@ -285,7 +329,8 @@ class FedSync(Shipped):
             model, about = self._first_model(grid, config, spec, timing, given)
         # Of tensors that nobody trains silos have the digest; where they seal, under a key that the server lacks.
         frozen = about.frozen if sealing(config.cipher) is None else None
-        return _Begin(Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen), model, None)
+        origin = Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen)
+        return _Begin(origin, keeper.keep(model), None)
 
     def _first_model(
         self, grid: Grid, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
@@ -340,14 +385,6 @@ class FedSync(Shipped):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Not a step of FedSync's loop; raises `FedSyncError`."""
         _refuse()
-
-
-def _arrays(aggregator: Aggregator, origin: Origin, given: ArrayRecord | None) -> ArrayRecord:
-    """The model, in the form of ``given``; empty where updates are encrypted, for then only silos have it."""
-    if isinstance(aggregator, PlainAggregator):
-        return payloads.to_arrays(aggregator.model, origin.layout, given, origin.kept)
-    logger.info("the final model is at the silos; the server never had it")
-    return ArrayRecord()
 
 
 def _refuse() -> NoReturn:

@@ -17,6 +17,7 @@ from fedsync.core.transfer import DurableAggregator
 from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.recorder import Listener, Recorder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
@@ -66,6 +67,7 @@ class RunBuilder:
         keys: ServerKeys | None,
         given: Vector | None = None,
         run: str = "",
+        keeper: ArrayKeeper | None = None,
     ) -> DurableAggregator:
         """What adds updates.
 
@@ -76,9 +78,11 @@ class RunBuilder:
             keys: of the server, if they are.
             given: version 0 where silos cannot build it, if they are.
             run: the run's identity; without one, as in virtual time, no single updates are kept.
+            keeper: keeps models and updates in the clear; None keeps them in memory.
         """
         if plan is None or keys is None:
-            return PlainAggregator(model, keep_bases=policies.weigher.toward, wire=self.config.wire.formats)
+            toward, wire = policies.weigher.toward, self.config.wire.formats
+            return PlainAggregator(model, keep_bases=toward, wire=wire, keeper=keeper)
         from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 

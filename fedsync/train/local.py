@@ -17,6 +17,7 @@ from fedsync.core.checks import usable
 from fedsync.core.errors import Diverged
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.spans import give_back, spans
 from fedsync.train import device as devices
 from fedsync.train.machine_probe import MachineProbe
 from fedsync.train.options import LocalOptions
@@ -236,9 +237,12 @@ class LocalTrainer(ABC):
                     evaluation = usable(self._name, self._evaluate())
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
-            update = self._weights.read()
-            update -= base
-            finite = bool(np.isfinite(update).all())
+            update, finite = self._weights.read(), True
+            for start, stop in spans(update.size, update.itemsize):
+                part = update[start:stop]
+                part -= base[start:stop]
+                finite &= bool(np.isfinite(part).all())
+                give_back(base)
         if not (finite and (trained.loss is None or np.isfinite(trained.loss))):
             raise Diverged(
                 "local.learning_rate",

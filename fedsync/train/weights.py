@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
+from fedsync.core.spans import give_back, spans
 from fedsync.tasks.protocol import Task
 from fedsync.train.device import seeded
 from fedsync.train.parts import frozen_digest, parts_of
@@ -46,10 +48,12 @@ class Weights:
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
         tensors = list(named.values())
-        # The vector on the device, cut to views once: an order then costs one small copy a tensor.
-        self._flat = torch.empty(self.layout.size, dtype=torch.float32, device=tensors[0].device)
-        parts = torch.split(self._flat, list(self.layout.sizes))
-        self._parts = [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
+        # A vector on the device, cut to views once: an order costs one small copy a tensor then. A processor needs none
+        self._flat: Tensor | None = None
+        if tensors[0].device.type != "cpu":
+            self._flat = torch.empty(self.layout.size, dtype=torch.float32, device=tensors[0].device)
+            parts = torch.split(self._flat, list(self.layout.sizes))
+            self._parts = [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
 
     def load(self, vector: Vector) -> None:
         """Set every tensor.
@@ -61,16 +65,31 @@ class Weights:
             ValueError: the vector has another length, or a value that is not finite.
         """
         self.layout.check(vector)
-        # torch warns of arrays that are read-only, as views of a message are.
-        self._flat.copy_(torch.from_numpy(vector if vector.flags.writeable else vector.copy()))
+        # torch warns of arrays that are read-only, as a received model is, so parts of it are copied.
+        if self._flat is None:
+            for tensor, values in zip(self._tensors(), self.layout.split(vector).values(), strict=True):
+                if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
+                    np.copyto(tensor.numpy(), values)
+                else:
+                    _set(tensor, torch.from_numpy(values.copy()))
+                give_back(vector)
+            return
+        for start, stop in spans(vector.size, vector.itemsize):
+            self._flat[start:stop].copy_(torch.from_numpy(vector[start:stop].copy()))
+            give_back(vector)
         for tensor, part in zip(self._tensors(), self._parts, strict=True):
-            tensor.copy_(part if tensor.is_floating_point() else part.round_())
+            _set(tensor, part)
 
     def read(self) -> Vector:
         """All tensors, float32 [layout.size], in memory of their own."""
-        for tensor, part in zip(self._tensors(), self._parts, strict=True):
-            part.copy_(tensor)
-        return self._flat.to("cpu", copy=True).numpy()
+        if self._flat is not None:
+            for tensor, part in zip(self._tensors(), self._parts, strict=True):
+                part.copy_(tensor)
+            return self._flat.to("cpu", copy=True).numpy()
+        vector = np.empty(self.layout.size, np.float32)
+        for tensor, values in zip(self._tensors(), self.layout.split(vector).values(), strict=True):
+            torch.from_numpy(values).copy_(tensor)
+        return vector
 
     def state(self) -> dict[str, Tensor]:
         """The module's state dict, with what does not travel; a tensor may be in it by several names."""
@@ -80,6 +99,11 @@ class Weights:
         """What travels, as the module has it now, in the layout's order."""
         state = self._module.state_dict()
         return [state[name] for name in self.layout.names]
+
+
+def _set(tensor: Tensor, values: Tensor) -> None:
+    """Set a tensor to values, float32 of its shape, which may change: whole numbers are rounded."""
+    tensor.copy_(values if tensor.is_floating_point() else values.round_())
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
@@ -115,10 +139,12 @@ def model_digest(path: Path) -> str:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         tensors = {tensor.data_ptr(): tensor for tensor in state.values()}  # tied weights travel once
-        parts = [tensor.detach().to(torch.float32).contiguous().numpy().astype("<f4") for tensor in tensors.values()]
+        hashed = hashlib.sha256()
+        for tensor in tensors.values():
+            hashed.update(tensor.detach().to(torch.float32).contiguous().numpy().astype("<f4", copy=False).data)
     except Exception as error:  # a file that is no state dict can fail in any way
         raise ConfigError(str(path), "not a state dict that torch.load reads", "Name a model.pt") from error
-    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+    return hashed.hexdigest()
 
 
 class TaskModel:

@@ -27,6 +27,7 @@ import numpy as np
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.spans import digest
 from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.owner_policy import OwnerPolicy
@@ -197,7 +198,7 @@ class TrainerService:
 
     def _evaluate(self, received: Payload, version: int) -> Evaluation | Attestation | VersionMismatch:
         """Evaluate the model ``version``, once no order is in work; what comes twice is evaluated once."""
-        what = version, hashlib.blake2b(received.tobytes()).digest()
+        what = version, digest(received, hashlib.blake2b)
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
                 self._owner.begin_evaluation()

@@ -177,13 +177,13 @@ class SiloSession:
         if self.sealed:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
-        done = Completed(report, update)
+        last = LastOrder(order, Completed(report, update), outcome.cursor, self.replica.owed)
         if self._file is not None:
             # Before anybody hears of it: after a crash the order is done, or it never happened.
-            LastOrder(order, done, outcome.cursor, self.replica.owed).save(self._file)
-        self.cursor = outcome.cursor
-        self.replica.owe(self.replica.owed)
-        return done
+            last = last.save(self._file)
+        self.cursor = last.cursor
+        self.replica.owe(last.owed)
+        return last.answer
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
         """``watch``, which may not end an order before the samples that the owner demands are behind it.

@@ -55,3 +55,13 @@ def test_split_undoes_join(shapes: list[tuple[int, ...]]) -> None:
 def test_a_missing_tensor_is_noticed() -> None:
     with pytest.raises(KeyError):
         Layout.of(ARRAYS).join({"weight": ARRAYS["weight"]})
+
+
+@pytest.mark.parametrize("place", [0, 300_000, 599_999])
+def test_a_value_that_is_no_number_is_found_wherever_it_is(place: int) -> None:
+    layout = Layout(("x",), ((600_000,),))
+    vector = np.zeros(layout.size, dtype=np.float32)
+    layout.check(vector)
+    vector[place] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        layout.check(vector)

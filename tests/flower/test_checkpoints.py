@@ -3,7 +3,7 @@
 import contextlib
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower import checkpoints
+from fedsync.flower.array_files import ArrayFiles, ArrayName
 from fedsync.flower.checkpoints import FOLDER, Checkpoints, digest
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -81,14 +82,28 @@ def _model(arrays: ArrayRecord) -> np.ndarray:
 
 
 def _files(out: Path) -> list[str]:
-    return sorted(path.name for path in (out / FOLDER).iterdir())
+    return sorted(path.name for path in (out / FOLDER).iterdir() if path.suffix != ".raw")
 
 
-def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(tmp_path: Path) -> None:
+def _all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models, updates and sums have files of their own, as those of large models have."""
+    monkeypatch.setattr("fedsync.flower.array_files.LARGE_BYTES", 1000)
+    monkeypatch.setattr("fedsync.policies.aggregate.array_keeper.LARGE_BYTES", 1000)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
     straight = _model(_strategy(tmp_path / "straight").start(DirectGrid(3)).arrays)
+    if large:
+        _all_is_large(monkeypatch)
     out = tmp_path / "run"
     _cut_off(_strategy(out), version=2)
     assert _files(out) == ["0.ckpt", "1.ckpt", "2.ckpt"]
+    # Each version's model once: also version 0, to which each of them could go back.
+    assert len([*(out / FOLDER).glob("*.raw")]) == (3 if large else 0)
+    assert not (out / "arrays").exists(), "what was in use goes with the process"
     assert stat.S_IMODE((out / FOLDER).stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (out / FOLDER).iterdir())
     before = set(map(id, trainers.values()))
@@ -142,7 +157,8 @@ def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: 
     ("kind", "silos_kept"), [("bfv", True), ("bfv", False), ("masked", True)], ids=["bfv", "all died", "masked"]
 )
 def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, silos_kept: bool) -> None:
-    """One silo has the newest version already, two have not: all must come to one model."""
+    """One silo has the newest version already, two have not: all come to one model. Sums have files of their own."""
+    _all_is_large(monkeypatch)
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
     keys = _keys(tmp_path, monkeypatch, cipher)
     _cut_off(_strategy(out, cipher, keys=keys), version=2, node=2)
@@ -266,7 +282,7 @@ def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
         patch.undo()
         patch.setattr("fedsync.flower.checkpoints.FORMAT", 0)
-        with pytest.raises(ConfigError, match=r"format 3.*Resume with that version; this is .*, format 0"):
+        with pytest.raises(ConfigError, match=r"format 4.*Resume with that version; this is .*, format 0"):
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
     (tmp_path / FOLDER / "1.ckpt").chmod(0o644)
     with pytest.raises(ConfigError, match="open to others"):
@@ -301,10 +317,10 @@ def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
     keys = _keys(tmp_path, monkeypatch, cipher)
     write = checkpoints._write
 
-    def full(folder: Path, checkpoint: checkpoints.Checkpoint) -> None:
+    def full(arrays: ArrayFiles, folder: Path, checkpoint: checkpoints.Checkpoint, **how: bool) -> Sequence[ArrayName]:
         if checkpoint.moment.version == 2:
             raise ConfigError(str(folder), "cannot be written: No space left on device", "Check the disk")
-        write(folder, checkpoint)
+        return write(arrays, folder, checkpoint, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "_write", full)

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, Diverged
+from fedsync.core.layout import Vector
 from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
@@ -153,6 +154,28 @@ def test_a_diverged_update_never_leaves_the_silo() -> None:
     with pytest.raises(ConfigError) as caught:
         trainer().run(order(learning_rate=1e30), trainer().initial_model(), Cursor())
     assert caught.value.place == "local.learning_rate"
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
+def test_a_value_that_is_no_number_is_found_wherever_it_is(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is one, and so are all other values: a model of several spans, of which one was spoiled."""
+
+    class Wide(TwoClasses):
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 150_000, bias=False), nn.AdaptiveAvgPool1d(2))
+
+    subject, read = trainer(Wide()), Weights.read
+
+    def spoiled(weights: Weights) -> Vector:
+        vector = read(weights)
+        vector[place] = np.inf
+        return vector
+
+    base = subject.initial_model()
+    assert np.isfinite(subject.run(order(max_steps=1), base, Cursor()).update).all()
+    monkeypatch.setattr(Weights, "read", spoiled)
+    with pytest.raises(Diverged):
+        subject.run(order(max_steps=1), base, Cursor())
 
 
 def test_a_trainer_recovers_from_a_failed_order() -> None:

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.spans import SPAN_BYTES, map_file
 from fedsync.train.weights import TaskModel, Weights, initial_model
+from tests.memory import traced
 from tests.train.make import TwoClasses
 
 
@@ -79,3 +81,31 @@ def test_every_silo_starts_from_the_same_model() -> None:
     other, _ = initial_model(TwoClasses(), seed=8)
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("place", [torch.contiguous_format, torch.channels_last])
+def test_tensors_of_any_type_and_order_are_set_from_what_nobody_may_write_to(
+    dtype: torch.dtype, place: torch.memory_format, recwarn: pytest.WarningsRecorder
+) -> None:
+    module = nn.Conv2d(2, 3, 2).to(dtype=dtype, memory_format=place)
+    weights = Weights(module)
+    vector = np.arange(weights.layout.size, dtype=np.float32)  # below 256, so bfloat16 has them exactly
+    vector.flags.writeable = False
+    weights.load(vector)
+    np.testing.assert_array_equal(module.weight.detach().float().numpy(), weights.layout.split(vector)["weight"])
+    np.testing.assert_array_equal(weights.read(), vector)
+    assert not recwarn.list, "torch warns of arrays that it could write to, and must not"
+
+
+def test_a_model_is_set_without_a_copy_and_read_with_one(tmp_path: Path) -> None:
+    weights = Weights(nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    (tmp_path / "model").write_bytes(np.ones(weights.layout.size, dtype=np.float32).tobytes())
+    received = map_file(tmp_path / "model", np.float32)
+    with traced() as taken:
+        weights.load(received)
+    assert taken.peak < SPAN_BYTES, "what is looked at for values that are no numbers"
+    with traced() as taken:
+        model = weights.read()
+    assert taken.peak < 1.1 * model.nbytes
+    assert model.all()

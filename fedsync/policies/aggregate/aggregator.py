@@ -12,9 +12,10 @@ from fedsync.core.downlink import PublicModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.saved import Names, fill, named
-from fedsync.core.spans import spans
+from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import InTheClear, Payload
 from fedsync.core.wire import MAX_MAGNITUDE, Wire
+from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 
 _NAMES: Names = {
     "model": "_exact",
@@ -30,23 +31,32 @@ _NAMES: Names = {
 class PlainAggregator(InTheClear):
     """The current model and the payloads of pending updates, by update id.
 
-    The model of each version is a new array, so references to older versions stay valid. There are two where silos get
-    less than 32 bits: the public one, which they have, and the exact one, to which updates are added; see
-    `fedsync.core.downlink`.
+    The model of each version is a new array that nobody may write to, so references to older versions stay valid. What
+    is large lies where ``keeper`` puts it, and is read in spans. There are two models where silos get less than 32
+    bits: the public one, which they have, and the exact one, to which updates are added; see `fedsync.core.downlink`.
 
     Args:
         model: version 0, float32 [values].
         keep_bases: remember which model each order starts from, for commits ``toward`` the silos' models.
         wire: how models and updates travel.
+        keeper: keeps models and updates; by default in memory.
     """
 
-    def __init__(self, model: Vector, *, keep_bases: bool = False, wire: Wire | None = None) -> None:
+    def __init__(
+        self,
+        model: Vector,
+        *,
+        keep_bases: bool = False,
+        wire: Wire | None = None,
+        keeper: ArrayKeeper | None = None,
+    ) -> None:
+        self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
-        self._exact = model
-        self._public = PublicModel(model, self._wire.down)
+        self._exact: Vector = self._keeper.keep(model)
+        self._public = PublicModel(self._exact, self._wire.down)
         self._held: dict[str, int] = {}
         self._pending: dict[str, Payload] = {}
-        self._remembered = model, model
+        self._remembered = self._exact, self._exact
         self._keep_bases = keep_bases
         self._bases: dict[str, Vector] = {}
 
@@ -90,30 +100,44 @@ class PlainAggregator(InTheClear):
             span = self._wire.up.decode(update, start, stop)
             # NaN fails every comparison, so two passes without a temporary find it and infinity too.
             low, high = np.min(span), np.max(span)
+            give_back(update)
             if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
                 told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
                 raise ProtocolError(silo, "finite", told)
-        self._pending[update_id] = update
+        self._pending[update_id] = self._keeper.keep(update)
 
     def commit(self, commit: Commit) -> None:
-        """Fold updates into the model as `Commit` says, in the order of ``commit.weights``."""
-        model = self._exact.copy()
-        scaled = np.empty_like(model)
-        for update_id, weight in commit.weights.items():
-            payload, base = self._pending.pop(update_id), self._bases.pop(update_id, None)
-            update = self._wire.up.decode(payload, 0, model.size)
+        """Fold updates into the model as `Commit` says, in the order of ``commit.weights``.
+
+        Each value is worked out by itself, so the spans have the bits that whole vectors would have.
+        """
+        before, used, bases = self._exact, dict[str, Payload](), dict[str, Vector]()
+        for update_id in commit.weights:
+            used[update_id] = self._pending.pop(update_id)
+            base = self._bases.pop(update_id, None)
             if commit.toward:
                 if base is None:
                     raise PolicyError(f"version {commit.version} moves towards {update_id!r}, whose base was not kept")
-                # Of two models that are close, so what the subtraction rounds is small.
-                np.subtract(base, self._exact, out=scaled)
-                scaled += update
-                scaled *= np.float32(weight)
-            else:
-                np.multiply(update, np.float32(weight), out=scaled)
-            model += scaled
-        self._exact = model
-        self._public.advance(model)
+                bases[update_id] = base
+
+        def fold(start: int, stop: int) -> Vector:
+            old = before[start:stop]
+            new, scaled = old.copy(), np.empty_like(old)
+            for update_id, weight in commit.weights.items():
+                update = self._wire.up.decode(used[update_id], start, stop)
+                if commit.toward:
+                    # Of two models that are close, so what the subtraction rounds is small.
+                    np.subtract(bases[update_id][start:stop], old, out=scaled)
+                    scaled += update
+                    scaled *= np.float32(weight)
+                else:
+                    np.multiply(update, np.float32(weight), out=scaled)
+                new += scaled
+            give_back(before, *used.values(), *bases.values())
+            return new
+
+        self._exact = self._keeper.make(np.float32, before.size, fold)
+        self._public.advance(self._exact)
 
     def savepoint(self) -> None:
         self._remembered = self._exact, self.model

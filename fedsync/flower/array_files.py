@@ -1,0 +1,158 @@
+"""Arrays of checkpoints: raw files named by their SHA-256, so what several checkpoints have is written once.
+
+A checkpoint names the arrays that belong to it. A file is there as a whole or not at all: one that a process maps
+already is linked, not written again. Reading checks its hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.spans import digest, file_part, map_file, pieces
+
+LARGE_BYTES = 2**20
+"""What is smaller stays in the checkpoint itself."""
+
+_SUFFIX = ".raw"
+
+Large = NDArray[Any] | bytes
+"""A value that never changes and is large."""
+
+
+class Damaged(FedSyncError):
+    """An array is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayName:
+    """What a checkpoint says of an array.
+
+    Args:
+        dtype: NumPy's name of the type; empty for `bytes`.
+        shape: of the array.
+        sha256: of its bytes, hexadecimal.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    @classmethod
+    def of(cls, value: Large) -> Self:
+        """Of a value, all of which is read."""
+        if isinstance(value, bytes):
+            return cls("", (len(value),), hashlib.sha256(value).hexdigest())
+        return cls(value.dtype.str, value.shape, digest(value).hex())
+
+
+def is_large(value: object) -> bool:
+    """Whether a value is kept in a file of its own: a large one that nobody may write to."""
+    if type(value) is np.ndarray:
+        still = value.dtype.kind in "fiub" and value.flags.c_contiguous and not value.flags.writeable
+        return still and value.nbytes >= LARGE_BYTES
+    return type(value) is bytes and len(value) >= LARGE_BYTES
+
+
+class ArrayFiles:
+    """The arrays of the checkpoints in a folder.
+
+    Args:
+        folder: of the checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[int, tuple[Large, ArrayName]] = {}
+        self._safe: set[str] = set()
+
+    def write(self, values: Sequence[Large]) -> list[ArrayName]:
+        """Have a file of each value; those that the last call had too are not looked at again.
+
+        They outlive this process, but not yet this machine's: see `settle`.
+
+        Raises:
+            ConfigError: the disk does not take one.
+        """
+        written = {id(value): (value, self._name(value)) for value in values}
+        for value, name in written.values():
+            path = self._folder / (name.sha256 + _SUFFIX)
+            if not path.exists():
+                self._safe.discard(name.sha256)
+                _place(value, path)
+        self._written = written
+        return [written[id(value)][1] for value in values]
+
+    def settle(self, names: Iterable[ArrayName]) -> None:
+        """Wait until arrays are on disk, where they outlive the machine's death too.
+
+        Raises:
+            ConfigError: the disk does not take one.
+        """
+        for name in {each.sha256 for each in names} - self._safe:
+            _sync(self._folder / (name + _SUFFIX))
+            self._safe.add(name)
+
+    def prune(self, needed: Iterable[ArrayName]) -> None:
+        """Remove all but those that are needed."""
+        stay = {name.sha256 for name in needed} | {name.sha256 for _, name in self._written.values()}
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path.stem not in stay:
+                path.unlink(missing_ok=True)
+                self._safe.discard(path.stem)
+
+    def _name(self, value: Large) -> ArrayName:
+        known = self._written.get(id(value))
+        return known[1] if known is not None and known[0] is value else ArrayName.of(value)
+
+
+def read(folder: Path, name: ArrayName) -> Large:
+    """A value that was written; an array is a map of its file.
+
+    Raises:
+        Damaged: the file is not there, or is not what was written; it is removed.
+    """
+    path = folder / (name.sha256 + _SUFFIX)
+    try:
+        value: Large = map_file(path, name.dtype).reshape(name.shape) if name.dtype else path.read_bytes()
+        if ArrayName.of(value) == name:
+            return value
+    except (OSError, ValueError):
+        pass  # it is not there, or has another length
+    path.unlink(missing_ok=True)  # or it would be taken for whole when such an array is written again
+    raise Damaged(f"its array {path.name} is missing, torn or corrupt")
+
+
+def _place(value: Large, path: Path) -> None:
+    part = None if isinstance(value, bytes) else file_part(value)
+    if part is not None and part.offset == 0:
+        # A file that is longer than the array would have another hash.
+        with contextlib.suppress(OSError):
+            if part.path.stat().st_size == part.nbytes:
+                os.link(part.path, path)
+                return
+    data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    write_pieces(path, pieces(data), OWNER_FILE)
+
+
+def _sync(path: Path) -> None:
+    try:
+        for each, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
+            descriptor = os.open(each, flags)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error

@@ -1,0 +1,29 @@
+"""How much memory something takes, as far as Python and NumPy allocate it."""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Taken:
+    """Bytes beyond those before: the most at once, and what is left."""
+
+    peak: int = 0
+    left: int = 0
+
+
+@contextmanager
+def traced() -> Iterator[Taken]:
+    """Counts until the end of the block; maps of files and torch's tensors are not counted."""
+    taken = Taken()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield taken
+        gc.collect()
+        taken.left, taken.peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
