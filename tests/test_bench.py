@@ -64,6 +64,7 @@ def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() ->
                 ("papers/heterogeneity", [], [""]),
                 ("cost/scheduling", [], [""]),
                 ("cost/encrypted", ["--parts", "accuracy"], []),
+                ("cost/wire", [], []),
             )
         ),
     ],

@@ -11,8 +11,8 @@ update's loss in the worst case of `Int8`, and grows with `TopK` to about what t
 - An update that the server discards, or that is lost, leaves it as it is. What the discarded one carried is lost, as it
   is with 32 bits; what it did not carry was found in training too, and is no part of what was discarded. A silo
   is not told what became of its update, and need not be.
-- A silo that was away for long adds what it owes, however old. It is a late update: `Int8` owes about a hundredth of
-  one, `TopK` may owe several, as old as the silo was away.
+- A silo that was away for long adds what it owes, however old. It is a late update: `Int8` owes a few hundredths of
+  one, `TopK` several, as old as the silo was away.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@
 |---|---|---|
 | `Bf16` | 2 | 0.2 % of each value |
 | `Fp16` | 2.01 | 0.02 % of each value; more where one is far smaller than others near it |
-| `Int8` | 1.01 | half of 1/127 of the largest of 512 values, of each of them |
+| `Int8` | 1.01 | of each value about half of a 127th of the largest of the 512 in its block |
 | `TopK` | 4 and a value's, times its share | all other values |
 
-Where what is lost is a share of each value, no value is lost for good: `Bf16` and `Fp16` round to the nearest, which is
-half the error of a stochastic one, and need no more. The steps of `Int8` do not shrink with the value. What lies below
-them would be lost in every update alike, so rounding is stochastic, and what is lost goes into the next update.
+Where what is lost is a share of each value, no value is lost for good: `Bf16` and `Fp16` round to the nearest, whose
+error is smaller than that of a stochastic rounding by the square root of two, and need no more. The steps of `Int8` do
+not shrink with the value. What lies below them would be lost in every update alike, so rounding is stochastic, and what
+is lost goes into the next update.
 
 NumPy has no bfloat16. It is the upper half of a float32, so it is rounded on the integer words.
 """

@@ -65,7 +65,8 @@ class NoAggregator(InTheClear):
         wire: how it would travel.
     """
 
-    def __init__(self, nbytes: int, wire: Wire) -> None:
+    def __init__(self, nbytes: int, wire: Wire | None = None) -> None:
+        wire = wire or Wire()
         self._values = nbytes // 4
         self._down = wire.down
         self.upload_bytes = wire.up.payload_bytes(self._values)
