@@ -62,6 +62,7 @@ def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() ->
                 ("papers/fsp_workloads", ["--workloads", "k-means", "--parts", "workloads"], [""]),
                 ("papers/absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
                 ("papers/heterogeneity", [], [""]),
+                ("papers/fedbn", [], []),
                 ("cost/scheduling", [], [""]),
                 ("cost/encrypted", ["--parts", "accuracy"], []),
                 ("cost/wire", [], []),
