@@ -141,6 +141,10 @@ class LocalConfig(Section):
     channels_last: bool = False
     """A memory layout for convolutions over images that suits tensor cores."""
 
+    compile: bool = False
+    """Have PyTorch compile the model, which takes its time in the first orders. Batch sizes that are multiples of a
+    number (``balancer.multiple``) suit it."""
+
     deterministic: bool = False
     """Ask for algorithms that give the same bits from the same order, though they be slower."""
 
@@ -195,5 +199,6 @@ class LocalConfig(Section):
             resources=self.resources,
             precision=self.precision,
             channels_last=self.channels_last,
+            compile="inductor" if self.compile else "",
             deterministic=self.deterministic,
         )

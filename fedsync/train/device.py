@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import psutil
 import torch
@@ -52,6 +55,22 @@ def several(name: str, processes: int) -> list[str]:
         problem = f"{processes}, and from {first} on torch sees {there} GPUs"
         raise ConfigError("local.processes", problem, f"Write {there}, or an earlier device")
     return [f"cuda:{first.index + number}" for number in range(processes)]
+
+
+def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
+    """The same model, with the same tensors, called by way of `torch.compile`; ``model`` itself stays as it is.
+
+    The first size of a batch is compiled for itself, the second for all sizes.
+
+    Raises:
+        ConfigError: what the compiler itself needs is not there.
+    """
+    if backend == "inductor" and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        problem = "torch.compile for a processor calls a C++ compiler, and there is none by the name of g++"
+        raise ConfigError("local.compile", problem, "Install g++, name another in CXX, or write false")
+    if backend == "inductor" and device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ConfigError("local.compile", "torch.compile for a GPU needs triton", "Install triton, or write false")
+    return cast(nn.Module, torch.compile(model, backend=backend))
 
 
 def synchronise(device: torch.device) -> None:

@@ -75,6 +75,8 @@ class Trainer(LocalTrainer):
             devices.channels_last(self._model)
         with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
             check_task(task, self._model, self._samples, self._test)
+        # Evaluation, in other sizes, is by the model as it is.
+        self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         super().__init__(slot.name, Weights(self._model, self._parts.names.shared), device, options)
         self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -259,7 +261,7 @@ class Trainer(LocalTrainer):
         share *= self._part
         batch = self._samples.take(rows)
         with self._precision.forward():
-            loss = self._task.loss(self._model, batch)
+            loss = self._task.loss(self._quick, batch)
         if share < 1.0:
             loss = loss * share
         self._precision.backward(loss)

@@ -38,6 +38,7 @@ class LocalOptions:
         resources: tell the server how much of the machine is left to the trainer; without it, it is not measured.
         precision: ``fp32``, or ``bf16`` or ``fp16`` by automatic mixed precision; updates are float32 always.
         channels_last: keep the weights of convolutions over images in the layout that tensor cores like.
+        compile: backend of `torch.compile` for the model while it trains; "" leaves it as it is.
         deterministic: take algorithms that give the same bits each time, though they be slower.
 
     Raises:
@@ -58,6 +59,7 @@ class LocalOptions:
     resources: bool = True
     precision: PrecisionName = "fp32"
     channels_last: bool = False
+    compile: str = ""
     deterministic: bool = False
 
     def __post_init__(self) -> None:
