@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsync.common.names import near_miss
@@ -14,7 +24,7 @@ from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsync.train.options import LocalOptions
-    from fedsync.train.schedule import Schedule
+    from fedsync.train.schedule import Schedule, TorchSchedule
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -50,8 +60,11 @@ def _optimizer(given: Any) -> str | dict[str, _Keyword]:
     elif given not in _NAMES:
         names = " or ".join(f"'{name}'" for name in _NAMES)
         raise PydanticCustomError("literal_error", "one of {expected}", {"expected": names})
-    if not isinstance(given, Mapping):
-        return str(given)
+    return _keywords(given) if isinstance(given, Mapping) else str(given)
+
+
+def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
+    """A ``kind`` with keywords of PyTorch's, as far as types go."""
     try:
         return _KEYWORDS.validate_python(given, strict=True)
     except ValidationError as error:
@@ -74,6 +87,17 @@ class ScheduleConfig(Section):
         from fedsync.train.schedule import Schedule
 
         return Schedule(self.shape, self.warmup, self.end)
+
+
+def _whose(given: Any) -> str:
+    """Whether a schedule is one of ours, or of PyTorch's."""
+    return "~pytorch" if isinstance(given, Mapping) and "kind" in given else "~ours"
+
+
+_Schedule = Annotated[
+    Annotated[ScheduleConfig, Tag("~ours")] | Annotated[dict[str, Any], AfterValidator(_keywords), Tag("~pytorch")],
+    Discriminator(_whose),
+]
 
 
 class LocalConfig(Section):
@@ -106,8 +130,9 @@ class LocalConfig(Section):
     """Strength of the penalty of an ``optimizer`` that is only named; 0 is PyTorch's default, which is 0.01 for
     ``adamw``."""
 
-    schedule: ScheduleConfig | None = None
-    """How the learning rate goes within an order, also as one word (``cosine``); left out, it stays."""
+    schedule: _Schedule | None = None
+    """How the learning rate goes within an order, also as one word (``cosine``); left out, it stays. Or a scheduler of
+    PyTorch's, by its name as ``kind`` and its own keywords, as in ``{kind: CosineAnnealingLR, eta_min: 0.001}``."""
 
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients with a longer norm are shortened to it."""
@@ -153,6 +178,23 @@ class LocalConfig(Section):
     def _named(cls, given: Any) -> Any:
         return {"shape": given} if isinstance(given, str) else given
 
+    @field_validator("schedule", mode="after")
+    @classmethod
+    def _is_torch_s(cls, given: Any) -> Any:
+        try:
+            cls._schedule(given)
+        except ConfigError as error:
+            raise ValueError(f"{error.problem}; {error.remedy}") from error
+        return given
+
+    @staticmethod
+    def _schedule(given: ScheduleConfig | dict[str, Any] | None) -> Schedule | TorchSchedule | None:
+        if not isinstance(given, dict):
+            return None if given is None else given.build()
+        from fedsync.train.schedule import TorchSchedule
+
+        return TorchSchedule(str(given["kind"]), {name: value for name, value in given.items() if name != "kind"})
+
     @field_validator("optimizer", "momentum", "weight_decay", mode="after")
     @classmethod
     def _suits_torch(cls, given: Any, info: ValidationInfo) -> Any:
@@ -188,7 +230,7 @@ class LocalConfig(Section):
             optimizer=self.optimizer,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
-            schedule=None if self.schedule is None else self.schedule.build(),
+            schedule=self._schedule(self.schedule),
             clip_norm=self.clip_norm,
             accumulate=self.accumulate,
             workers=self.workers,

@@ -261,11 +261,13 @@ class YamlFile:
         return ConfigError(self.place(path), problem, remedy[0].upper() + remedy[1:])
 
     def _data_path(self, location: tuple[int | str, ...]) -> tuple[str, ...]:
-        """Pydantic's location without the tags of unions, which do not stand in the file."""
+        """Pydantic's location without the tags of unions, a ``kind`` or what begins with ~, which are no keys."""
         path: list[str] = []
         node: Any = self.data
         for part in location:
             if isinstance(node, Mapping) and part not in node and node.get("kind") == part:
+                continue
+            if str(part).startswith("~"):
                 continue
             path.append(str(part))
             if isinstance(node, Mapping):

@@ -158,9 +158,10 @@ class Trainer(LocalTrainer):
         buffers = [] if rank is None else [buffer.clone() for buffer in self._model.buffers()]
         pace = begin()
         schedule, whole = self._options.schedule, 0 < stop - start <= piece
+        rates = None if schedule is None else schedule.rates(order.learning_rate, order.max_steps)
         for rows, following in self._draw(order, cursor, own):
-            if schedule is not None:
-                self._set_rate(order.learning_rate * schedule.factor(pace.steps, order.max_steps))
+            if rates is not None:
+                self._set_rate(next(rates))
             losses.add(self._step(rows, base))
             # While the device is still at it; what is worked off in pieces is fetched in pieces.
             if whole and following is not None:

@@ -13,7 +13,7 @@ from torch import nn
 from fedsync.core.errors import ConfigError
 from fedsync.train.optimizers import keywords_of, make_optimizer
 from fedsync.train.precision import PrecisionName
-from fedsync.train.schedule import Schedule
+from fedsync.train.schedule import Schedule, TorchSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LocalOptions:
     optimizer: str | Mapping[str, Any] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: Schedule | None = None
+    schedule: Schedule | TorchSchedule | None = None
     clip_norm: float | None = None
     accumulate: int = 1
     workers: int = 0
