@@ -134,6 +134,7 @@ def usable_figures(figures: PooledFigures, version: int) -> bool:
             or (
                 0 <= score.version < figures.version
                 and -MAX_LOSS <= score.accuracy <= MAX_SCORE
+                and score.loss is not None
                 and -MAX_LOSS <= score.loss <= MAX_LOSS
             )
         )
@@ -172,10 +173,10 @@ def check_evaluation(silo: str, evaluation: Evaluation) -> None:
     samples = evaluation.samples
     if not (
         0 <= samples <= MAX_TEST_SAMPLES
-        and -MAX_LOSS * samples <= evaluation.loss <= MAX_LOSS * samples
+        and (evaluation.loss is None or -MAX_LOSS * samples <= evaluation.loss <= MAX_LOSS * samples)
         and -MAX_LOSS * samples <= evaluation.correct <= MAX_SCORE * samples
     ):
-        sums = f"loss {evaluation.loss:g} and score {evaluation.correct:g} in sum"
+        sums = f"loss {evaluation.loss} and score {evaluation.correct:g} in sum"
         raise ProtocolError(silo, "evaluation", f"{sums} of {samples} samples")
     if len(evaluation.metrics) > MAX_METRICS:
         raise ProtocolError(silo, "evaluation", f"{len(evaluation.metrics)} metrics, at most {MAX_METRICS}")

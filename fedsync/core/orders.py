@@ -117,13 +117,13 @@ class Evaluation:
     """How a model did on one silo's test split. Sums, so that silos can be pooled.
 
     Args:
-        loss: summed loss over the samples.
+        loss: summed loss over the samples; None where training code of a silo's own tells none.
         correct: number of correct predictions (or the task's summed score).
         samples: size of the test split.
         metrics: other figures by name, which nothing decides by: means, and over how many samples.
     """
 
-    loss: float
+    loss: float | None
     correct: float
     samples: int
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
@@ -133,13 +133,15 @@ class Evaluation:
 class Score:
     """How good a model ``version`` is: accuracy and mean loss over the test samples of several silos.
 
+    None is the loss where no silo tells one.
+
     Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
     better.
     """
 
     version: int
     accuracy: float
-    loss: float
+    loss: float | None
 
 
 @dataclass(frozen=True, slots=True)

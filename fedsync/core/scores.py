@@ -42,10 +42,19 @@ class _Pool:
     loss: _Sum = field(default_factory=_Sum)
     correct: _Sum = field(default_factory=_Sum)
     samples: int = 0
+    with_loss: int = 0
+    """Of the samples, those of which somebody told the loss."""
+
+    @property
+    def score(self) -> tuple[float, float | None]:
+        """Means of the score and of the loss."""
+        return self.correct.value / self.samples, self.loss.value / self.with_loss if self.with_loss else None
 
     def add(self, evaluation: Evaluation, times: int = 1) -> None:
         """Put an evaluation in, or take it out again with ``times=-1``."""
-        self.loss.add(evaluation.loss, times)
+        if evaluation.loss is not None:
+            self.loss.add(evaluation.loss, times)
+            self.with_loss += times * evaluation.samples
         self.correct.add(evaluation.correct, times)
         self.samples += times * evaluation.samples
 
@@ -129,7 +138,7 @@ class Scores:
                 continue
             if len(pool.silos) < len(self._newest):
                 pool = self._rolling
-            scores.append(Score(version, pool.correct.value / pool.samples, pool.loss.value / pool.samples))
+            scores.append(Score(version, *pool.score))
             self._count(scores[-1])
         self._done = []
         return scores

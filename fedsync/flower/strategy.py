@@ -397,7 +397,6 @@ def _fill_metrics(result: Result, ledger: Ledger) -> None:
         result.train_metrics_clientapp[row.round] = MetricRecord(
             {**row.metrics, **loss, "seconds": row.seconds, "silos": len(row.silos)}
         )
-        if row.accuracy is not None and row.test_loss is not None:
-            result.evaluate_metrics_clientapp[row.round] = MetricRecord(
-                {"accuracy": row.accuracy, "loss": row.test_loss}
-            )
+        if row.accuracy is not None:
+            tested = {} if row.test_loss is None else {"loss": row.test_loss}
+            result.evaluate_metrics_clientapp[row.round] = MetricRecord({"accuracy": row.accuracy, **tested})

@@ -280,10 +280,13 @@ def evaluating(metrics: dict[str, float], seen: list[Any] | None = None) -> Clie
             {"loss": 0.5, "top3": 0.9, "accuracy": 0.75, "num-examples": 8},
             Evaluation(4.0, 6.0, 8, {"eval_top3": (0.9, 8)}),
         ),
-        ({"num-examples": 8, "hausdorff": 9.0, "val_dice": 0.5}, Evaluation(0.0, 4.0, 8, {"eval_hausdorff": (9.0, 8)})),
+        (
+            {"num-examples": 8, "hausdorff": 9.0, "val_dice": 0.5},
+            Evaluation(None, 4.0, 8, {"eval_hausdorff": (9.0, 8)}),
+        ),
         (  # of errors, more is no better
             {"num-examples": 8, "test_mae": 0.7, "Top 5": 3, "odd": float("nan")},
-            Evaluation(0.0, 0.0, 0, {"test_mae": (0.7, 8), "eval_top_5": (3.0, 8)}),
+            Evaluation(None, 0.0, 0, {"test_mae": (0.7, 8), "eval_top_5": (3.0, 8)}),
         ),
     ],
 )

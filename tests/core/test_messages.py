@@ -89,7 +89,7 @@ def test_a_silo_that_cannot_be(facts: SiloFacts, told: str) -> None:
 def test_an_evaluation_that_cannot_be() -> None:
     with pytest.raises(ProtocolError) as caught:
         check_evaluation("a", Evaluation(1.0, 0.5, 0))
-    found = "loss 1 and score 0.5 in sum of 0 samples"
+    found = "loss 1.0 and score 0.5 in sum of 0 samples"
     assert str(caught.value) == f"silo 'a' failed the check 'evaluation': {found}"
 
 

@@ -22,6 +22,16 @@ def test_a_version_is_settled_once_nobody_is_at_it() -> None:
     assert scores.settle() == []
 
 
+def test_the_loss_is_of_those_who_told_one() -> None:
+    scores = Scores()
+    for version, losses in ((1, (None, 30.0)), (2, (None, None)), (3, (20.0, None))):
+        scores.begin(version, 2)
+        for silo, loss in zip("ab", losses, strict=True):
+            scores.end(version, silo, Evaluation(loss, 5.0, 10))
+        (score,) = scores.settle()
+        assert (score.accuracy, score.loss) == (0.5, {1: 3.0, 2: None, 3: 2.0}[version])
+
+
 def test_given_up_evaluations_count_for_nothing() -> None:
     scores = Scores()
     scores.begin(0)

@@ -130,7 +130,9 @@ def together(tallies: Sequence[Tally]) -> Tally:
         votes=np.sum([tally.votes for tally in tallies], axis=0),
         tensors=first.tensors,
         evaluators=sum(tally.evaluators for tally in tallies),
-        evaluation=Evaluation(sum(e.loss for e in found), sum(e.correct for e in found), sum(e.samples for e in found))
+        evaluation=Evaluation(
+            sum(e.loss or 0.0 for e in found), sum(e.correct for e in found), sum(e.samples for e in found)
+        )
         if found
         else None,
         loss=sum(tally.loss for tally in tallies),
@@ -154,7 +156,7 @@ def build(own: Contribution, cap: int) -> Slots:
     _put(slots, _TRAINING, _figure(own.loss))
     if own.evaluation is not None:
         slots[_EVALUATED] = 1
-        _put(slots, _LOSS, _figure(own.evaluation.loss))
+        _put(slots, _LOSS, _figure(own.evaluation.loss or 0.0))
         _put(slots, _CORRECT, _figure(own.evaluation.correct))
         _put(slots, _SAMPLES, own.evaluation.samples)
     for group, exponent in enumerate(_grouped(own.exponents)):

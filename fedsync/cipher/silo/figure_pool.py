@@ -86,7 +86,7 @@ class FigurePool:
                 pool,
                 evaluators=before.evaluators | silos,
                 evaluated=max(before.evaluated, *(member.round for member in members)),
-                test_loss=before.test_loss + tally.evaluation.loss,
+                test_loss=before.test_loss + (tally.evaluation.loss or 0.0),
                 correct=before.correct + tally.evaluation.correct,
                 samples=before.samples + tally.evaluation.samples,
             )
