@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
-import pickle
 import statistics
 import tempfile
 import time
@@ -42,13 +41,15 @@ from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Adder, Member, form_of
-from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.actions import Commit
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.spans import map_file
 from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
+from fedsync.flower.array_files import ArrayFiles
+from fedsync.flower.named_pickle import dump
 
 PARTS = ("stages", "round")
 _CHUNKS = 64
@@ -124,6 +125,7 @@ def _in_memory_keys(kind: str) -> GroupKey:
 
 _server: list[EncryptedAggregator] = []
 _peaks: list[int] = []
+_checkpoints: list[ArrayFiles] = []
 _silos: dict[str, EncryptedReplica] = {}
 
 
@@ -150,6 +152,7 @@ def _written(file: Path, payload: Payload) -> Path:
 def _begin_server(plan: EncryptionPlan, keys: EmulatedKeys, folder: Path) -> int:
     _server[:] = [EncryptedAggregator(plan, keys.server, folder=folder / SUMS)]
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    _checkpoints[:] = [ArrayFiles(private_folder(folder / "checkpoints"))]
     _peaks.clear()
     return status("VmRSS")
 
@@ -180,8 +183,11 @@ def _outgoing(silo: str, file: Path) -> dict[str, float]:
 
 def _checkpoint(file: Path) -> dict[str, float]:
     def save() -> None:
-        data = pickle.dumps(dict(_server[0].state()), protocol=pickle.HIGHEST_PROTOCOL)
-        write_pieces(file, (hashlib.sha256(data).digest(), data), OWNER_FILE)
+        data, large = dump(dict(_server[0].state()))
+        names = _checkpoints[0].write(large)
+        _checkpoints[0].settle(names)
+        _checkpoints[0].prune(names)
+        write_pieces(file, (data,), OWNER_FILE)
 
     return _measured(save)[1]
 
