@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass
@@ -27,3 +28,9 @@ def traced() -> Iterator[Taken]:
         taken.left, taken.peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+
+
+def resident() -> int:
+    """Bytes of files that this process holds in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))

@@ -112,8 +112,8 @@ class ArrayFiles:
                 self._safe.discard(path.stem)
 
     def _name(self, value: Large) -> ArrayName:
-        known = self._written.get(id(value))
-        return known[1] if known is not None and known[0] is value else ArrayName.of(value)
+        known = self._written.get(id(value))  # which keeps the value, so nothing else can have this number
+        return ArrayName.of(value) if known is None else known[1]
 
 
 def read(folder: Path, name: ArrayName) -> Large:

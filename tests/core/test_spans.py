@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedsync.core.spans import SPAN_BYTES, FilePart, digest, file_part, give_back, map_file, pieces, spans
+from tests.memory import resident
 
 VALUES = 3 * SPAN_BYTES // 4 + 5
 """A little more than three spans of float32."""
@@ -18,12 +19,6 @@ def on_disk(folder: Path, ahead: bytes = b"") -> tuple[Path, np.ndarray]:
     path = folder / "values"
     path.write_bytes(ahead + values.tobytes())
     return path, values
-
-
-def resident() -> int:
-    """Bytes of files that this process holds in memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
 
 
 @pytest.mark.parametrize(

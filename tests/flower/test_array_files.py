@@ -15,7 +15,7 @@ import pytest
 from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.spans import digest, file_part
+from fedsync.core.spans import digest, file_part, map_file
 from fedsync.flower import array_files
 from fedsync.flower.array_files import ArrayFiles, is_large, read
 from fedsync.flower.checkpoints import FOLDER, Checkpoints, Origin, prepare
@@ -138,6 +138,13 @@ def test_a_value_in_memory_comes_back(tmp_path: Path, value: array_files.Large) 
     assert type(found) is type(value)
     np.testing.assert_array_equal(found, value)
     assert isinstance(found, bytes) or file_part(found) is not None
+
+
+def test_a_part_of_a_file_comes_back_as_that_part(tmp_path: Path) -> None:
+    (tmp_path / "longer").write_bytes(vector(1).tobytes() + b"more")
+    part = map_file(tmp_path / "longer", np.float32, 0, VALUES)
+    (name,) = ArrayFiles(tmp_path).write([part])
+    np.testing.assert_array_equal(read(tmp_path, name), vector(1))
 
 
 def test_at_whatever_moment_the_server_dies_a_whole_checkpoint_is_there(

@@ -186,19 +186,14 @@ _CHANGES: Changes = {
             "    # or it",
         ),
         (
-            "an-array-is-known-by-an-address-that-another-has-by-now",
-            "known[1] if known is not None and known[0] is value else",
-            "known[1] if known is not None else",
-        ),
-        (
             "an-array-that-changes-is-written-once",
             "value.flags.c_contiguous and not value.flags.writeable",
             "value.flags.c_contiguous",
         ),
         (
             "an-array-is-written-again-every-time",
-            "known[1] if known is not None and known[0] is value else",
-            "",
+            "ArrayName.of(value) if known is None else known[1]",
+            "ArrayName.of(value)",
         ),
         (
             "an-array-in-a-file-is-written-again",

@@ -12,7 +12,7 @@ from fedsync.core.layout import Vector
 from fedsync.core.spans import SPAN_BYTES, file_part, map_file
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.policies.aggregate.array_keeper import ArrayKeeper
-from tests.memory import traced
+from tests.memory import resident, traced
 
 VALUES = 3 * SPAN_BYTES // 4 + 7
 """A little more than three spans of float32."""
@@ -77,10 +77,12 @@ def test_sixteen_updates_take_no_more_memory_than_their_spans(tmp_path: Path) ->
     with traced() as taken:
         model = keeper.make(np.float32, VALUES, lambda start, stop: np.zeros(stop - start, np.float32))
         store = PlainAggregator(model, keeper=keeper)
+        before = resident()
         for name, update in updates.items():
             store.put(name, name, update)
         store.commit(commit)
         store.savepoint()
+    assert resident() - before < 8 * SPAN_BYTES, "the pages that were read are given back: they are 48 spans"
     assert taken.peak < 4 * SPAN_BYTES, "a span of the old model, one of the new, and what is added"
     assert taken.left < SPAN_BYTES // 4
 
