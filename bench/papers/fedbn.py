@@ -80,11 +80,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="of the table")
     parser.add_argument("--tuning", type=int, default=3, help="seeds by which each side's learning rate is chosen")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates that each side tries")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="two rounds, two rates: to see that it works")
     parser.add_argument("--out", type=Path, default=Path("bench/results/fedbn.json"))
     options = parser.parse_args()
-    rates, seeds, tuning, rounds = RATES, range(options.seeds), range(TUNING, TUNING + options.tuning), options.rounds
+    rates, rounds = tuple(options.rates), options.rounds
+    seeds, tuning = range(options.seeds), range(TUNING, TUNING + options.tuning)
     if options.quick:
         rates, seeds, tuning, rounds = (0.03, 0.1), range(2), range(TUNING, TUNING + 1), 2
     sides = [(side, shift) for shift in (True, False) for side in PRIVATE]
