@@ -170,7 +170,7 @@ def flwr_side(folder: Path, silos: int, parameters: int, rounds: int) -> list[fl
                 time.sleep(0.2)
             time.sleep(0.5)
         finally:
-            processes.stop()
+            processes.stop(over=True)
     found = json.loads(times.read_text(encoding="utf-8"))
     return _apart([(each["at_s"], each["compute_s"]) for each in found[1:]])  # the first is before any round
 
