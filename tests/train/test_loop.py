@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from fedsync.core.errors import ConfigError, Diverged
 from fedsync.core.layout import Vector
 from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
+from fedsync.train.optimizers import optimizers
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
@@ -51,6 +54,32 @@ def test_the_same_inputs_give_the_same_bits_whatever_ran_between(options: LocalO
     assert first.report.loss == again.report.loss == fresh.report.loss
     assert first.report.evaluation == again.report.evaluation
     assert first.cursor == again.cursor
+
+
+class Remembering(torch.optim.SGD):
+    """Has a memory before its first step, and needs it, as Adagrad of older versions."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["steps"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        for state in [self.state[parameter] for group in self.param_groups for parameter in group["params"]]:
+            state["steps"] += 1
+            self.param_groups[0]["lr"] = 0.1 / state["steps"]
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", sorted(optimizers().keys() - {"muon"} | {"remembering"}))
+def test_any_optimizer_begins_anew_with_each_order(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon takes no biases."""
+    monkeypatch.setattr(torch.optim, "Remembering", Remembering, raising=False)
+    subject = trainer(options=LocalOptions(kind, device="cpu"))
+    base = subject.initial_model()
+    first, again = (subject.run(order(learning_rate=0.01), base, Cursor()).update for _ in range(2))
+    assert first.tobytes() == again.tobytes() and first.any()
 
 
 def test_the_order_s_seed_matters_to_a_model_that_draws() -> None:
