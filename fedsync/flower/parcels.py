@@ -210,12 +210,10 @@ class ParcelStore:
             raise ProtocolError(sender, "length", f"{uploaded.nbytes} bytes, at most {most}")
         path = upload_path(node_folder(self._folder, node), ticket.name, uploaded.content)
         try:
-            size = path.stat().st_size
+            kept, size = _taken_over(path)
             if size != uploaded.nbytes:
+                kept.unlink()
                 raise ProtocolError(sender, "upload", f"it says that it left {uploaded.nbytes} bytes, and left {size}")
-            # Under another name, for the ticket may be used again.
-            kept = path.with_name(f"kept-{secrets.token_hex(_NAME_BYTES)}")
-            path.rename(kept)
             payload = map_file(kept, remove=True)
         except OSError as error:
             raise ProtocolError(sender, "upload", f"it is not there: {error.strerror}") from error
@@ -241,6 +239,25 @@ class ParcelStore:
         """Remove all of it; what is mapped stays readable."""
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
+
+
+def _taken_over(upload: Path) -> tuple[Path, int]:
+    """The file of an upload under another name, and its bytes: nobody writes it any more, however long he was at it."""
+    kept = upload.with_name(f"kept-{secrets.token_hex(_NAME_BYTES)}")
+    upload.rename(kept)
+    with kept.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until `still_written` has ended, which finds the name gone from now on
+        return kept, os.fstat(file.fileno()).st_size
+
+
+@contextmanager
+def still_written(upload: Path, descriptor: int) -> Iterator[bool]:
+    """Whether an open file is still an upload that nobody took over or withdrew; it stays so in the meantime."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        yield upload.exists() and os.path.samestat(upload.stat(), os.fstat(descriptor))
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def upload_path(folder: Path, ticket: str, content: str) -> Path:

@@ -32,6 +32,9 @@ Headers = Mapping[bytes, bytes]
 Value = TypeVar("Value")
 
 _REREAD_S = 1.0
+_STALE_S = 10.0
+"""How long a node that was revoked may go on, where Flower does not look at its requests too."""
+
 _TOKEN_S = 60.0
 _MOST_KEPT = 256
 _TOKEN = re.compile(rb"[0-9a-f]{256}")
@@ -118,7 +121,7 @@ class Callers:
             return None
         if not -SYSTEM_TIME_TOLERANCE < age_s < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
             return None
-        if public not in self._nodes:
+        if public not in self._nodes or asyncio.get_running_loop().time() - self._read_s > _STALE_S:
             await self._read_nodes()
         number, key = self._nodes.get(public, (None, None))
         if key is None or not verify_signature(key, time, signature):

@@ -45,6 +45,7 @@ _LATER = {401, 409, 500, 502, 503, 504}
 _FULL = 507
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 _WHOLE, _PART = ".parcel", ".part"
+_DIGITS = 20
 
 Headers = Mapping[str, str]
 
@@ -98,9 +99,10 @@ class ParcelClient:
         self._place = host.strip("[]"), int(port)
         self._trust = trust
         self._sign = sign
+        self._filled: Path | None = None
 
     def fetch(self, parcel: Parcel, folder: Path) -> Payload:
-        """A parcel, uint8, as a map of a file in ``folder``, where it stays until another is fetched.
+        """A parcel, uint8, as a map of a file in ``folder``, where it stays until another is fetched, to any folder.
 
         Raises:
             ProtocolError: the server has no such parcel, or sent something else.
@@ -109,9 +111,12 @@ class ParcelClient:
         """
         whole, part = (folder / f"{parcel.digest}{suffix}" for suffix in (_WHOLE, _PART))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for other in (*folder.glob(f"*{_WHOLE}"), *folder.glob(f"*{_PART}")):
-            if other not in (whole, part):
-                other.unlink(missing_ok=True)
+        # The server names the runs, and each has its folder: of all of them one has something.
+        for each in {self._filled or folder, folder}:
+            for other in (*each.glob(f"*{_WHOLE}"), *each.glob(f"*{_PART}")):
+                if other not in (whole, part):
+                    other.unlink(missing_ok=True)
+        self._filled = folder
         if whole.exists():  # asked for again; the machine may have failed since it was written
             kept = map_file(whole) if whole.stat().st_size else None
             if kept is not None and digest(kept).hex() == parcel.digest:
@@ -154,7 +159,7 @@ class ParcelClient:
         def send(line: http.client.HTTPConnection) -> None:
             nonlocal there
             line.request("GET", path, headers=dict(self._sign()))
-            there = int(_answer(line, 200).read())
+            there = _there(line, payload.nbytes)
             while there < payload.nbytes:
                 there = self._send_part(line, path, payload, there, told)
 
@@ -180,7 +185,10 @@ class ParcelClient:
             line.send(piece)
             start += len(piece)
             told.at(start)
-        return int(_answer(line, 200).read())
+        there = _there(line, payload.nbytes)
+        if there != stop:
+            raise ConnectionError(f"the server has {there} bytes, after it was sent {stop}")
+        return there
 
     def _persist(self, transfer: Callable[[http.client.HTTPConnection], None], done: Callable[[], int]) -> None:
         """Try until it is done, or nothing moves; ``done`` is how many bytes did."""
@@ -219,6 +227,14 @@ def _answer(line: http.client.HTTPConnection, wanted: int) -> http.client.HTTPRe
     if answer.status != wanted:
         raise _Answered(answer.status, answer.read(500).decode("utf-8", "replace").strip())
     return answer
+
+
+def _there(line: http.client.HTTPConnection, most: int) -> int:
+    """How many bytes of an upload the server says that it has."""
+    told = _answer(line, 200).read(_DIGITS)
+    if not told.isdigit() or int(told) > most:
+        raise ProtocolError(SERVER, "upload", f"it is said to have {told!r} of {most} bytes")
+    return int(told)
 
 
 def _receive(

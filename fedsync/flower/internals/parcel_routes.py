@@ -27,7 +27,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from fedsync.core.spans import SPAN_BYTES
-from fedsync.flower.parcels import node_folder, upload_path
+from fedsync.flower.parcels import node_folder, still_written, upload_path
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ async def _write(path: Path, at: int, length: int, receive: Receive, writes: Cal
                 raise NoParcel(400, "it is longer than it said")
             if failure is None:
                 try:
-                    await run_sync(_write_at, descriptor, waiting, at)
+                    await run_sync(_write_at, path, descriptor, waiting, at)
                 except OSError as error:
                     failure = error
             at, waiting = at + len(waiting), bytearray()
@@ -185,11 +185,14 @@ async def _write(path: Path, at: int, length: int, receive: Receive, writes: Cal
         raise failure
 
 
-def _write_at(descriptor: int, data: bytearray, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, at)
-        left, at = left[written:], at + written
+def _write_at(path: Path, descriptor: int, data: bytearray, at: int) -> None:
+    with still_written(path, descriptor) as mine:
+        if not mine:
+            raise NoParcel(409, "it is not expected any more")
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(descriptor, left, at)
+            left, at = left[written:], at + written
 
 
 async def _gone(receive: Receive) -> None:

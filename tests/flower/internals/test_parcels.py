@@ -177,6 +177,7 @@ class Cutting:
         for each in (one, other):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+                each.close()  # or who sends waits for a reader
 
 
 def test_a_download_goes_on_where_its_line_broke(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
