@@ -21,13 +21,17 @@ from flwr.common.constant import NOOP_FLWR_AID
 
 from fedsync.config.gate import GateConfig
 from fedsync.core.errors import ProtocolError, RunError
-from fedsync.core.spans import SPAN_BYTES
+from fedsync.core.spans import SPAN_BYTES, map_file
 from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
+from fedsync.core.wire import FP32, Wire, WireFormat
+from fedsync.core.wire_formats import Bf16, Fp16, Int8, TopK
 from fedsync.flower import messages
-from fedsync.flower.internals import callers, parcel_client, parcel_routes
+from fedsync.flower.internals import access_middleware, callers, parcel_client, parcel_routes
 from fedsync.flower.internals.parcel_client import ParcelClient
 from fedsync.flower.internals.parcel_routes import PREFIX
+from fedsync.flower.internals.shares import MOST_AT_ONCE
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, tidy_up, upload_path
+from fedsync.policies.aggregate.aggregator import PlainAggregator
 from tests.flower.internals.superlink import Silo, SuperLink, serving
 
 LARGE = 2 * SPAN_BYTES + 5
@@ -177,6 +181,61 @@ def test_a_ticket_ends_with_its_answer_and_with_its_server_app(link: SuperLink, 
     later = ParcelStore.begin(root)
     assert later.expect(berlin.number, "update a/2", 100) != other
     assert status(put(berlin, other, 0, b"b" * 100, 100)) == 404
+
+
+@pytest.mark.parametrize("name", ["Content-Range", "Range", "Content-Length", "Flwr-Signature"])
+def test_what_is_said_twice_is_said_once_too_often(link: SuperLink, store: ParcelStore, name: str) -> None:
+    """Or whoever stands before the gate may read the first, and the gate the last."""
+    berlin = link.silo()
+    ticket = store.expect(berlin.number, "update a/1", 100)
+    assert ticket is not None
+    told = {"Content-Range": "bytes 0-99/100", "Range": "bytes=0-", "Content-Length": "100", **berlin.headers}
+    told = {key.lower(): value for key, value in told.items()}
+    fields = [*told.items(), (name.lower(), told[name.lower()])]
+    head = f"PUT {path_of(ticket)} HTTP/1.1\r\nHost: x\r\n"
+    line = link.connect()
+    line.sendall((head + "".join(f"{key}: {value}\r\n" for key, value in fields)).encode() + b"\r\n" + b"x" * 100)
+    assert status(line) == 400
+
+
+def test_a_body_that_does_not_come_holds_no_place(
+    link: SuperLink, store: ParcelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as a silo may have at a time hang; they are cut, and what they left does not keep the next one out."""
+    monkeypatch.setattr(access_middleware, "time_for", lambda size: 0.3)
+    berlin = link.silo()
+    ticket = store.expect(berlin.number, "update a/1", 100)
+    assert ticket is not None
+    hanging = [put(berlin, ticket, 0, b"", 100, 100) for _ in range(MOST_AT_ONCE)]
+    for line in hanging:
+        with line, contextlib.suppress(ConnectionResetError):
+            assert line.recv(1) == b""
+    assert status(put(berlin, ticket, 0, b"a" * 100, 100)) == 200
+
+
+VALUES = 3000
+FORMATS: dict[str, WireFormat] = {
+    "fp32": FP32, "bf16": Bf16(), "fp16": Fp16(), "int8": Int8(), "topk": TopK(0.1), "topk int8": TopK(0.1, Int8()),
+}  # fmt: skip
+
+
+def spoiled(wire: WireFormat, lie: float) -> Payload:
+    """An update whose first value, or scale of values, is another."""
+    data = np.array(wire.encode(np.ones(VALUES, np.float32))).view(np.uint8)
+    at = 4 + 4 * wire.count(VALUES) if isinstance(wire, TopK) else 0
+    said = np.array([lie], np.float32).view(np.uint8)[2 if isinstance(wire, Bf16) else 0 :]
+    data[at : at + said.size] = said
+    return data
+
+
+@pytest.mark.parametrize("lie", [np.nan, np.inf, -np.inf, 1e38, -1e38])
+@pytest.mark.parametrize("wire", FORMATS)
+def test_no_file_brings_values_that_spoil_a_model(wire: str, lie: float, tmp_path: Path) -> None:
+    aggregator = PlainAggregator(np.zeros(VALUES, np.float32), wire=Wire(up=FORMATS[wire]))
+    (tmp_path / "update").write_bytes(spoiled(FORMATS[wire], lie).tobytes())
+    with pytest.raises(ProtocolError, match="finite"):
+        aggregator.put("berlin", "berlin/1", map_file(tmp_path / "update"))
+    assert aggregator.pending == ()
 
 
 # A server against a silo: what it answers is bounded, and nothing of a lie stays.

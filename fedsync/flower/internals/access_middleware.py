@@ -56,7 +56,7 @@ _FLEET, _RUNTIME, _CONTROL = "/v1/fleet/", "/v1/runtime/", "/v1/control/"
 _LONG = ("/v1/fleet/push-object", "/v1/fleet/push-messages")
 _REGISTER, _ACTIVATE = "/v1/fleet/register-node", "/v1/fleet/activate-node"
 _DIGITS = 20
-_ONCE = (b"authorization", b"content-length", b"flwr-")
+_ONCE = (b"authorization", b"content-length", b"content-range", b"range", b"flwr-")
 
 
 class TurnedAway(Exception):
