@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -29,16 +29,28 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.cost import large_model
+from bench.cost.large_model import Large
+from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
+from fedsync.core.parts import ModelForm
 from fedsync.flower import messages, payloads
 from fedsync.flower.environment import flower_in_this_process
 from fedsync.flower.strategy import FedSync
+from fedsync.train.weights import TaskModel
 from fedsync.trainer.protocol import Hello, Reply, Train, read_request, write_reply
 
 SILOS, ROUNDS = 5, 12
 
 client = ClientApp()
+
+
+def _form(spec: str) -> ModelForm:
+    """What a silo says of the model of a run."""
+    run = RunSpec.parse(spec)
+    model = TaskModel(run.task.build(), run.seed, run.model.build())
+    return ModelForm.of(model.layout, model.frozen_digest.hex())
 
 
 def _say(message: Message, reply: Reply, payload: payloads.Packed | None = None) -> Message:
@@ -47,7 +59,9 @@ def _say(message: Message, reply: Reply, payload: payloads.Packed | None = None)
 
 @client.query()
 def _query(message: Message, context: Context) -> Message:
-    return _say(message, Hello(f"silo-{context.node_config['partition-id']}", SiloFacts(examples=100)))
+    spec, _, _ = messages.read_request(message)
+    name = f"silo-{context.node_config['partition-id']}"
+    return _say(message, Hello(name, SiloFacts(examples=100), form=_form(spec)))
 
 
 @client.train()
@@ -98,16 +112,20 @@ class Clock:
         )
 
 
-def measure(name: str, parameters: int, start: Callable[[Grid, ArrayRecord, Clock], None]) -> Row:
+Start = Callable[[Grid, ArrayRecord, int, Clock], None]
+"""Runs a strategy: grid, first model, its parameters, and what is told of each version."""
+
+
+def measure(name: str, parameters: int, start: Start) -> Row:
     clock = Clock([], [])
-    arrays = ArrayRecord({f"layer{i}": Array(np.zeros(parameters // 10, np.float32)) for i in range(10)})
+    arrays = ArrayRecord(Large(parameters).model().state_dict())
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         while len(list(grid.get_node_ids())) < SILOS:
             time.sleep(0.1)
-        start(grid, arrays, clock)
+        start(grid, arrays, parameters, clock)
 
     run_simulation(
         app,
@@ -121,13 +139,14 @@ def measure(name: str, parameters: int, start: Callable[[Grid, ArrayRecord, Cloc
     return clock.row(parameters, name)
 
 
-def run_fedavg(grid: Grid, arrays: ArrayRecord, clock: Clock) -> None:
+def run_fedavg(grid: Grid, arrays: ArrayRecord, parameters: int, clock: Clock) -> None:
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=SILOS, min_available_nodes=SILOS)
     strategy.start(grid, arrays, num_rounds=ROUNDS, evaluate_fn=lambda version, arrays: clock.tick())
 
 
-def run_fedsync(grid: Grid, arrays: ArrayRecord, clock: Clock) -> None:
-    config = StrategyConfig.load("fedavg", [f"stop.rounds={ROUNDS}", f"min_silos={SILOS}"])
+def run_fedsync(grid: Grid, arrays: ArrayRecord, parameters: int, clock: Clock) -> None:
+    task = f"task={{kind: custom, file: {large_model.__file__}, options: {{parameters: {parameters}}}}}"
+    config = StrategyConfig.load("fedavg", [f"stop.rounds={ROUNDS}", f"min_silos={SILOS}", task])
     with tempfile.TemporaryDirectory() as folder:
         strategy = FedSync(config, out=Path(folder))
         strategy.start(grid, arrays, evaluate_fn=lambda version, arrays: clock.tick())
