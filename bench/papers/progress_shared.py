@@ -14,9 +14,12 @@ from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
+from fedsync.observe.ledger import Ledger
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
 from fedsync.sim.timing_only import NoAggregator, TimingWorker
+
+MODEL_BYTES = 4
 
 BARRIERS: dict[str, dict[str, Any]] = {
     "BSP": {"kind": "bsp"},
@@ -34,6 +37,7 @@ class Watch:
     """Sees when each order ends and how many commits there were since it began; stands in for a recorder."""
 
     def __init__(self) -> None:
+        self.ledger = Ledger(None, MODEL_BYTES)
         self.at_s: list[float] = []
         self.silo: list[str] = []
         self.between: list[int] = []
@@ -88,7 +92,7 @@ def watch(
     seen = Watch()
     machines = {silo.name: Machine(silo, seed) for silo in cluster.silos}
     workers = {silo.name: TimingWorker.of(silo) for silo in cluster.silos}
-    VirtualDriver(Coordinator(policies), NoAggregator(4), machines, workers, seen, poll_s).run()
+    VirtualDriver(Coordinator(policies), NoAggregator(MODEL_BYTES), machines, workers, seen, poll_s).run()
     return seen
 
 
