@@ -20,6 +20,8 @@ the whole model. After a rollback all are: the model then is the remembered one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedsync.core.errors import SERVER, ProtocolError
@@ -75,11 +77,11 @@ class PublicModel:
         if self._wire is FP32:
             self.model = exact
             return
-        difference = self._wire.encode(exact - self.model)
-        model = self.model.copy()  # who began with the version before still has it
-        _add(self._wire, difference, model)
-        self.model = model
-        kept = differences_kept(model.size, self._wire)
+        wanted = exact - self.model
+        difference = self._wire.encode(wanted)
+        # In the memory of what was wanted: who began with the version before still has that one.
+        self.model = _moved(self._wire, self.model, [difference], wanted)
+        kept = differences_kept(exact.size, self._wire)
         self._differences = [*self._differences, difference][-kept:] if kept else []
 
     def restart(self, model: Vector) -> None:
@@ -151,16 +153,19 @@ class HeldModel:
         parts = [payload[start : start + nbytes] for start in range(0, count * nbytes, nbytes)] if nbytes else []
         for part in parts:
             self._wire.check(part, self._values, SERVER)
-        model = self.model.copy()
-        for part in parts:
-            _add(self._wire, part, model)
+        model = _moved(self._wire, self.model, parts, np.empty_like(self.model))
         _check_finite(model)
         return model
 
 
-def _add(wire: WireFormat, difference: Payload, model: Vector) -> None:
+def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], out: Vector) -> Vector:
+    """``model`` after these differences, in ``out``, which is another array of its size."""
     for start, stop in spans(model.size, 4):
-        model[start:stop] += wire.decode(difference, start, stop)
+        moved = out[start:stop]
+        moved[:] = model[start:stop]
+        for difference in differences:
+            moved += wire.decode(difference, start, stop)
+    return out
 
 
 def _check_finite(model: Vector) -> None:

@@ -90,14 +90,17 @@ class PlainReplica:
         if self._owed is not None:
             wanted = update + self._owed / np.float32(factor)
         payload = up.encode(wanted, generator(order.seed, Stream.ROUNDING))
-        lost = np.empty_like(update)
+        owed = np.empty_like(update) if up.feedback else None
+        lost_square = square = 0.0
         for start, stop in spans(update.size, 4):
-            np.subtract(wanted[start:stop], up.decode(payload, start, stop), out=lost[start:stop])
-        size = _norm(update)
-        self._lost = _norm(lost) / size if size else 0.0
-        if up.feedback:
-            lost *= np.float32(factor)
-            self._owed_next = lost
+            lost = wanted[start:stop] - up.decode(payload, start, stop)
+            lost_square += _square(lost)
+            square += _square(update[start:stop])
+            if owed is not None:
+                np.multiply(lost, np.float32(factor), out=owed[start:stop])
+        self._lost = math.sqrt(lost_square / square) if square else 0.0
+        if owed is not None:
+            self._owed_next = owed
         return payload
 
     def _factor(self, report: WorkReport) -> float:
@@ -130,7 +133,7 @@ class PlainReplica:
         raise PolicyError("a silo that keeps no model is asked for it")
 
 
-def _norm(vector: Vector) -> float:
-    """Euclidean norm, in float64."""
-    parts = (vector[start:stop].astype(np.float64) for start, stop in spans(vector.size, 4))
-    return math.sqrt(sum(float(part @ part) for part in parts))
+def _square(part: Vector) -> float:
+    """Square of the Euclidean norm, in float64."""
+    exact = part.astype(np.float64)
+    return float(exact @ exact)
