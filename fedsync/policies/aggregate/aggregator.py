@@ -138,6 +138,8 @@ class PlainAggregator(InTheClear):
 
         self._exact = self._keeper.make(np.float32, before.size, fold)
         self._public.advance(self._exact)
+        if self.model is not self._exact:
+            self._public.model = self._keeper.keep(self.model)
 
     def savepoint(self) -> None:
         self._remembered = self._exact, self.model

@@ -10,6 +10,8 @@ from fedsync.core.actions import Commit
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.spans import SPAN_BYTES, file_part, map_file
+from fedsync.core.wire import Wire
+from fedsync.core.wire_formats import Bf16
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 from tests.memory import resident, traced
@@ -85,6 +87,20 @@ def test_sixteen_updates_take_no_more_memory_than_their_spans(tmp_path: Path) ->
     assert resident() - before < 8 * SPAN_BYTES, "the pages that were read are given back: they are 48 spans"
     assert taken.peak < 4 * SPAN_BYTES, "a span of the old model, one of the new, and what is added"
     assert taken.left < SPAN_BYTES // 4
+
+
+def test_the_public_model_lies_in_a_file_of_its_own(tmp_path: Path) -> None:
+    wire = Wire(down=Bf16())
+    store = PlainAggregator(vector(0), wire=wire, keeper=ArrayKeeper(tmp_path / "arrays"))
+    in_memory = PlainAggregator(vector(0), wire=wire)
+    for version in (1, 2):
+        for each in (store, in_memory):
+            each.put("a", f"a/{version}", vector(version))
+            each.commit(Commit(version, {f"a/{version}": 0.5}))
+        np.testing.assert_array_equal(store.model, in_memory.model)
+    state = store.state()
+    exact, public = file_part(state["model"]), file_part(state["public"])
+    assert exact is not None and public is not None and exact.path != public.path
 
 
 def test_an_update_that_came_in_memory_waits_in_a_file(tmp_path: Path) -> None:
