@@ -26,7 +26,7 @@ import numpy as np
 
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.spans import spans
+from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import OtherVersion, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, WireFormat, check_length
 
@@ -80,7 +80,8 @@ class PublicModel:
         wanted = exact - self.model
         difference = self._wire.encode(wanted)
         # In the memory of what was wanted: who began with the version before still has that one.
-        self.model = _moved(self._wire, self.model, [difference], wanted)
+        before, self.model = self.model, _moved(self._wire, self.model, [difference], wanted)
+        give_back(exact, before)
         kept = differences_kept(exact.size, self._wire)
         self._differences = [*self._differences, difference][-kept:] if kept else []
 
