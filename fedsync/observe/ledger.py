@@ -11,30 +11,14 @@ from fedsync.core.checks import sound, usable
 from fedsync.core.downlink import HEAD_BYTES
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, fast_dataclass, mean_loss
+from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
+from fedsync.observe.shares import WaitingUpdate, SiloShare, shares_of
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
-
-
-@fast_dataclass
-@dataclass(frozen=True, slots=True)
-class SiloShare:
-    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
-
-    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.metric_pool`.
-    """
-
-    batch_size: int
-    steps: int
-    samples: int
-    compute_s: float
-    overhead_s: float
-    wait_s: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,15 +82,6 @@ class EndedOrder:
 
 
 @dataclass(slots=True)
-class _Arrival:
-    meta: UpdateMeta
-    report: WorkReport
-    batch_size: int
-    at_s: float
-    busy_s: float
-
-
-@dataclass(slots=True)
 class Ledger:
     """Follows a journal entry by entry and keeps the books.
 
@@ -133,7 +108,7 @@ class Ledger:
     _closing: bool = False
     _final: int = 0
     _awaiting: set[str] = field(default_factory=set)
-    _arrived: dict[str, _Arrival] = field(default_factory=dict)
+    _arrived: dict[str, WaitingUpdate] = field(default_factory=dict)
     _by_version: dict[int, Round] = field(default_factory=dict)
     _scores: Scores = field(default_factory=Scores)
     _last_scored: int = 0
@@ -331,7 +306,7 @@ class Ledger:
             return
         busy_s = at_s - self.silos[meta.silo].since_s
         self._end_order(meta.silo, at_s, report)
-        self._arrived[meta.update_id] = _Arrival(meta, report, order.batch_size, at_s, busy_s)
+        self._arrived[meta.update_id] = WaitingUpdate(meta, report, order.batch_size, at_s, busy_s)
 
     def _end_order(self, name: str, at_s: float, report: WorkReport | None) -> None:
         silo = self.silos.get(name)
@@ -361,7 +336,7 @@ class Ledger:
         seconds = since_s - (self.rounds[-1].at_s if self.rounds else 0.0)
         # Of simultaneous arrivals the first, as `Round.slowest` has it.
         kept = arrivals if self.detail or len(arrivals) == 1 else [max(arrivals, key=lambda arrival: arrival.at_s)]
-        shares, metrics = _shares(kept, at_s), pooled(reports)
+        shares, metrics = shares_of(kept, at_s), pooled(reports)
         row = self._by_version[version] = Round(version, since_s, seconds, loss, shares, metrics=metrics)
         self.rounds.append(row)
 
@@ -390,30 +365,3 @@ class Ledger:
             row.loss = figures.loss
         if figures.score is not None:
             self._score(figures.score)
-
-
-def _shares(arrivals: list[_Arrival], at_s: float) -> dict[str, SiloShare]:
-    """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
-    shares: dict[str, SiloShare] = {}
-    for arrival in arrivals:
-        name, report = arrival.meta.silo, arrival.report
-        overhead_s, wait_s = max(arrival.busy_s - report.compute_s, 0.0), at_s - arrival.at_s
-        share = SiloShare(
-            arrival.batch_size, report.steps, report.samples, report.compute_s, overhead_s, wait_s, report.metrics
-        )
-        before = shares.get(name)
-        shares[name] = share if before is None else _added(before, share)
-    return shares
-
-
-def _added(first: SiloShare, second: SiloShare) -> SiloShare:
-    last = min(first, second, key=lambda share: share.wait_s)
-    return SiloShare(
-        last.batch_size,
-        first.steps + second.steps,
-        first.samples + second.samples,
-        first.compute_s + second.compute_s,
-        first.overhead_s + second.overhead_s,
-        last.wait_s,
-        pooled((first, second)),
-    )

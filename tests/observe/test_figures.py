@@ -3,8 +3,9 @@
 import pytest
 
 from fedsync.observe.figures import Figure, figures
-from fedsync.observe.ledger import Round, SiloShare
+from fedsync.observe.ledger import Round
 from fedsync.observe.metric_pool import MOST_NAMES, MetricPool
+from fedsync.observe.shares import SiloShare
 
 
 @pytest.mark.parametrize(

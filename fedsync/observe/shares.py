@@ -1,0 +1,64 @@
+"""What each silo did for one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedsync.core.orders import UpdateMeta, WorkReport, fast_dataclass
+from fedsync.observe.metric_pool import pooled
+
+
+@fast_dataclass
+@dataclass(frozen=True, slots=True)
+class SiloShare:
+    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
+
+    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.metric_pool`.
+    """
+
+    batch_size: int
+    steps: int
+    samples: int
+    compute_s: float
+    overhead_s: float
+    wait_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WaitingUpdate:
+    """An update that waits for its commit, and how long its silo was busy with it."""
+
+    meta: UpdateMeta
+    report: WorkReport
+    batch_size: int
+    at_s: float
+    busy_s: float
+
+
+def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:
+    """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
+    shares: dict[str, SiloShare] = {}
+    for arrival in arrivals:
+        name, report = arrival.meta.silo, arrival.report
+        overhead_s, wait_s = max(arrival.busy_s - report.compute_s, 0.0), at_s - arrival.at_s
+        share = SiloShare(
+            arrival.batch_size, report.steps, report.samples, report.compute_s, overhead_s, wait_s, report.metrics
+        )
+        before = shares.get(name)
+        shares[name] = share if before is None else _added(before, share)
+    return shares
+
+
+def _added(first: SiloShare, second: SiloShare) -> SiloShare:
+    last = min(first, second, key=lambda share: share.wait_s)
+    return SiloShare(
+        last.batch_size,
+        first.steps + second.steps,
+        first.samples + second.samples,
+        first.compute_s + second.compute_s,
+        first.overhead_s + second.overhead_s,
+        last.wait_s,
+        pooled((first, second)),
+    )
