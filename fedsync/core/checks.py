@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import inf
 
+import numpy as np
+
 from fedsync.core.errors import ProtocolError
+from fedsync.core.metrics.base import Statistic
 from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 
 MAX_SPEED = 1e9
@@ -48,6 +52,16 @@ MAX_SCORE = 1e6
 
 MAX_LOSS = 1e30
 """Loss of a sample, and how bad a score may be: squared errors have no range, but sums of these are finite."""
+
+
+MAX_STATISTICS = 16
+"""Statistics of an evaluation."""
+
+MAX_SUMS = 16_384
+"""Entries of all its statistics."""
+
+MAX_ENTRY = 1e45
+"""Sum over samples whose sums over silos are finite."""
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
@@ -163,8 +177,11 @@ def check_speed(silo: str, speed: float) -> None:
         raise ProtocolError(silo, "speed", f"{speed:g} samples/s lies outside [{MIN_SPEED:g}, {MAX_SPEED:g}]")
 
 
-def check_evaluation(silo: str, evaluation: Evaluation) -> None:
+def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Statistic] | None = None) -> None:
     """Check the sums of an evaluation: of a believable number of samples, none of which is beyond every range.
+
+    With the statistics that the run measures, by key, no other ones are allowed, and each is to be one that samples can
+    come to; without, where nobody knows them, they are only bounded.
 
     What a task scores need not be a share: a log-likelihood has no range, and that of a model before any training may
     be far below what any model ends with. Who wants to lie says that all is right, so a limit of 1 a sample would keep
@@ -183,13 +200,34 @@ def check_evaluation(silo: str, evaluation: Evaluation) -> None:
     for name, (mean, count) in evaluation.metrics.items():
         if not (METRIC_NAME.fullmatch(name) and abs(mean) <= MAX_METRIC and 1 <= count <= MAX_TEST_SAMPLES):
             raise ProtocolError(silo, "evaluation", f"{name[:MAX_NAME]!r} = {mean} of {count} samples")
+    _check_sums(silo, evaluation.sums, known)
 
 
-def usable(silo: str, evaluation: Evaluation | None) -> Evaluation | None:
+def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping[str, Statistic] | None) -> None:
+    entries = sum(map(len, sums.values()))
+    if len(sums) > MAX_STATISTICS or entries > MAX_SUMS:
+        problem = f"{len(sums)} statistics of {entries} entries, at most {MAX_STATISTICS} of {MAX_SUMS}"
+        raise ProtocolError(silo, "statistics", problem)
+    for key, values in sums.items():
+        array = np.array(values, np.float64)
+        problem = "" if (np.abs(array) <= MAX_ENTRY).all() else "sums that are none"
+        if known is not None and not problem:
+            statistic = known.get(key)
+            if statistic is None or len(values) != statistic.size:
+                problem = f"{len(values)} entries that nobody asked for"
+            elif statistic.whole and not ((array >= 0) & (array <= MAX_COUNT) & (array == np.floor(array))).all():
+                problem = "counts that are none"
+            else:
+                problem = statistic.problem(array)
+        if problem:
+            raise ProtocolError(silo, "statistics", f"{key[:MAX_NAME]!r}: {problem}")
+
+
+def usable(silo: str, evaluation: Evaluation | None, known: Mapping[str, Statistic] | None = None) -> Evaluation | None:
     """An evaluation that passes `check_evaluation`; any other counts as none."""
     try:
         if evaluation is not None:
-            check_evaluation(silo, evaluation)
+            check_evaluation(silo, evaluation, known)
     except ProtocolError:
         return None
     return evaluation

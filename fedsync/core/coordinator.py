@@ -72,6 +72,7 @@ from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.saved import COORDINATOR, fill, named
+from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
 from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
 from fedsync.core.views import ClusterView, SiloView, Verdict
@@ -90,6 +91,7 @@ class Coordinator:
             Forecasts(policies.predictor, policies.declared_speeds, policies.sizing.fitter),
             Adaptation(policies.sizing),
             barrier=policies.barrier.init(),
+            scores=Scores(policies.metrics),
         )
         self._recent: deque[JournalEntry] = deque(maxlen=5)
         # Nothing is remembered here that could not be worked out again.
@@ -184,7 +186,7 @@ class Coordinator:
                 if name in state.awaiting and version == state.version:
                     state.attest(name, pooled, actions)
                     state.awaiting.discard(name)
-                    state.scores.end(version, name, usable(name, evaluation))
+                    state.scores.end(version, name, usable(name, evaluation, state.scores.known))
             case Spare(_, epochs):
                 state.forecasts.learn(epochs)
             case TimerFired():
@@ -225,7 +227,7 @@ class Coordinator:
             actions.append(Discard(meta.update_id, str(error)))
             return
         state.failures.proven.add(meta.silo)
-        self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation))
+        self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         state.attest(meta.silo, report.pooled, actions)

@@ -121,12 +121,14 @@ class Evaluation:
         correct: number of correct predictions (or the task's summed score).
         samples: size of the test split.
         metrics: other figures by name, which nothing decides by: means, and over how many samples.
+        sums: of statistics, by key; see `fedsync.core.metrics`.
     """
 
     loss: float | None
     correct: float
     samples: int
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +139,14 @@ class Score:
 
     Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
     better.
+
+    ``metrics`` are the numbers of `fedsync.core.metrics` by name, worked out of the sums of these silos.
     """
 
     version: int
     accuracy: float
     loss: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

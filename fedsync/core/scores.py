@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from fedsync.core.exact import ExactSum
+from fedsync.core.metrics.base import Metric, Statistic, statistics_of
+from fedsync.core.metrics.pool import SumsPool
 from fedsync.core.orders import Evaluation, Score
-
-_UNIT_BITS = 1074
-"""Every finite float is a multiple of two to the power of minus this."""
-
-
-@dataclass(slots=True)
-class _Sum:
-    """A sum of floats without any rounding, so that what is taken out of it leaves no trace.
-
-    A running sum of floats would not do: a number far larger than the others swallows them, and takes them along when
-    it goes. A whole number of the smallest unit that floats have is exact, and takes no longer for more silos.
-    """
-
-    units: int = 0
-
-    def add(self, value: float, times: int) -> None:
-        """Put a finite value in, or take it out again with ``times=-1``."""
-        numerator, denominator = value.as_integer_ratio()
-        self.units += times * (numerator << (_UNIT_BITS + 1 - denominator.bit_length()))
-
-    @property
-    def value(self) -> float:
-        """The float nearest to the sum: what `math.fsum` makes of the same values."""
-        return self.units / (1 << _UNIT_BITS)
 
 
 @dataclass(slots=True)
@@ -39,24 +18,26 @@ class _Pool:
 
     under_way: int = 0
     silos: set[str] = field(default_factory=set)
-    loss: _Sum = field(default_factory=_Sum)
-    correct: _Sum = field(default_factory=_Sum)
+    loss: ExactSum = field(default_factory=ExactSum)
+    correct: ExactSum = field(default_factory=ExactSum)
     samples: int = 0
     with_loss: int = 0
     """Of the samples, those of which somebody told the loss."""
+    sums: SumsPool = field(default_factory=SumsPool)
 
     @property
     def score(self) -> tuple[float, float | None]:
         """Means of the score and of the loss."""
         return self.correct.value / self.samples, self.loss.value / self.with_loss if self.with_loss else None
 
-    def add(self, evaluation: Evaluation, times: int = 1) -> None:
-        """Put an evaluation in, or take it out again with ``times=-1``."""
+    def add(self, evaluation: Evaluation, known: Mapping[str, Statistic], times: int = 1) -> None:
+        """Put an evaluation in, or take it out again with ``times=-1``; of its sums the known ones."""
         if evaluation.loss is not None:
             self.loss.add(evaluation.loss, times)
             self.with_loss += times * evaluation.samples
         self.correct.add(evaluation.correct, times)
         self.samples += times * evaluation.samples
+        self.sums.add(evaluation.sums, known, times)
 
 
 @dataclass(slots=True)
@@ -72,11 +53,13 @@ class Scores:
     would reach the target for all.
 
     Args:
+        metrics: numbers that a score has besides.
         best: best accuracy of a settled version, minus infinity before there is one.
         since_best: settled versions since then.
         settled: newest settled version, -1 before there is one.
     """
 
+    metrics: tuple[Metric, ...] = ()
     best: float = -inf
     since_best: int = 0
     settled: int = -1
@@ -84,6 +67,12 @@ class Scores:
     _done: list[int] = field(default_factory=list)
     _newest: dict[str, tuple[int, Evaluation]] = field(default_factory=dict)
     _rolling: _Pool = field(default_factory=_Pool)
+
+    known: Mapping[str, Statistic] = field(init=False)
+    """Statistics that ``metrics`` want, by key."""
+
+    def __post_init__(self) -> None:
+        self.known = statistics_of(self.metrics)
 
     def begin(self, version: int, count: int = 1) -> None:
         """So many evaluations of ``version`` are under way."""
@@ -101,10 +90,10 @@ class Scores:
         if evaluation is not None and evaluation.samples > 0:
             if silo not in pool.silos:  # one that starts from the same model twice finds the same twice
                 pool.silos.add(silo)
-                pool.add(evaluation)
+                pool.add(evaluation, self.known)
             self.forget(silo)
             self._newest[silo] = version, evaluation
-            self._rolling.add(evaluation)
+            self._rolling.add(evaluation, self.known)
 
     def under_way(self, version: int) -> bool:
         """Whether an evaluation of ``version`` is."""
@@ -114,7 +103,7 @@ class Scores:
         """The silo is gone: what it found counts for the versions that it evaluated only."""
         found = self._newest.pop(silo, None)
         if found is not None:
-            self._rolling.add(found[1], times=-1)
+            self._rolling.add(found[1], self.known, times=-1)
 
     def restart(self, version: int) -> None:
         """Training is over: forget which evaluations are under way; all silos begin one of ``version``."""
@@ -138,7 +127,7 @@ class Scores:
                 continue
             if len(pool.silos) < len(self._newest):
                 pool = self._rolling
-            scores.append(Score(version, *pool.score))
+            scores.append(Score(version, *pool.score, pool.sums.numbers(self.metrics)))
             self._count(scores[-1])
         self._done = []
         return scores

@@ -11,6 +11,7 @@ from fedsync.core.actions import Action, Commit
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
+from fedsync.core.metrics.base import Metric
 from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed, draw, part_of
@@ -41,6 +42,7 @@ class Policies:
         declared_speeds: take speeds from what silos declare instead of measuring them.
         tally: most silos whose evaluations one sum takes, where figures are sealed; 0 where each silo tells its own.
         evaluate: part of the silos that evaluates a version, drawn for each; 0 has nobody evaluate anything.
+        metrics: numbers that are worked out of what silos sum at an evaluation.
     """
 
     seed: int
@@ -52,6 +54,7 @@ class Policies:
     declared_speeds: bool = False
     tally: int = 0
     evaluate: float = 1.0
+    metrics: tuple[Metric, ...] = ()
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""

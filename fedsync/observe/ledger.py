@@ -11,11 +11,12 @@ from fedsync.core.checks import sound, usable
 from fedsync.core.downlink import HEAD_BYTES
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
+from fedsync.core.metrics.base import Metric
 from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
-from fedsync.observe.shares import WaitingUpdate, SiloShare, shares_of
+from fedsync.observe.shares import SiloShare, WaitingUpdate, shares_of
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
@@ -90,12 +91,14 @@ class Ledger:
         model_bytes: size of the model that every order brings, as far as silos do not say that it was less.
         detail: keep every silo's share of every round; off, only the slowest silo's.
         on_end: called with every order that ends.
+        measured: metrics of the run.
     """
 
     target_accuracy: float | None = None
     model_bytes: int = 0
     detail: bool = True
     on_end: Callable[[EndedOrder], None] | None = None
+    measured: tuple[Metric, ...] = ()
     rounds: list[Round] = field(default_factory=list)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -110,11 +113,14 @@ class Ledger:
     _awaiting: set[str] = field(default_factory=set)
     _arrived: dict[str, WaitingUpdate] = field(default_factory=dict)
     _by_version: dict[int, Round] = field(default_factory=dict)
-    _scores: Scores = field(default_factory=Scores)
+    _scores: Scores = field(init=False)
     _last_scored: int = 0
     _accuracy: float | None = None
     _loss: float | None = None
     _sealed: bool = False
+
+    def __post_init__(self) -> None:
+        self._scores = Scores(self.measured)
 
     def add(self, entry: JournalEntry) -> None:
         if not self._closing:
@@ -341,7 +347,8 @@ class Ledger:
         self.rounds.append(row)
 
     def _evaluated(self, version: int, name: str, told: WorkReport | Evaluated | None) -> None:
-        found, row = usable(name, told.evaluation if told else None), self._by_version.get(version)
+        found = usable(name, told.evaluation if told else None, self._scores.known)
+        row = self._by_version.get(version)
         self._scores.end(version, name, found)
         if found is not None and row is not None:
             row.metrics = with_tested(row.metrics, row.tested, found.metrics)

@@ -10,6 +10,9 @@ from fedsync.core.checks import check_evaluation, check_facts, check_report, che
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError
 from fedsync.core.events import Event, SiloJoined
+from fedsync.core.metrics.base import statistics_of
+from fedsync.core.metrics.moments import Mean
+from fedsync.core.metrics.scores import Auroc
 from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, Window, WorkOrder
 from fedsync.core.protocols import Balancer
 from fedsync.core.sizing import Sizing
@@ -165,3 +168,43 @@ def test_a_score_may_be_negative_and_perfect_but_not_more() -> None:
     for evaluation in (Evaluation(5.0, -30.0, 10), Evaluation(-25.0, 25.0, 10), squared, Evaluation(0.0, 0.0, 0)):
         assert usable("a", evaluation) is evaluation
     assert usable("a", None) is None
+
+
+HISTOGRAM = (1.0,) * 512
+BLOCKS = (1.0, 0.5) * 16
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"scores/256": (-1.0, *HISTOGRAM[1:])},
+        {"scores/256": (0.5, *HISTOGRAM[1:])},
+        {"scores/256": (float("nan"), *HISTOGRAM[1:])},
+        {"scores/256": (1e308, *HISTOGRAM[1:])},
+        {"scores/256": (2e15, *HISTOGRAM[1:])},
+        {"scores/256": HISTOGRAM[1:]},
+        {"scores/256": (1.0,) * 10**6},
+        {"scores/256": ()},
+        {"scores/128": HISTOGRAM[:256]},
+        {"scores/256": HISTOGRAM, "other/1": (1.0,)},
+        {f"scores/{number}": HISTOGRAM for number in range(17)},
+        {"dice/16": (1.0, float("inf")) * 16},
+        {"dice/16": (1.0, 1e46) * 16},
+        {"dice/16": (-1.0, 1.0) * 16},
+        {"dice/16": (0.5, 1.0) * 16},
+    ],
+)
+def test_sums_that_no_samples_come_to_are_refused(sums: dict[str, tuple[float, ...]]) -> None:
+    known = statistics_of((Auroc(), Mean("dice")))
+    fine = Evaluation(1.0, 1.0, 2, sums={"scores/256": HISTOGRAM, "dice/16": BLOCKS})
+    check_evaluation("a", fine, known)
+    with pytest.raises(ProtocolError, match="statistics"):
+        check_evaluation("a", replace(fine, sums=sums), known)
+    assert usable("a", replace(fine, sums=sums), known) is None
+
+
+def test_sums_that_nobody_knows_are_bounded_all_the_same() -> None:
+    check_evaluation("a", Evaluation(1.0, 1.0, 2, sums={"mine": (0.5,)}))
+    for sums in ({"mine": (1.0,) * 10**6}, {"mine": (float("nan"),)}):
+        with pytest.raises(ProtocolError, match="statistics"):
+            check_evaluation("a", Evaluation(1.0, 1.0, 2, sums=sums))

@@ -28,6 +28,8 @@ GIVEN = {
     "forecasts.fitter",
     "forecasts._curves.fitter",
     "adaptation.sizing",
+    "scores.metrics",
+    "scores.known",
 }
 FOLLOWS = {"silos._names"}
 

@@ -282,7 +282,7 @@ def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
         patch.undo()
         patch.setattr("fedsync.flower.checkpoints.FORMAT", 0)
-        with pytest.raises(ConfigError, match=r"format 4.*Resume with that version; this is .*, format 0"):
+        with pytest.raises(ConfigError, match=r"format 5.*Resume with that version; this is .*, format 0"):
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
     (tmp_path / FOLDER / "1.ckpt").chmod(0o644)
     with pytest.raises(ConfigError, match="open to others"):

@@ -1,0 +1,153 @@
+"""What a statistic and a metric are."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.errors import ConfigError
+
+Sums = NDArray[np.float64]
+"""Sums of a statistic, float64 [size]; where a docstring says so, many at once, [..., size]."""
+
+Values = Callable[[Sums], NDArray[np.float64]]
+"""Numbers [...] of sums [..., size]; NaN where they say none."""
+
+Interval = tuple[float, float]
+
+KEY = re.compile(r"[a-z][a-z0-9_]*(/[a-z0-9_]+){0,3}")
+"""Key of a statistic."""
+
+FEWEST = 5
+"""Samples of a class, or of all where there are none, below which no interval is estimated."""
+
+LEVEL = 0.95
+"""Of intervals."""
+
+
+class Statistic(ABC):
+    """What a silo sums over the samples of a split. A frozen value; the key says all of it."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Names it among all statistics, with its sizes: ``scores/256``."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Entries of its sums."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all entries are counts."""
+        return True
+
+    def problem(self, sums: Sums) -> str:
+        """What no samples can come to, in sums [size] that are finite, and counts if they are to be; empty if fine."""
+        return ""
+
+    def support(self, sums: Sums) -> Mapping[str, int]:
+        """How many samples there are behind sums [size], by class where there are classes; else ``samples``."""
+        return {}
+
+    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
+        """Between which numbers a metric would lie with other samples of the same kind, at `LEVEL`.
+
+        Args:
+            sums: of the statistic, [size].
+            values: of the metric.
+            seed: of what is drawn at random.
+
+        Returns:
+            Both ends; None where that cannot be estimated.
+        """
+        return None
+
+
+class Metric(ABC):
+    """A number worked out of the sums of one statistic. A frozen value.
+
+    One of a user's own has a `statistic` and a `value`; the number may have any range.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """In files and options: small letters, digits and ``_``."""
+
+    @property
+    @abstractmethod
+    def statistic(self) -> Statistic:
+        """What it is worked out of."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        return True
+
+    @abstractmethod
+    def value(self, sums: Sums) -> float | None:
+        """The number; None where the sums [size] say none, as an AUROC where there is one class only."""
+
+    def values(self, sums: Sums) -> NDArray[np.float64]:
+        """Numbers [n] of sums [n, size], NaN for None; of one after the other, unless a metric knows better."""
+        return np.array([np.nan if (found := number(self, each)) is None else found for each in sums])
+
+    def interval(self, sums: Sums, seed: int) -> Interval | None:
+        """See `Statistic.interval`."""
+        return self.statistic.interval(sums, self.values, seed)
+
+    def support(self, sums: Sums) -> Mapping[str, int]:
+        """See `Statistic.support`."""
+        return self.statistic.support(sums)
+
+
+class ArrayMetric(Metric):
+    """A metric that works out many numbers at once."""
+
+    def value(self, sums: Sums) -> float | None:
+        return float(self.values(sums[None])[0])
+
+    @abstractmethod
+    def values(self, sums: Sums) -> NDArray[np.float64]: ...
+
+
+def number(metric: Metric, sums: Sums) -> float | None:
+    """What a metric says of sums [size]; None also where it says no finite number, or stumbles over odd sums."""
+    try:
+        with np.errstate(all="ignore"):
+            found = metric.value(sums)
+    except (ArithmeticError, ValueError):  # a silo that sends odd sums does not end the run of all others
+        return None
+    return float(found) if found is not None and isfinite(found) else None
+
+
+def ratio(above: Sums, below: Sums) -> Sums:
+    """``above / below`` elementwise; NaN where ``below`` is 0."""
+    with np.errstate(all="ignore"):
+        return np.where(below != 0, above / below, np.nan)
+
+
+def statistics_of(metrics: Iterable[Metric]) -> dict[str, Statistic]:
+    """The statistics that metrics are worked out of, by key.
+
+    Raises:
+        ConfigError: two metrics have one name, two statistics one key, or a name or key is none.
+    """
+    statistics: dict[str, Statistic] = {}
+    names: set[str] = set()
+    for metric in metrics:
+        statistic = metric.statistic
+        if metric.name in names:
+            raise ConfigError("evaluation.metrics", f"two metrics are called {metric.name}", "Leave one out")
+        if statistics.setdefault(statistic.key, statistic) != statistic:
+            raise ConfigError(metric.name, f"two statistics have the key {statistic.key}", "Give one another key")
+        if not KEY.fullmatch(statistic.key):
+            raise ConfigError(metric.name, f"{statistic.key!r} is no key of a statistic", "Write, for example, hits/2")
+        names.add(metric.name)
+    return statistics

@@ -1,0 +1,1 @@
+"""Metrics, and the sums they are worked out of."""
