@@ -212,8 +212,8 @@ CORE: Changes = {
         ),
         (
             "what-a-silo-found-counts-after-it-has-left",
-            "self._rolling.add(found[1], times=-1)",
-            "self._rolling.add(found[1], times=0)",
+            "self._rolling.add(found[1], self.known, times=-1)",
+            "self._rolling.add(found[1], self.known, times=0)",
         ),
     ),
 }
