@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.core.array_keeper import is_large
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.spans import digest, file_part, map_file, pieces
-
-LARGE_BYTES = 2**20
-"""What is smaller stays in the checkpoint itself."""
 
 _SUFFIX = ".raw"
 
@@ -56,12 +54,12 @@ class ArrayName:
         return cls(value.dtype.str, value.shape, digest(value).hex())
 
 
-def is_large(value: object) -> bool:
+def in_own_file(value: object) -> bool:
     """Whether a value is kept in a file of its own: a large one that nobody may write to."""
     if type(value) is np.ndarray:
         still = value.dtype.kind in "fiub" and value.flags.c_contiguous and not value.flags.writeable
-        return still and value.nbytes >= LARGE_BYTES
-    return type(value) is bytes and len(value) >= LARGE_BYTES
+        return still and is_large(value.nbytes)
+    return type(value) is bytes and is_large(len(value))
 
 
 class ArrayFiles:
