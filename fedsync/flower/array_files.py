@@ -6,7 +6,6 @@ already is linked, not written again. Reading checks its hash.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.array_keeper import is_large
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.spans import digest, file_part, map_file, pieces
+from fedsync.core.spans import digest, link_file, map_file, pieces
 
 _SUFFIX = ".raw"
 
@@ -132,15 +131,9 @@ def read(folder: Path, name: ArrayName) -> Large:
 
 
 def _place(value: Large, path: Path) -> None:
-    part = None if isinstance(value, bytes) else file_part(value)
-    if part is not None and part.offset == 0:
-        # A file that is longer than the array would have another hash.
-        with contextlib.suppress(OSError):
-            if part.path.stat().st_size == part.nbytes:
-                os.link(part.path, path)
-                return
     data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-    write_pieces(path, pieces(data), OWNER_FILE)
+    if not link_file(data, path):  # of a file that is longer than the array the hash would be another
+        write_pieces(path, pieces(data), OWNER_FILE)
 
 
 def _sync(path: Path) -> None:
