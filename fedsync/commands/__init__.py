@@ -6,6 +6,7 @@ import typer
 
 from fedsync.commands import certs, keys, server, silo, trace
 from fedsync.commands.doctor import doctor
+from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
 from fedsync.commands.new import new
 from fedsync.commands.predict import predict
@@ -17,6 +18,7 @@ from fedsync.commands.watch import watch
 def register(app: typer.Typer) -> None:
     """Add every command to the command line."""
     app.command()(doctor)
+    app.command()(evaluate)
     app.command()(export)
     app.command()(new)
     app.command()(predict)

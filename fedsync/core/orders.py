@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum, auto
 from typing import Any, Protocol, TypeVar
 
 V = TypeVar("V")
@@ -43,6 +44,19 @@ def fast_dataclass(kind: type[V]) -> type[V]:
     return kind
 
 
+class Subject(StrEnum):
+    """Which model is evaluated."""
+
+    LAST = auto()
+    """The newest version."""
+    BEST = auto()
+    """The version that was kept as the best; see `fedsync.core.selection`."""
+    LOCAL = auto()
+    """The silo's own, trained by it alone; see `fedsync.core.apart`."""
+    TUNED = auto()
+    """The silo's own, which it made of the best one."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalWork:
     """The work of an average silo: ``steps`` (tau), ``batch_size`` (B, samples), ``learning_rate`` (eta)."""
@@ -69,6 +83,8 @@ class WorkOrder:
         overrun: share of a step, 0..1, by which the last one may end after the budget; at 1 every step
             that begins in time is done.
         evaluate: evaluate the base model on the silo's test split before training.
+        subject: which model is trained. One that the silo keeps for itself is brought on, and nothing travels back.
+        after: orders of the subject behind that model, which begins with what comes along if there is none.
     """
 
     update_id: str
@@ -81,6 +97,8 @@ class WorkOrder:
     budget_s: float | None = None
     overrun: float = 1.0
     evaluate: bool = True
+    subject: Subject = Subject.LAST
+    after: int = 0
 
     @property
     def planned_samples(self) -> int:
@@ -91,6 +109,11 @@ class WorkOrder:
     def scores_only(self) -> bool:
         """Whether the update changes nothing and only takes along what the silo found: the learning rate is 0."""
         return self.learning_rate == 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether it trains a model that the silo keeps for itself."""
+        return self.subject in (Subject.LOCAL, Subject.TUNED) and not self.scores_only
 
 
 @dataclass(frozen=True, slots=True)

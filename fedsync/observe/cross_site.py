@@ -13,7 +13,7 @@ Rows are models, columns are silos, each cell is how a model does on one silo's 
                        "matrix": [[CELL, CELL], ...],
                        "pooled": {"last": CELL, "best": CELL, "local": CELL, "tuned": CELL},
                        "gain": {"last": {"basel": GAIN, "bern": GAIN}, "best": {...}, "tuned": {...}}}},
- "missing": [{"subject": "local", "silo": "bern", "reason": "it failed to train: ..."}]}
+ "missing": [{"subject": "local", "silo": "bern", "reason": "training diverged"}]}
 ```
 
 - ``models`` are the rows of every ``matrix``, ``silos`` its columns. A model of the federation has ``version``, one
@@ -21,7 +21,7 @@ Rows are models, columns are silos, each cell is how a model does on one silo's 
 - CELL is ``{"value", "low", "high", "support"}`` or null where nobody evaluated that: a local model travels with its
   owner's ``share_local`` only, and what is ``missing`` was not trained, for the reason given. ``value`` is null where
   the silo has no test samples, or the metric is not estimable of what it has; ``low`` and ``high`` are null where there
-  is no interval (95 %). ``support`` is the number of test samples.
+  is no interval (95 %). ``support`` has the number of test samples by class, or as ``samples`` where there are none.
 - ``pooled``: over all silos' test samples together; ``local`` and ``tuned`` there are each silo's own model on its own
   samples. A subject of which there is nothing is left out.
 - GAIN is ``{"value", "low", "high"}`` or null: how much better than the silo's own local model, positive is better,
@@ -30,4 +30,134 @@ Rows are models, columns are silos, each cell is how a model does on one silo's 
   own: only ``pooled`` is there.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsync.core.metrics.base import Metric, number, statistics_of
+from fedsync.core.metrics.pool import SumsPool
+from fedsync.core.orders import Evaluation, Subject
+
 FILE = "cross_site.json"
+
+Document = dict[str, Any]
+"""What the file says; see above."""
+
+OWN = (Subject.LOCAL, Subject.TUNED)
+"""Models that a silo has for itself."""
+
+_SEED = 0
+_PLAIN = {"accuracy": True, "loss": False}
+"""Figures that every evaluation has, and whether more is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A row of the matrix.
+
+    Args:
+        subject: which model, or ``file`` where it is one from elsewhere.
+        silo: whose it is; None for the federation's.
+        about: what else is said of it.
+    """
+
+    subject: str
+    silo: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+
+@dataclass(slots=True)
+class Matrix:
+    """Evaluations by model and silo, and what follows from them.
+
+    Args:
+        silos: columns.
+        metrics: what is worked out of an evaluation's sums, beside accuracy and loss.
+        cells: what was found.
+        missing: models that are not there, and why.
+    """
+
+    silos: Sequence[str]
+    metrics: Sequence[Metric] = ()
+    cells: dict[tuple[ModelRow, str], Evaluation] = field(default_factory=dict)
+    missing: list[tuple[ModelRow, str]] = field(default_factory=list)
+
+    def document(self) -> Document:
+        """See the module."""
+        models = sorted({model for model, _ in self.cells}, key=self._place)
+        found = {key: self._figures([each]) for key, each in self.cells.items()}
+        pooled = {subject: self._figures(each) for subject, each in self._by_subject(models).items()}
+        names = {**_PLAIN, **{metric.name: metric.higher_is_better for metric in self.metrics}}
+        metrics = {
+            name: {
+                "higher_is_better": better,
+                "matrix": [[found.get((model, silo), {}).get(name) for silo in self.silos] for model in models],
+                "pooled": {subject: figures[name] for subject, figures in pooled.items() if name in figures},
+                "gain": {
+                    subject: self._gains(found, subject, name, 1 if better else -1)
+                    for subject in pooled
+                    if subject != Subject.LOCAL and Subject.LOCAL in pooled
+                },
+            }
+            for name, better in names.items()
+            if any(name in figures for figures in pooled.values())
+        }
+        missing = [{"subject": each.subject, "silo": each.silo, "reason": reason} for each, reason in self.missing]
+        rows = [{"subject": each.subject, "silo": each.silo, **each.about} for each in models]
+        return {"split": "test", "silos": list(self.silos), "models": rows, "metrics": metrics, "missing": missing}
+
+    def _place(self, model: ModelRow) -> tuple[int, int]:
+        """Where a row stands: models of the federation first, then silo by silo."""
+        order = [*Subject, model.subject]
+        return order.index(model.subject), 0 if model.silo is None else [*self.silos, model.silo].index(model.silo)
+
+    def _by_subject(self, models: Iterable[ModelRow]) -> dict[str, list[Evaluation]]:
+        """What is pooled: of the federation's models all there is, of a silo's own what it found itself."""
+        found: dict[str, list[Evaluation]] = {}
+        for model in models:
+            for silo in self.silos:
+                each = self.cells.get((model, silo))
+                if each is not None and model.silo in (None, silo):
+                    found.setdefault(model.subject, []).append(each)
+        return found
+
+    def _figures(self, evaluations: Sequence[Evaluation]) -> dict[str, Document]:
+        """Cells by name of the figure, of all these evaluations together."""
+        known, pool = statistics_of(self.metrics), SumsPool()
+        for each in evaluations:
+            pool.add(each.sums, known)
+        samples = sum(each.samples for each in evaluations)
+        lost = [each for each in evaluations if each.loss is not None]
+        plain = {"accuracy": _mean(sum(each.correct for each in evaluations), samples)}
+        if lost:
+            plain["loss"] = _mean(sum(each.loss or 0.0 for each in lost), sum(each.samples for each in lost))
+        found = {
+            name: {"value": value, "low": None, "high": None, "support": {"samples": samples}}
+            for name, value in plain.items()
+        }
+        for metric in self.metrics:
+            sums = pool.sums(metric.statistic.key)
+            if sums is not None:
+                low, high = metric.interval(sums, _SEED) or (None, None)
+                support = dict(metric.support(sums)) or {"samples": samples}
+                found[metric.name] = {"value": number(metric, sums), "low": low, "high": high, "support": support}
+        return found
+
+    def _gains(self, found: Mapping[tuple[ModelRow, str], Document], subject: str, name: str, sign: int) -> Document:
+        """How much better a subject is than the local model, by silo."""
+        gains: Document = {}
+        for silo in self.silos:
+            own = silo if subject in OWN else None
+            pair = [found.get((each, silo)) for each in (ModelRow(subject, own), ModelRow(Subject.LOCAL, silo))]
+            values = [None if each is None or name not in each else each[name]["value"] for each in pair]
+            gain = None
+            if values[0] is not None and values[1] is not None:
+                gain = {"value": sign * (values[0] - values[1]), "low": None, "high": None}
+            gains[silo] = gain
+        return gains
+
+
+def _mean(total: float, samples: int) -> float | None:
+    return total / samples if samples else None

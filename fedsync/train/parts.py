@@ -85,7 +85,7 @@ class ModelParts:
     """
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
-        self.shared, self.kept_names = parts.shared, parts.kept
+        self.names = parts
         self._private = PrivateParts(module, parts.private)
         self._frozen = FrozenTensors(module, parts.frozen)
 

@@ -19,6 +19,8 @@ from fedsync.tasks.protocol import Task
 from fedsync.train.device import seeded
 from fedsync.train.parts import frozen_digest, parts_of
 
+_SAME_TASK = "Name a model of the same task"
+
 
 class Weights:
     """Reads and writes a module's parameters and persistent buffers as one float32 vector.
@@ -145,6 +147,36 @@ def model_digest(path: Path) -> str:
     except Exception as error:  # a file that is no state dict can fail in any way
         raise ConfigError(str(path), "not a state dict that torch.load reads", "Name a model.pt") from error
     return hashed.hexdigest()
+
+
+def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
+    """What travels of a model in a file, float32 [layout.size]; tensors are matched by their names.
+
+    Args:
+        path: a state dict, of this run or from elsewhere.
+        layout: of the model that it is to be.
+        known: names of all its tensors; what the file has of those that do not travel is not looked at.
+
+    Raises:
+        ConfigError: the file is no state dict, or does not fit; names the tensor.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        arrays = {name: tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}
+    except Exception as error:  # a file that is no state dict can fail in any way
+        raise ConfigError(str(path), "not a state dict that torch.load reads", "Name a model.pt") from error
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name not in arrays:
+            raise ConfigError(str(path), f"the tensor {name!r} is missing", _SAME_TASK)
+        if arrays[name].shape != shape:
+            found = f"the tensor {name!r} has the shape {list(arrays[name].shape)}, the task's {list(shape)}"
+            raise ConfigError(str(path), found, _SAME_TASK)
+        if not np.isfinite(arrays[name]).all():
+            raise ConfigError(str(path), f"the tensor {name!r} has values that are not finite", _SAME_TASK)
+    strange = arrays.keys() - set(known)
+    if strange:
+        raise ConfigError(str(path), f"the tensor {min(strange)!r} is not in the task's model", _SAME_TASK)
+    return layout.join(arrays)
 
 
 class TaskModel:

@@ -25,10 +25,11 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder
+from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import OtherVersion, Payload, Replica
+from fedsync.core.wire import FP32
 from fedsync.train.local import LocalTrainer
 from fedsync.train.pace import Watch
 from fedsync.train.sample import likely_update
@@ -37,6 +38,7 @@ from fedsync.train.throttle import Throttle
 from fedsync.trainer.key_lookup import many_keys, own_ring
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.lockout import Lockout
+from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, Identity
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from fedsync.cipher.silo.sealing import Pipeline
 
 logger = logging.getLogger(__name__)
+
+NO_UPDATE: Payload = np.empty(0, np.uint8)
+"""What travels of an order that trains a model of the silo's own."""
 
 _SEALERS = 4
 """Most processes that seal for one silo."""
@@ -110,6 +115,7 @@ class SiloSession:
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
+        self._own = OwnModels(folder)
         self._file = None if folder is None else folder / ANSWER
         self.last = None if self._file is None else LastOrder.load(self._file)
         self.cursor = Cursor() if self.last is None else self.last.cursor
@@ -163,6 +169,9 @@ class SiloSession:
             ProtocolError: the server sent something else.
             Exception: whatever training raised.
         """
+        if order.apart:
+            report = self._own.report(order) or self._train_apart(order, received, watch)
+            return self._over(LastOrder(order, Completed(report, NO_UPDATE), self.cursor, self.replica.owed))
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
@@ -177,13 +186,40 @@ class SiloSession:
         if self.sealed:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
-        last = LastOrder(order, Completed(report, update), outcome.cursor, self.replica.owed)
+        return self._over(LastOrder(order, Completed(report, update), outcome.cursor, self.replica.owed))
+
+    def _over(self, last: LastOrder) -> Completed:
+        """An order is done; what the silo says of it."""
         if self._file is not None:
             # Before anybody hears of it: after a crash the order is done, or it never happened.
             last = last.save(self._file)
         self.cursor = last.cursor
         self.replica.owe(last.owed)
         return last.answer
+
+    def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:
+        """Bring on a model of the silo's own.
+
+        In the federation orders begin where the last one ended in the data. Alone a silo begins at the beginning, as it
+        did there; so do the parts of the model that stay. Tuning goes on with both.
+        """
+        before = self._own.before(order)
+        if before is None:
+            alone = order.subject is Subject.LOCAL
+            before = self._origin(order, received), Cursor() if alone else self.cursor
+        base, cursor = before
+        outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
+        self._owner.check_done(outcome.report.samples)
+        report = self.replica.disclosed(outcome.report)
+        self._own.keep(order, base + outcome.update, report, outcome.cursor)
+        return report
+
+    def _origin(self, order: WorkOrder, received: Payload) -> Vector:
+        """The model that the first order apart begins with, float32 [values]: what came with it, in the clear."""
+        if not self.sealed:
+            FP32.check(received, self.layout.size, SERVER)
+            return FP32.decode(received, 0, self.layout.size)
+        return self.initial_model()
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
         """``watch``, which may not end an order before the samples that the owner demands are behind it.

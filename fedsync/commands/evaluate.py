@@ -1,0 +1,110 @@
+"""``fedsync evaluate``: how a model does on the test data of silos."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedsync.common.files import check_result, write_result
+from fedsync.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsync.ops.site_evaluation import Site
+
+
+def evaluate(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Folder of a run whose data are on this machine.")
+    ] = None,
+    silo: Annotated[
+        list[str] | None,
+        typer.Option("--silo", metavar="NAME|FILE", help="A silo of the run, or at a real silo its silo.yaml."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FILE", help="A state dict; left out, best.pt and last.pt in DIR.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="At a real silo: which run's data; the newest.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="JSON to write; evaluated.json in DIR.")
+    ] = None,
+) -> None:
+    """Evaluate models on the test data of a run's silos, or at a real silo on its own."""
+    from fedsync.observe.cross_site import ModelRow
+    from fedsync.ops.site_evaluation import evaluate as evaluated
+    from fedsync.ops.site_evaluation import models_of_run
+
+    out = out or (None if folder is None else folder / "evaluated.json")
+    if out is not None:
+        check_result(out, "--out")
+    sites = _sites(folder, silo or [], run)
+    if model is not None:
+        models = [(ModelRow("file", about={"file": str(model)}), model)]
+    elif folder is not None:
+        models = models_of_run(folder)
+    else:
+        models = []
+    matrix = evaluated(sites, models)
+    if not matrix.cells:
+        raise ConfigError("fedsync evaluate", "there is no model here", "Name one: --model FILE")
+    document = matrix.document()
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    for row, each in enumerate(document["models"]):
+        console.print(_table(document, row, each))
+    if out is not None:
+        write_result(out, (json.dumps(document, indent=2) + "\n").encode())
+        console.print(f"File: {out}", soft_wrap=True)
+
+
+def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]:
+    """Whose data the models are tried on."""
+    from fedsync.ops.site_evaluation import site_here, sites_of_run
+
+    files = [Path(each) for each in silos if Path(each).is_file()]
+    if files:
+        if len(silos) > 1:
+            raise ConfigError("--silo", "a silo's file and further silos", "Name the file alone")
+        return [site_here(files[0], run)]
+    if folder is None:
+        raise ConfigError("fedsync evaluate", "neither a run nor a silo's file is named", "Add DIR, or --silo FILE")
+    if run is not None:
+        raise ConfigError("--run", "DIR says which run it is", "Leave --run out")
+    return sites_of_run(folder, silos)
+
+
+def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
+    """One model at all silos: a line for each, a column for each metric."""
+    names = list(document["metrics"])
+    title = f"{model['subject']} model" + (f" of {model['silo']}" if model["silo"] else "")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("silo")
+    for name in ("samples", *names):
+        table.add_column(name, justify="right")
+    lines = [(silo, [document["metrics"][name]["matrix"][row][place] for name in names])
+             for place, silo in enumerate(document["silos"])]  # fmt: skip
+    if model["silo"] is None and len(lines) > 1:
+        lines.append(("pooled", [document["metrics"][name]["pooled"].get(model["subject"]) for name in names]))
+    for silo, cells in lines:
+        if any(cell is not None for cell in cells):
+            table.add_row(silo, _support(cells), *map(_shown, cells))
+    return table
+
+
+def _support(cells: list[dict[str, Any] | None]) -> str:
+    return str(max(sum(cell["support"].values()) for cell in cells if cell is not None))
+
+
+def _shown(cell: dict[str, Any] | None) -> str:
+    """A number with its interval."""
+    if cell is None:
+        return ""
+    if cell["value"] is None:
+        return "not estimable"
+    interval = "" if cell["low"] is None else f" [{cell['low']:.3f}, {cell['high']:.3f}]"
+    return f"{cell['value']:.4f}{interval}"

@@ -1,0 +1,129 @@
+"""How models do on the test data of silos, outside of any run: ``fedsync evaluate``.
+
+On a machine that has all data, every silo of a run, with the data that the run gave it; at a real silo its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsync.common.names import near_miss
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.core.orders import Subject
+from fedsync.observe.cross_site import Matrix, ModelRow
+from fedsync.train.local import LocalTrainer
+from fedsync.trainer.own_models import OwnModels
+from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.place import place_of
+from fedsync.trainer.protocol import STATE_FOLDER, Identity
+
+_FOUND = {"best.pt": Subject.BEST, "last.pt": Subject.LAST}
+_OLDER = "model.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A silo whose data are here.
+
+    Args:
+        name: of the silo.
+        spec: the run that says what its data are.
+        identity: which share of them it has.
+        folder: with models of its own, or None.
+    """
+
+    name: str
+    spec: RunSpec
+    identity: Identity
+    folder: Path | None = None
+
+    def trainer(self) -> LocalTrainer:
+        """What can evaluate there.
+
+        Raises:
+            ConfigError: task or data are not here.
+        """
+        site, slots, options = place_of(self.spec, self.identity)
+        return self.spec.task.trainer(site, slots, options, self.spec.model.build())
+
+
+def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
+    """The silos of a run, those of these names if there are any.
+
+    Raises:
+        ConfigError: there is no run in the folder, or no such silo in the run.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(str(folder), "no run: config.yaml is not there", "Name the folder of a run")
+    config = StrategyConfig.load(folder / "config.yaml")
+    cluster = ClusterConfig.load(folder / "silos.yaml") if (folder / "silos.yaml").is_file() else None
+    known = [f"silo-{index}" for index in range(config.shares)] if cluster is None else [s.name for s in cluster.silos]
+    known = config.silos or known
+    spec = RunSpec.of(config, cluster, len(known))
+    for name in names:
+        if name not in known:
+            raise ConfigError("--silo", f"the run has no silo {name!r}", near_miss(name, known))
+    return [
+        Site(name, spec, Identity(spec.dump(), index, name, resources=False))
+        for index, name in enumerate(known)
+        if not names or name in names
+    ]
+
+
+def site_here(file: Path, run: str | None = None) -> Site:
+    """A real silo, as it took part in a run: the newest, unless another is named.
+
+    Raises:
+        ConfigError: it took part in none, or its owner does not allow to read what the run names.
+    """
+    config = SiloStartConfig.load(file)
+    found: list[tuple[float, Identity, RunSpec, Path]] = []
+    for folder in (Path(config.state) / STATE_FOLDER).glob("*"):
+        try:
+            identity, used_s = Identity.load(folder), folder.stat().st_mtime
+        except (OSError, ValueError):  # nothing came yet, or it is of another version of FedSync
+            continue
+        spec = RunSpec.parse(identity.spec)
+        if run in (None, spec.run):
+            found.append((used_s, identity, spec, folder))
+    if not found:
+        problem = f"no run has left anything in {config.state}" if run is None else f"no run {run!r} was here"
+        raise ConfigError("fedsync evaluate", problem, "Evaluate where the silo took part in a run")
+    _, identity, spec, folder = max(found, key=lambda each: each[0])
+    return Site(config.name, OwnerPolicy.of(config).checked(spec), identity, folder)
+
+
+def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
+    """The models that a run has left: best and last, or what there is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    names = [name for name in _FOUND if (folder / name).is_file()] or [_OLDER]
+    if not (folder / names[0]).is_file():
+        remedy = "Name a model: --model FILE; of an encrypted run, `fedsync silo export` writes one"
+        raise ConfigError(str(folder), "the run has left no model", remedy)
+    return [(ModelRow(_FOUND.get(name, Subject.LAST)), folder / name) for name in names]
+
+
+def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> Matrix:
+    """How each model does at each site, and there what the silo has trained for itself.
+
+    Raises:
+        ConfigError: a file does not fit the task, or the data are not here.
+    """
+    matrix = Matrix([site.name for site in sites])
+    for site in sites:
+        trainer = site.trainer()
+        for model, file in models:
+            matrix.cells[model, site.name] = trainer.evaluate(trainer.load_model(file))
+        own = OwnModels(site.folder)
+        for subject in own.subjects:
+            matrix.cells[ModelRow(subject, site.name), site.name] = trainer.evaluate(*own.model(subject))
+    return matrix

@@ -1,0 +1,118 @@
+"""``fedsync evaluate``: models of a run, or from elsewhere, on the test data of its silos."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.trainer.protocol import STATE_FOLDER, Identity
+from tests.commands.call import call
+
+RUN = ("stop.rounds=2", "local.steps=3", "task={kind: mlp, data: {kind: blobs, samples: 200}}")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of two silos in virtual time."""
+    from fedsync.sim.run import run_virtual
+
+    out = tmp_path_factory.mktemp("run")
+    cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
+    run_virtual(StrategyConfig.load("fedavg", RUN), cluster, out)
+    return out
+
+
+def told(out: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(out.read_text())
+    return document
+
+
+def test_all_silos_of_a_run(run: Path) -> None:
+    """What the run has measured of its last version is found again."""
+    shown = call("evaluate", run)
+    document = told(run / "evaluated.json")
+    assert document["silos"] == ["a", "b"] and "pooled" in shown and "evaluated.json" in shown
+    row = [each["subject"] for each in document["models"]].index("last")
+    summary = json.loads((run / "summary.json").read_text())
+    pooled = document["metrics"]["accuracy"]["pooled"]["last"]["value"]
+    assert pooled == pytest.approx(summary["accuracy"])
+    cells = document["metrics"]["loss"]["matrix"][row]
+    assert sum(cell["value"] * cell["support"]["samples"] for cell in cells) / sum(
+        cell["support"]["samples"] for cell in cells
+    ) == pytest.approx(summary["loss"])
+
+
+def test_one_silo_and_a_model_from_elsewhere(run: Path, tmp_path: Path) -> None:
+    state = torch.load(run / "model.pt", weights_only=True)
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in state.items()}, tmp_path / "theirs.pt")
+    shown = call("evaluate", run, "--silo", "b", "--model", tmp_path / "theirs.pt", "--out", tmp_path / "x.json")
+    document = told(tmp_path / "x.json")
+    assert document["silos"] == ["b"] and "file model" in shown
+    assert document["models"] == [{"subject": "file", "silo": None, "file": str(tmp_path / "theirs.pt")}]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda state, name: state.pop(name), r"'{name}' is missing"),
+        (lambda state, name: state.update({name: torch.zeros(1, 7)}), r"'{name}' has the shape \[1, 7\]"),
+        (lambda state, name: state.update({name: state[name] / 0}), r"'{name}' has values that are not finite"),
+        (lambda state, name: state.update(extra=torch.zeros(2)), r"'extra' is not in the task's model"),
+    ],
+    ids=["missing", "shape", "infinite", "strange"],
+)
+def test_a_model_that_does_not_fit_names_the_tensor(run: Path, tmp_path: Path, change: Any, problem: str) -> None:
+    state = torch.load(run / "model.pt", weights_only=True)
+    name = next(iter(state))
+    change(state, name)
+    torch.save(state, tmp_path / "odd.pt")
+    with pytest.raises(ConfigError, match=problem.format(name=name.replace(".", r"\."))):
+        call("evaluate", run, "--model", tmp_path / "odd.pt")
+
+
+def test_what_cannot_be_meant(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no silo 'c'"):
+        call("evaluate", run, "--silo", "c")
+    with pytest.raises(ConfigError, match="no run: config"):
+        call("evaluate", tmp_path)
+    with pytest.raises(ConfigError, match="neither a run nor"):
+        call("evaluate")
+    with pytest.raises(ConfigError, match="not a state dict"):
+        call("evaluate", run, "--model", run / "summary.json")
+    with pytest.raises(ConfigError, match="no folder"):
+        call("evaluate", run, "--out", tmp_path / "nowhere" / "x.json")
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A silo's state folder, whose path may not be long."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_real_silo_evaluates_on_its_own_data(run: Path, tmp_path: Path, state: Path) -> None:
+    """Which share of the data it has, its trainer's folder says."""
+    file = tmp_path / "silo.yaml"
+    file.write_text(yaml.safe_dump({"name": "b", "server": "localhost:1", "insecure": True, "state": str(state)}))
+    with pytest.raises(ConfigError, match="no run has left anything"):
+        call("evaluate", "--silo", file, "--model", run / "model.pt")
+    trainer = state / STATE_FOLDER / "x"
+    trainer.mkdir(parents=True)
+    spec = RunSpec.of(StrategyConfig.load("fedavg", RUN), None, 2)
+    Identity(spec.dump(), 1, "b").save(trainer)
+    with pytest.raises(ConfigError, match="no model here"):
+        call("evaluate", "--silo", file)
+    out = tmp_path / "x.json"
+    call("evaluate", "--silo", file, "--model", run / "model.pt", "--out", out)
+    call("evaluate", run)
+    there = told(run / "evaluated.json")["metrics"]["loss"]["matrix"]
+    assert told(out)["silos"] == ["b"] and told(out)["metrics"]["loss"]["matrix"] == [[there[0][1]]]

@@ -1,0 +1,148 @@
+"""The matrix of models and silos, and what follows from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.core.metrics.moments import Mean
+from fedsync.core.metrics.scores import Auroc, ScoreCounts, edges
+from fedsync.core.orders import Evaluation, Subject
+from fedsync.observe.cross_site import Document, Matrix, ModelRow
+
+EXAMPLE = Path(__file__).with_name("cross_site.json")
+LAST, BEST = ModelRow(Subject.LAST, about={"version": 9}), ModelRow(Subject.BEST, about={"version": 4})
+
+
+def own(subject: Subject, silo: str) -> ModelRow:
+    return ModelRow(subject, silo, {"samples": 64})
+
+
+def found(correct: float, samples: int = 20, loss: float | None = 5.0, **sums: Any) -> Evaluation:
+    return Evaluation(loss, correct, samples, sums=sums)
+
+
+def matrix(**changes: Any) -> Matrix:
+    """Two silos: the best model has 16 and 10 of 20, their own 12 and 14."""
+    cells = {
+        (LAST, "a"): found(14),
+        (LAST, "b"): found(10),
+        (BEST, "a"): found(16),
+        (BEST, "b"): found(10),
+        (own(Subject.LOCAL, "a"), "a"): found(12, loss=8.0),
+        (own(Subject.LOCAL, "b"), "b"): found(14),
+    }
+    return Matrix(["a", "b"], cells=cells, **changes)
+
+
+def values(cells: list[Any]) -> list[Any]:
+    return [None if cell is None else cell["value"] for cell in cells]
+
+
+def test_rows_are_models_and_columns_silos() -> None:
+    document = matrix().document()
+    assert document["models"] == [
+        {"subject": "last", "silo": None, "version": 9},
+        {"subject": "best", "silo": None, "version": 4},
+        {"subject": "local", "silo": "a", "samples": 64},
+        {"subject": "local", "silo": "b", "samples": 64},
+    ]
+    rows = [values(row) for row in document["metrics"]["accuracy"]["matrix"]]
+    assert rows == [[0.7, 0.5], [0.8, 0.5], [0.6, None], [None, 0.7]]
+
+
+def test_pooled_local_models_are_each_silo_s_own() -> None:
+    pooled = matrix().document()["metrics"]["accuracy"]["pooled"]
+    assert {subject: cell["value"] for subject, cell in pooled.items()} == {"last": 0.6, "best": 0.65, "local": 0.65}
+    assert pooled["local"]["support"] == {"samples": 40}
+
+
+def test_a_gain_is_positive_where_the_federation_is_better() -> None:
+    """Of accuracy more is better, of loss less: 5 instead of 8 over 20 samples is a gain of 0.15."""
+    metrics = matrix().document()["metrics"]
+    gain = metrics["accuracy"]["gain"]
+    assert gain.keys() == {"last", "best"}
+    assert gain["best"]["a"]["value"] == pytest.approx(0.2) and gain["best"]["b"]["value"] == pytest.approx(-0.2)
+    assert metrics["loss"]["gain"]["best"]["a"]["value"] == pytest.approx(0.15)
+
+
+def test_a_model_of_another_silo_is_no_own_one() -> None:
+    """Where b's local model was tried at a, too: neither pooled nor a gain changes."""
+    plain, shared = matrix(), matrix()
+    shared.cells[own(Subject.LOCAL, "b"), "a"] = found(3)
+    one, other = (each.document()["metrics"]["accuracy"] for each in (plain, shared))
+    assert values(other["matrix"][3]) == [0.15, 0.7]
+    assert (one["pooled"], one["gain"]) == (other["pooled"], other["gain"])
+
+
+def test_a_silo_without_its_own_model_has_no_gain() -> None:
+    part = matrix(missing=[(ModelRow(Subject.LOCAL, "b"), "training diverged")])
+    del part.cells[own(Subject.LOCAL, "b"), "b"]
+    document = part.document()
+    assert document["metrics"]["accuracy"]["gain"]["best"] == {
+        "a": {"value": pytest.approx(0.2), "low": None, "high": None},
+        "b": None,
+    }
+    assert document["missing"] == [{"subject": "local", "silo": "b", "reason": "training diverged"}]
+
+
+def test_a_silo_without_test_samples_has_no_value() -> None:
+    part = matrix()
+    part.cells[LAST, "b"] = found(0, samples=0, loss=0.0)
+    document = part.document()["metrics"]["accuracy"]
+    assert document["matrix"][0][1] == {"value": None, "low": None, "high": None, "support": {"samples": 0}}
+    assert document["pooled"]["last"]["value"] == 0.7
+
+
+def scores(own_class: list[float], others: list[float]) -> tuple[float, ...]:
+    """Counts of scores, as a silo would sum them."""
+    ends = edges(128)
+    table = [np.bincount(np.searchsorted(ends, each, "left"), minlength=256) for each in (others, own_class)]
+    return tuple(np.concatenate(table).astype(float))
+
+
+def test_metrics_are_worked_out_of_sums() -> None:
+    """Of one class alone there is no AUROC: the cell says so, and the silo has no gain."""
+    auroc = Auroc()
+    part = Matrix(["a", "b"], [auroc])
+    key = ScoreCounts().key
+    part.cells[LAST, "a"] = found(9, 9, **{key: scores([0.9] * 4 + [0.2], [0.5] * 4)})
+    part.cells[LAST, "b"] = found(5, 5, **{key: scores([0.7] * 5, [])})
+    part.cells[own(Subject.LOCAL, "a"), "a"] = found(9, 9, **{key: scores([0.9] * 5, [0.5] * 4)})
+    part.cells[own(Subject.LOCAL, "b"), "b"] = found(5, 5, **{key: scores([0.7] * 5, [])})
+    found_there = part.document()["metrics"]["auroc"]
+    assert values(found_there["matrix"][0]) == [pytest.approx(0.8), None]
+    assert found_there["matrix"][0][0]["support"] == {"0": 4, "1": 5}
+    assert found_there["gain"]["last"]["a"]["value"] == pytest.approx(-0.2) and found_there["gain"]["last"]["b"] is None
+    assert found_there["pooled"]["last"]["support"] == {"0": 4, "1": 10}
+
+
+def test_a_metric_by_the_name_of_a_plain_figure_takes_its_place() -> None:
+    accuracy = Mean("accuracy")
+    table = np.zeros((16, 2))
+    table[0] = 10, 9
+    part = Matrix(["a"], [accuracy], {(LAST, "a"): found(3, 10, **{accuracy.statistic.key: tuple(table.ravel())})})
+    assert part.document()["metrics"]["accuracy"]["matrix"] == [
+        [{"value": 0.9, "low": None, "high": None, "support": {"samples": 10}}]
+    ]
+
+
+def shape(value: Any) -> Any:
+    """Names and nesting of a JSON value, without what differs from run to run."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()} if "value" not in value else set(value)
+    return [shape(each) for each in value] if isinstance(value, list) else type(value).__name__
+
+
+def test_the_example_is_what_is_written() -> None:
+    """What is drawn from the example is drawn from a run's file too."""
+    example: Document = json.loads(EXAMPLE.read_text())
+    written = json.loads(json.dumps(matrix().document()))
+    assert example.keys() == written.keys()
+    for metric in example["metrics"].values():
+        for row in metric["matrix"]:
+            assert all(cell is None or shape(cell) == {"value", "low", "high", "support"} for cell in row)
+            assert all(cell is None or isinstance(cell["support"], dict) for cell in row)
+    assert written["metrics"]["accuracy"].keys() == example["metrics"]["accuracy"].keys()
