@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-import psutil
 import torch
 from torch import nn
 
 from fedsync.core.errors import ConfigError
+from fedsync.train.resources import own_memory_bytes
 
 
 def resolve(name: str, place: str = "local.device") -> torch.device:
@@ -82,12 +82,18 @@ def synchronise(device: torch.device) -> None:
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Seeded torch generators inside, of the processor and of the device; the caller's untouched outside."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # Not torch.manual_seed: it seeds every GPU, and takes 0.2 ms even where there is none.
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index].manual_seed(seed)
+    # Not torch.manual_seed, which seeds every GPU and takes 0.2 ms even where there is none, nor fork_rng.
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    before = [each.get_state() for each in generators]
+    for each in generators:
+        each.manual_seed(seed)
+    try:
         yield
+    finally:
+        for each, state in zip(generators, before, strict=True):
+            each.set_state(state)
 
 
 def channels_last(model: nn.Module) -> None:
@@ -147,11 +153,9 @@ def deterministic(enabled: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before[1:]
 
 
-def held_bytes(device: torch.device, process: psutil.Process) -> int:
-    """Bytes held: on a GPU the most since `gpu_memory_share` was last asked, else what ``process`` has resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return int(process.memory_info().rss)
+def held_bytes(device: torch.device) -> int:
+    """Bytes held: on a GPU the most since `gpu_memory_share` was last asked, else what this process has resident."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else own_memory_bytes()
 
 
 def gpu_memory_share(device: torch.device) -> float:

@@ -313,7 +313,7 @@ def _follow(
     try:
         trainer = Trainer(make(), slot, replace(options, resources=False), run)
         pipe.send(0.0)
-        device, process = torch.device(trainer.device), psutil.Process()
+        device = torch.device(trainer.device)
         trainer.rank = Rank(number, size, folder, device)
         while True:
             try:
@@ -325,7 +325,7 @@ def _follow(
                 trainer.evaluate(model, cursor)
             else:
                 trainer.follow(order, model, cursor)
-            pipe.send(float(devices.held_bytes(device, process)))
+            pipe.send(float(devices.held_bytes(device)))
     except Exception as error:
         if not isinstance(error, OthersGone):
             traceback.print_exc()

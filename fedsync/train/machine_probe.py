@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil
 import torch
 
 from fedsync.core.orders import Window
@@ -32,7 +31,6 @@ class MachineProbe:
     def __init__(self, device: torch.device, enabled: bool, resources: Resources | None = None) -> None:
         self._device = device
         self._resources = (resources or Resources()) if enabled else None
-        self._process = psutil.Process()
         self._read_s = -math.inf
         self._shares: Shares = (None, None)
         self._peak_bytes = 0
@@ -47,7 +45,7 @@ class MachineProbe:
         if self._resources is not None and now_s - self._read_s >= WINDOW_S:
             self._read_s = now_s
             cpu, memory = self._resources.read(now_s)
-            self._peak_bytes = max(self._peak_bytes, devices.held_bytes(self._device, self._process))
+            self._peak_bytes = max(self._peak_bytes, devices.held_bytes(self._device))
             if self._device.type == "cuda":
                 memory = devices.gpu_memory_share(self._device)
             self._shares = cpu, memory

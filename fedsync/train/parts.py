@@ -56,9 +56,10 @@ class FrozenTensors:
 
     def restore(self) -> None:
         """Set the buffers to what they were."""
-        state = self._module.state_dict()
-        for name, kept in self._buffers.items():
-            state[name].copy_(kept)
+        if self._buffers:
+            state = self._module.state_dict()
+            for name, kept in self._buffers.items():
+                state[name].copy_(kept)
 
     def check(self) -> None:
         """See that training left the parameters alone: only what was written to is read again.
@@ -66,7 +67,7 @@ class FrozenTensors:
         Raises:
             ConfigError: it changed one.
         """
-        state = self._module.state_dict(keep_vars=True)
+        state = self._module.state_dict(keep_vars=True) if self._parameters else {}
         for name in self._parameters:
             if (mark := _mark(state[name])) == self._marks[name]:
                 continue

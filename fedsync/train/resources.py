@@ -5,6 +5,7 @@ Every source is optional: what a system does not offer is left out.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable
@@ -15,12 +16,19 @@ import psutil
 
 from fedsync.train.cgroups import find_limits, read_text
 
+_STAT, _MEMINFO = Path("/proc/stat"), Path("/proc/meminfo")
+"""Linux's; read here, since psutil's way takes four times as long. Elsewhere psutil is asked."""
+
 _TICK_S = 0.01
 """Linux counts the processors' time in steps of this length [s]."""
 
 
 def machine_busy_s() -> float:
     """Seconds that the machine's processors have worked since boot, for other guests of a hypervisor too."""
+    words = (read_text(_STAT) or "").split(maxsplit=9)
+    if len(words) > 8 and words[0] == "cpu":
+        user, nice, system, _idle, _iowait, *interrupts, stolen = map(int, words[1:9])
+        return (user + nice + system + sum(interrupts) + stolen) * _TICK_S
     times = psutil.cpu_times()._asdict()
     # `user` and `nice` hold the time of guests already.
     return float(sum(times.values()) - sum(times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice")))
@@ -28,7 +36,18 @@ def machine_busy_s() -> float:
 
 def machine_memory_share() -> float:
     """Share of the machine's memory in use, 0..1."""
+    words = (read_text(_MEMINFO) or "").split(maxsplit=8)
+    if words[:1] == ["MemTotal:"] and words[6:7] == ["MemAvailable:"]:
+        return 1.0 - int(words[7]) / int(words[1])
     return float(psutil.virtual_memory().percent) / 100.0
+
+
+def own_memory_bytes() -> int:
+    """Bytes of memory that this process has resident."""
+    words = (read_text(Path(f"/proc/{os.getpid()}/statm")) or "").split(maxsplit=2)
+    if len(words) > 1:
+        return int(words[1]) * mmap.PAGESIZE
+    return int(psutil.Process().memory_info().rss)
 
 
 def allowed_processors() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +44,18 @@ class Weights:
         for name, tensor in module.state_dict(keep_vars=True).items():
             if id(tensor) not in seen and (names is None or name in names):
                 seen.add(id(tensor))
-                named[name] = tensor.detach()
+                named[name] = tensor
         if not named or any(tensor.is_complex() for tensor in named.values()):
             raise ConfigError(
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
-        tensors = list(named.values())
+        # Their names are paths in the module, unless it makes its state dict in a way of its own.
+        self._paths = [attrgetter(name) for name in named]
+        self._by_path = all(
+            _is_at(path, module, tensor) for path, tensor in zip(self._paths, named.values(), strict=True)
+        )
+        tensors = [tensor.detach() for tensor in named.values()]
         # A vector on the device, cut to views once: an order costs one small copy a tensor then. A processor needs none
         self._flat: Tensor | None = None
         if tensors[0].device.type != "cpu":
@@ -99,8 +105,17 @@ class Weights:
 
     def _tensors(self) -> list[Tensor]:
         """What travels, as the module has it now, in the layout's order."""
+        if self._by_path:
+            return [path(self._module).detach() for path in self._paths]
         state = self._module.state_dict()
         return [state[name] for name in self.layout.names]
+
+
+def _is_at(path: attrgetter[Tensor], module: nn.Module, tensor: Tensor) -> bool:
+    try:
+        return path(module) is tensor
+    except AttributeError:
+        return False
 
 
 def _set(tensor: Tensor, values: Tensor) -> None:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
+from fedsync.train import resources
 from fedsync.train.resources import Resources, machine_busy_s, machine_memory_share, stalled_s
 from tests.train.test_cgroups import unified, write
 
@@ -146,5 +148,19 @@ def test_this_machine_answers() -> None:
     cpu, memory = resources.read(0.05)
     assert cpu is not None and 0 <= cpu <= 1
     assert memory is not None and 0 < memory < 1
+    assert machine_busy_s() > 0
+    assert 0 < machine_memory_share() < 1
+
+
+def test_the_machine_s_figures_are_psutil_s() -> None:
+    before = sum(psutil.cpu_times()[:8]) - psutil.cpu_times().idle - psutil.cpu_times().iowait
+    assert machine_busy_s() == pytest.approx(before, abs=5.0)
+    assert machine_memory_share() == pytest.approx(psutil.virtual_memory().percent / 100, abs=0.02)
+
+
+def test_without_linux_s_files_psutil_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for name, path in (("_STAT", tmp_path / "none"), ("_MEMINFO", tmp_path / "empty")):
+        monkeypatch.setattr(resources, name, path)
     assert machine_busy_s() > 0
     assert 0 < machine_memory_share() < 1
