@@ -1,9 +1,14 @@
 """Settings that all tests share."""
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from fedsync.flower.parcels import ParcelStore
 
 # The same examples in every run, and no clock: a busy machine must not fail a test.
 settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob=True)
@@ -35,3 +40,20 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.fixture
+def parcels(tmp_path: Path) -> Path:
+    """A server's folder for parcels."""
+    from fedsync.flower.parcels import tidy_up
+
+    tidy_up(tmp_path / "parcels")
+    return tmp_path / "parcels"
+
+
+@pytest.fixture
+def store(parcels: Path) -> "ParcelStore":
+    """A ServerApp's session in it."""
+    from fedsync.flower.parcels import ParcelStore
+
+    return ParcelStore.begin(parcels)

@@ -26,12 +26,12 @@ from bench.cost import large_model
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import WorkOrder
 from fedsync.core.spans import map_file, spans
 from fedsync.flower.checkpoints import Checkpoints, Origin
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 from fedsync.trainer.protocol import EvaluateModel, Identity, Train, exchange
 
 ROUNDS = 3

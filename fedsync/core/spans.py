@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,6 +94,16 @@ def file_part(array: NDArray[Any]) -> FilePart | None:
         return None
     begins = np.frombuffer(mapped, np.uint8).ctypes.data
     return FilePart(_PATHS[mapped], array.ctypes.data - begins, array.nbytes)
+
+
+def link_file(array: NDArray[Any], path: Path) -> bool:
+    """Give the file that an array is all of this name too; False where there is no such file, or it takes no link."""
+    part = file_part(array)
+    with suppress(OSError):
+        if part is not None and part.path.stat().st_size == part.nbytes:
+            os.link(part.path, path)
+            return True
+    return False
 
 
 def pieces(array: NDArray[Any]) -> Iterator[memoryview]:

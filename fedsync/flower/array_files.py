@@ -6,7 +6,6 @@ already is linked, not written again. Reading checks its hash.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -18,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.core.array_keeper import is_large
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.spans import digest, file_part, map_file, pieces
-
-LARGE_BYTES = 2**20
-"""What is smaller stays in the checkpoint itself."""
+from fedsync.core.spans import digest, link_file, map_file, pieces
 
 _SUFFIX = ".raw"
 
@@ -56,12 +53,12 @@ class ArrayName:
         return cls(value.dtype.str, value.shape, digest(value).hex())
 
 
-def is_large(value: object) -> bool:
+def in_own_file(value: object) -> bool:
     """Whether a value is kept in a file of its own: a large one that nobody may write to."""
     if type(value) is np.ndarray:
         still = value.dtype.kind in "fiub" and value.flags.c_contiguous and not value.flags.writeable
-        return still and value.nbytes >= LARGE_BYTES
-    return type(value) is bytes and len(value) >= LARGE_BYTES
+        return still and is_large(value.nbytes)
+    return type(value) is bytes and is_large(len(value))
 
 
 class ArrayFiles:
@@ -134,15 +131,9 @@ def read(folder: Path, name: ArrayName) -> Large:
 
 
 def _place(value: Large, path: Path) -> None:
-    part = None if isinstance(value, bytes) else file_part(value)
-    if part is not None and part.offset == 0:
-        # A file that is longer than the array would have another hash.
-        with contextlib.suppress(OSError):
-            if part.path.stat().st_size == part.nbytes:
-                os.link(part.path, path)
-                return
     data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-    write_pieces(path, pieces(data), OWNER_FILE)
+    if not link_file(data, path):  # of a file that is longer than the array the hash would be another
+        write_pieces(path, pieces(data), OWNER_FILE)
 
 
 def _sync(path: Path) -> None:

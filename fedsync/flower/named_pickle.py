@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fedsync.flower.array_files import Large, is_large
+from fedsync.flower.array_files import Large, in_own_file
 
 
 def dump(value: object) -> tuple[bytes, list[Large]]:
@@ -33,7 +33,7 @@ class _NamedPickler(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        if not is_large(value):
+        if not in_own_file(value):
             return None
         place = self._places.setdefault(id(value), len(self.large))
         if place == len(self.large):

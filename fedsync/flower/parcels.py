@@ -35,7 +35,7 @@ from typing import Self
 from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.locks import held, taken
 from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.spans import map_file, pieces
+from fedsync.core.spans import digest, link_file, map_file, pieces
 from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
@@ -159,21 +159,18 @@ class ParcelStore:
     # What goes out.
 
     def publish(self, payload: Payload) -> Parcel | None:
-        """Lay a payload ready; None where the disk takes nothing."""
+        """Lay a payload ready, which is linked where it is a file already; None where the disk takes nothing."""
         unfinished = self._folder / f".{secrets.token_hex(4)}"
-        hashed = hashlib.sha256()
         try:
-            with unfinished.open("wb") as file:
-                for piece in pieces(payload):
-                    hashed.update(piece)
-                    file.write(piece)
-            unfinished.rename(self._folder / hashed.hexdigest())
+            name = digest(payload).hex() if link_file(payload, unfinished) else _written(unfinished, payload)
+            unfinished.rename(self._folder / name)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             logger.warning("a model travels in Flower's messages, for %s takes no more: %s", self._folder, error)
             return None
-        self._published.add(hashed.hexdigest())
-        return Parcel(self.session, hashed.hexdigest(), payload.nbytes)
+        finally:
+            unfinished.unlink(missing_ok=True)  # it stays if it is another name of the same file
+        self._published.add(name)
+        return Parcel(self.session, name, payload.nbytes)
 
     # What comes in.
 
@@ -222,9 +219,9 @@ class ParcelStore:
 
     def keep(self, digests: Collection[str], tickets: Collection[tuple[int, str]]) -> None:
         """Remove what is published, or expected, beside these."""
-        for digest in self._published - set(digests):
-            (self._folder / digest).unlink(missing_ok=True)
-            self._published.discard(digest)
+        for name in self._published - set(digests):
+            (self._folder / name).unlink(missing_ok=True)
+            self._published.discard(name)
         for node, name in self._expected.keys() - set(tickets):
             self._withdraw(node, name)
 
@@ -239,6 +236,16 @@ class ParcelStore:
         """Remove all of it; what is mapped stays readable."""
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
+
+
+def _written(path: Path, payload: Payload) -> str:
+    """Its SHA-256, hexadecimal."""
+    hashed = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in pieces(payload):
+            hashed.update(piece)
+            file.write(piece)
+    return hashed.hexdigest()
 
 
 def _taken_over(upload: Path) -> tuple[Path, int]:

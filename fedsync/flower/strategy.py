@@ -18,6 +18,7 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.layout import Layout, Vector
@@ -35,7 +36,6 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 from fedsync.trainer.protocol import InitialModel
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class FedSync(Shipped):
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
         run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
-        keeper = ArrayKeeper(self.out / ARRAYS)
+        keeper = ArrayKeeper(self.out / ARRAYS, or_memory=True)
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, given, keeper)
         layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
         spec = RunSpec.parse(begin.origin.spec)

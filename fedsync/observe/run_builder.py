@@ -11,13 +11,13 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.layout import Vector
 from fedsync.core.state import Policies
 from fedsync.core.transfer import DurableAggregator
 from fedsync.observe.exporters.base import open_exporters
 from fedsync.observe.recorder import Listener, Recorder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys

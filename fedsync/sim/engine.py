@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -56,12 +56,22 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.transfer import Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages
 from fedsync.trainer.protocol import Attestation, Completed
+
+
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """Of an order that counts as carried out in full, though nobody trained: there is no payload to keep.
+
+    Args:
+        metrics: what the silo's report tells all the same.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Worker(Protocol):
@@ -74,12 +84,8 @@ class Worker(Protocol):
     def replica(self) -> Replica:
         """Its copy of the model, where it keeps one, and its encryption."""
 
-    def train(self, order: WorkOrder, received: Payload) -> Completed | None:
-        """Carry out an order; the times in the report are replaced by virtual ones.
-
-        None where nobody trains: the order counts as carried out in full, there is no payload to keep, and the report
-        has no series of speeds.
-        """
+    def train(self, order: WorkOrder, received: Payload) -> Completed | Untrained:
+        """Carry out an order; the times in the report are made virtual, and it has no speeds where nobody trains."""
 
     def evaluate(self, received: Payload, version: int) -> Evaluation | Attestation | None:
         """Evaluate the model ``version`` on the silo's test split; None where there is none.
@@ -254,7 +260,7 @@ class VirtualDriver:
             asked = replace(order, max_steps=steps, budget_s=None)
         try:
             outcome = worker.train(asked, work.received)
-            if outcome is None:
+            if isinstance(outcome, Untrained):
                 self._aggregator.holds(silo, order.base_version)
             else:
                 if self._aggregator.seals_figures:
@@ -271,14 +277,9 @@ class VirtualDriver:
                 machine.transfer_s(self._aggregator.upload_bytes),
             )
             overhead_s["transfer"] = there_s + back_s
-        if outcome is None:
+        if isinstance(outcome, Untrained):
             samples, compute_s = steps * order.batch_size, course.last_s - work.start_s
-            told = (
-                {}
-                if work.received.nbytes == self._recorder.ledger.model_bytes
-                else {RECEIVED: float(work.received.nbytes)}
-            )
-            report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s, metrics=told)
+            report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s, metrics=outcome.metrics)
             nbytes = self._aggregator.upload_bytes
         else:
             course, nbytes = course.cut(outcome.report.steps), outcome.update.nbytes

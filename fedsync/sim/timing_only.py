@@ -22,18 +22,18 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.downlink import download_bytes
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.plain_replica import RECEIVED, PlainReplica
 from fedsync.core.transfer import InTheClear, Payload, Replica
-from fedsync.core.wire import Wire
+from fedsync.core.wire import FP32, Wire
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
-from fedsync.sim.engine import VirtualDriver
+from fedsync.sim.engine import Untrained, VirtualDriver
 from fedsync.sim.machine import Machine
 
 MODEL_BYTES = 1_000_000
 """Bytes of the model and of each update, unless told otherwise: 250,000 values."""
 
-_IN_THE_CLEAR = PlainReplica(0)
+_IN_THE_CLEAR, _NOTHING = PlainReplica(0), Untrained()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,21 @@ class TimingWorker:
 
     Args:
         facts: what the silo says when it joins.
+        tells: what came with an order, as silos tell who get what is new of the model only.
         replica: passes on what comes.
     """
 
     facts: SiloFacts
+    tells: bool = False
     replica: Replica = _IN_THE_CLEAR
 
     @classmethod
-    def of(cls, silo: SiloConfig) -> TimingWorker:
-        return cls(SiloFacts(silo.examples, silo.memory_samples, silo.speed))
+    def of(cls, silo: SiloConfig, wire: Wire | None = None) -> TimingWorker:
+        tells = wire is not None and wire.down is not FP32
+        return cls(SiloFacts(silo.examples, silo.memory_samples, silo.speed), tells)
 
-    def train(self, order: WorkOrder, received: Payload) -> None: ...
+    def train(self, order: WorkOrder, received: Payload) -> Untrained:
+        return Untrained({RECEIVED: float(received.nbytes)}) if self.tells else _NOTHING
 
     def evaluate(self, received: Payload, version: int) -> None: ...
 
@@ -136,12 +140,12 @@ def run_timing(
         remedy = "Train, or leave it out: `--set stop.relative_change=null`"
         raise ConfigError("stop.relative_change", "there is no training loss where nothing is trained", remedy)
     builder = RunBuilder(config, cluster, out, "virtual", None, listeners, trains=False)
-    recorder = builder.recorder(model_bytes, journal=journal)
+    recorder, wire = builder.recorder(model_bytes, journal=journal), config.wire.formats
     driver = VirtualDriver(
         Coordinator(builder.policies()),
-        NoAggregator(model_bytes, config.wire.formats),
+        NoAggregator(model_bytes, wire),
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
-        {silo.name: TimingWorker.of(silo) for silo in cluster.silos},
+        {silo.name: TimingWorker.of(silo, wire) for silo in cluster.silos},
         recorder,
         poll_s,
     )

@@ -68,7 +68,7 @@ class GuestTrainer(LocalTrainer):
         self._parts = ModelParts(self._model, parts_of(self._model, run, self._used.patterns, "silo.use"))
         self._model.to(device)
         self._known = {"model": self._model, **self._used.parts}
-        super().__init__(silo.name, Weights(self._model, self._parts.names.shared), device, options)
+        super().__init__(silo.name, Weights(self._model, self._parts.shared), self._parts, device, options)
         self._initial = self._weights.read()
         self._sampler, self._scout = (Sampler(self._used.examples, silo.seed, silo.name) for _ in range(2))
 
@@ -78,14 +78,6 @@ class GuestTrainer(LocalTrainer):
 
     def initial_model(self) -> Vector:
         return self._initial
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return self._parts.frozen_digest
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._parts.names.kept
 
     def _recall(self, cursor: Cursor) -> None:
         self._model.to(self._device)  # other libraries' trainers may leave it elsewhere

@@ -80,6 +80,11 @@ class NamedArrays:
         return frozen_digest((name, torch.from_numpy(self._first[name])) for name in self.parts.frozen)
 
     @property
+    def kept_names(self) -> tuple[str, ...]:
+        """Names of the arrays that do not travel."""
+        return self.parts.kept
+
+    @property
     def private(self) -> Arrays:
         """The arrays that stay at the silo, as they are now."""
         return {name: self.arrays[name] for name in self.parts.private}

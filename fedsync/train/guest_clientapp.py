@@ -188,7 +188,7 @@ class ClientAppTrainer(LocalTrainer):
         self._silo = silo
         self._knows_first = first.make is not None
         self._arrays = first.arrays(silo.seed, run)
-        super().__init__(silo.name, self._arrays, device, options)
+        super().__init__(silo.name, self._arrays, self._arrays, device, options)
         self._initial = self._arrays.read()
         self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}
         self._run_config = {**declared(folder / "pyproject.toml"), **silo.run_config}
@@ -215,14 +215,6 @@ class ClientAppTrainer(LocalTrainer):
             problem = "the server gave this run's first model, and silos cannot make it"
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return self._arrays.frozen_digest
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._arrays.parts.kept
 
     def _recall(self, cursor: Cursor) -> None:
         """A context of its own for each order: what a failed one left in it is gone."""

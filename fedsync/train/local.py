@@ -82,6 +82,18 @@ class TravellingModel(Protocol):
         """The state dict, with what appears twice in it, and with what does not travel."""
 
 
+class StayingParts(Protocol):
+    """What does not travel of a model; see `fedsync.train.parts.ModelParts`."""
+
+    @property
+    def frozen_digest(self) -> bytes:
+        """SHA-256 of the model's frozen tensors; empty where there are none."""
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """Names of the tensors that do not travel."""
+
+
 class ModelKeeper(Protocol):
     """What knows a model's form, and writes one to a file: a `LocalTrainer`, or less where less will do."""
 
@@ -137,14 +149,18 @@ class LocalTrainer(ABC):
 
     Args:
         name: of the silo.
-        weights: the model that training changes.
+        weights: the model that training changes, as it travels.
+        staying: what does not travel of it.
         device: where it is.
         options: how to train.
     """
 
-    def __init__(self, name: str, weights: TravellingModel, device: torch.device, options: LocalOptions) -> None:
+    def __init__(
+        self, name: str, weights: TravellingModel, staying: StayingParts, device: torch.device, options: LocalOptions
+    ) -> None:
         self._name = name
         self._weights = weights
+        self._staying = staying
         self._device = device
         self._options = options
         self._probe = MachineProbe(device, options.resources)
@@ -152,6 +168,16 @@ class LocalTrainer(ABC):
     @property
     def layout(self) -> Layout:
         return self._weights.layout
+
+    @property
+    def frozen_digest(self) -> bytes:
+        """As `StayingParts.frozen_digest`."""
+        return self._staying.frozen_digest
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """As `StayingParts.kept_names`."""
+        return self._staying.kept_names
 
     @property
     def device(self) -> str:
@@ -176,16 +202,6 @@ class LocalTrainer(ABC):
 
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
         """Take up what the last order left; nothing, where training keeps nothing."""
-
-    @property
-    def frozen_digest(self) -> bytes:
-        """SHA-256 of the model's frozen tensors; empty where there are none."""
-        return b""
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        """Names of the model's tensors that do not travel."""
-        return ()
 
     @abstractmethod
     def _begin(self, order: WorkOrder) -> None:

@@ -77,7 +77,7 @@ class Trainer(LocalTrainer):
             check_task(task, self._model, self._samples, self._test)
         # Evaluation, in other sizes, is by the model as it is.
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
-        super().__init__(slot.name, Weights(self._model, self._parts.names.shared), device, options)
+        super().__init__(slot.name, Weights(self._model, self._parts.shared), self._parts, device, options)
         self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = options.make_optimizer(self._parameters)
@@ -94,14 +94,6 @@ class Trainer(LocalTrainer):
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same on every silo."""
         return initial_model(self._task, self._slot.seed, self._run)[0]
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return self._parts.frozen_digest
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._parts.names.kept
 
     def _recall(self, cursor: Cursor) -> None:
         self._parts.restore(cursor.private)

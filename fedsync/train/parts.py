@@ -86,7 +86,7 @@ class ModelParts:
     """
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
-        self.names = parts
+        self.shared, self.kept_names = parts.shared, parts.kept
         self._private = PrivateParts(module, parts.private)
         self._frozen = FrozenTensors(module, parts.frozen)
 

@@ -30,9 +30,9 @@ from fedsync.flower.internals import access_middleware, callers, parcel_client, 
 from fedsync.flower.internals.parcel_client import ParcelClient
 from fedsync.flower.internals.parcel_routes import PREFIX
 from fedsync.flower.internals.shares import MOST_AT_ONCE
-from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, tidy_up, upload_path
+from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, upload_path
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from tests.flower.internals.superlink import Silo, SuperLink, serving
+from tests.flower.internals.superlink import Silo, SuperLink, noise, serving
 
 LARGE = 2 * SPAN_BYTES + 5
 SLACK = 4096
@@ -42,24 +42,9 @@ CONTENT = "c" * 32
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    tidy_up(tmp_path / "parcels")
-    return tmp_path / "parcels"
-
-
-@pytest.fixture
-def store(root: Path) -> ParcelStore:
-    return ParcelStore.begin(root)
-
-
-@pytest.fixture
-def link(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
-    with serving(monkeypatch, GateConfig(), parcels=root) as found:
+def link(parcels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
+    with serving(monkeypatch, GateConfig(), parcels=parcels) as found:
         yield found
-
-
-def noise(size: int) -> Payload:
-    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
 
 
 def path_of(ticket: Ticket, content: str = CONTENT) -> str:
@@ -92,7 +77,7 @@ def get(silo: Silo, path: str) -> int:
 # A silo against the server: what was taken, and checked, does not change.
 
 
-def test_what_was_taken_does_not_grow(link: SuperLink, store: ParcelStore, root: Path) -> None:
+def test_what_was_taken_does_not_grow(link: SuperLink, store: ParcelStore, parcels: Path) -> None:
     """The silo announces more than its update has, hangs, says that it is done, and goes on when it was taken.
 
     Whoever linked the file into a checkpoint, or keeps it to find out who spoiled a version, has more than was checked.
@@ -169,7 +154,9 @@ def test_parts_neither_overlap_nor_leave_holes(link: SuperLink, store: ParcelSto
     assert got.tobytes() == b"a" * 100 + b"c" * 100
 
 
-def test_a_ticket_ends_with_its_answer_and_with_its_server_app(link: SuperLink, store: ParcelStore, root: Path) -> None:
+def test_a_ticket_ends_with_its_answer_and_with_its_server_app(
+    link: SuperLink, store: ParcelStore, parcels: Path
+) -> None:
     berlin = link.silo()
     ticket, other = (store.expect(berlin.number, name, 100) for name in ("update a/1", "update a/2"))
     assert ticket is not None and other is not None
@@ -178,7 +165,7 @@ def test_a_ticket_ends_with_its_answer_and_with_its_server_app(link: SuperLink, 
     assert status(put(berlin, ticket, 0, b"b" * 100, 100)) == 404
     assert got.tobytes() == b"a" * 100
     store.end()
-    later = ParcelStore.begin(root)
+    later = ParcelStore.begin(parcels)
     assert later.expect(berlin.number, "update a/2", 100) != other
     assert status(put(berlin, other, 0, b"b" * 100, 100)) == 404
 

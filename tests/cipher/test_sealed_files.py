@@ -1,6 +1,5 @@
 """Large sealed messages lie in files: who sends, adds or opens them holds a span, and nothing else is different."""
 
-import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -17,7 +16,6 @@ from fedsync.cipher.encoding.wire import TRAILER_BYTES, Envelope, Kind, unsigned
 from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.server.chain import total
 from fedsync.cipher.server.evidence import Evidence
@@ -25,7 +23,7 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import PAD, Adder, Words
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ConfigError
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.spans import file_part
 from fedsync.core.transfer import Payload
@@ -43,54 +41,6 @@ NAMES = ("a", "b", "c")
 
 def files_in(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
-
-
-def test_what_is_large_lies_in_a_file_as_long_as_somebody_has_it(tmp_path: Path) -> None:
-    files = SealedFiles(tmp_path / "sealed")
-    made = files.write(3 * MIB, (bytes([at]) * MIB for at in range(3)))
-    assert made.dtype == np.uint8 and not made.flags.writeable and file_part(made) is not None
-    assert [int(made[at * MIB]) for at in range(3)] == [0, 1, 2] and len(made) == 3 * MIB
-    (path,) = files_in(tmp_path / "sealed")
-    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
-    assert files.keep(made) is made, "it is in a file already"
-    part = made[MIB : MIB + 2]
-    del made
-    gc.collect()
-    assert files_in(tmp_path / "sealed") == [path] and part.tolist() == [1, 1]
-    del part
-    gc.collect()
-    assert files_in(tmp_path / "sealed") == []
-
-
-def test_what_is_small_or_has_no_folder_stays_in_memory(tmp_path: Path) -> None:
-    files = SealedFiles(tmp_path / "sealed")
-    small = files.write(5, (b"ab", memoryview(b"cde")))
-    assert small.tobytes() == b"abcde" and not small.flags.writeable
-    large = np.zeros(2 * MIB, np.uint8)
-    assert SealedFiles().keep(large) is large and file_part(SealedFiles().write(2 * MIB, (large.data,))) is None
-    assert not (tmp_path / "sealed").exists()
-    kept = files.keep(large)
-    assert kept is not large and np.array_equal(kept, large) and file_part(kept) is not None
-
-
-def test_what_a_killed_process_has_left_goes(tmp_path: Path) -> None:
-    kept = SealedFiles(tmp_path / "sealed").keep(np.ones(MIB, np.uint8))
-    assert len(files_in(tmp_path / "sealed")) == 1
-    SealedFiles(tmp_path / "sealed")
-    assert files_in(tmp_path / "sealed") == []
-    assert kept[7] == 1, "who has it mapped still has it"
-
-
-def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    files = SealedFiles(tmp_path / "sealed")
-
-    def parts() -> Iterator[bytes]:
-        yield bytes(MIB)
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(ConfigError, match="No space left on device"):
-        files.write(2 * MIB, parts())
-    assert files_in(tmp_path / "sealed") == []
 
 
 CHUNKS = 8 * MIB // PAD.chunk_bytes
@@ -117,7 +67,7 @@ def peak_of(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("silos", [2, 6])
 def test_who_adds_updates_up_holds_a_span_of_each(silos: int, tmp_path: Path) -> None:
     """Of 8 MiB each. Pages of a span are held until it is added up, which is seen below, as they are given back."""
-    files, of = SealedFiles(tmp_path / "sealed"), head("pad", CHUNKS, (member(0, 7), member(1, 7)), Kind.AGGREGATE)
+    files, of = ArrayKeeper(tmp_path / "sealed"), head("pad", CHUNKS, (member(0, 7), member(1, 7)), Kind.AGGREGATE)
     updates = [Envelope(of, mapped(files), (1, 2)) for _ in range(silos)]
     held: list[int] = []
     made: list[Payload] = []
@@ -140,11 +90,11 @@ def test_who_checks_and_opens_a_sum_holds_a_few_spans_of_it(tmp_path: Path) -> N
     of = head("pad", CHUNKS, (replace(member(0, 7), digest=bytes([1]) * 32),))
     hasher = authenticator.hasher()
     hasher.take(WORDS)
-    envelope = Envelope(of, mapped(SealedFiles(tmp_path / "sealed")), authenticator.tag(hasher.value(), of))
+    envelope = Envelope(of, mapped(ArrayKeeper(tmp_path / "sealed")), authenticator.tag(hasher.value(), of))
     assert peak_of(lambda: sum(map(len, authenticator.authenticate(envelope, "silo").spans()))) < 5 * MIB
 
 
-def mapped(files: SealedFiles) -> Words:
+def mapped(files: ArrayKeeper) -> Words:
     return files.keep(WORDS.view(np.uint8).reshape(-1)).view(np.uint64).reshape(WORDS.shape)
 
 

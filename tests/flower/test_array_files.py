@@ -12,23 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.core import array_keeper
 from fedsync.core.actions import Commit
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.journal import JOURNAL
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.spans import digest, file_part, map_file
 from fedsync.flower import array_files
-from fedsync.flower.array_files import ArrayFiles, is_large, read
+from fedsync.flower.array_files import ArrayFiles, in_own_file, read
 from fedsync.flower.checkpoints import FOLDER, Checkpoints, Origin, prepare
-from fedsync.policies.aggregate import array_keeper
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 
 VALUES = 300
 
 
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_files, "LARGE_BYTES", 1000)
     monkeypatch.setattr(array_keeper, "LARGE_BYTES", 1000)
 
 
@@ -125,10 +124,10 @@ def test_what_is_in_a_file_is_linked_and_what_was_written_is_not_written_again(
 
 def test_what_changes_or_is_small_is_no_file(tmp_path: Path) -> None:
     still = vector(1)
-    assert not is_large(still), "whoever may write to it will"
+    assert not in_own_file(still), "whoever may write to it will"
     still.flags.writeable = False
-    assert is_large(still) and is_large(still.tobytes())
-    assert not is_large(still[::2]) and not is_large(still[:9]) and not is_large(b"") and not is_large("a" * 5000)
+    assert in_own_file(still) and in_own_file(still.tobytes())
+    assert not any(map(in_own_file, (still[::2], still[:9], b"", "a" * 5000)))
 
 
 @pytest.mark.parametrize("value", [b"sealed" * 999, np.frombuffer(vector(3).tobytes(), np.float32)], ids=type)

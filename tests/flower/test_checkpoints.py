@@ -87,8 +87,7 @@ def _files(out: Path) -> list[str]:
 
 def _all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models, updates and sums have files of their own, as those of large models have."""
-    monkeypatch.setattr("fedsync.flower.array_files.LARGE_BYTES", 1000)
-    monkeypatch.setattr("fedsync.policies.aggregate.array_keeper.LARGE_BYTES", 1000)
+    monkeypatch.setattr("fedsync.core.array_keeper.LARGE_BYTES", 1000)
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -203,11 +202,6 @@ def test_a_question_about_masks_waits_a_minute_and_not_for_who_is_gone() -> None
 
 
 # Large payloads beside messages.
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ParcelStore:
-    return ParcelStore.begin(tmp_path / "parcels")
 
 
 def beside(store: ParcelStore, size: int = 2 * SMALL) -> tuple[Outbox, list[Message]]:

@@ -22,7 +22,7 @@ _CHANGES: Changes = {
         ("an-update-may-have-any-size", "if not 0 < uploaded.nbytes <= most:", "if False:"),
         ("half-an-update-counts", "if size != uploaded.nbytes:", "if size > uploaded.nbytes:"),
         ("the-file-of-an-update-stays", "map_file(kept, remove=True)", "map_file(kept)"),
-        ("a-model-stays-that-nobody-fetches", "for digest in self._published - set(digests):", "for digest in ():"),
+        ("a-model-stays-that-nobody-fetches", "for name in self._published - set(digests):", "for name in ():"),
         (
             "a-ticket-stays-that-nobody-waits-for",
             "for node, name in self._expected.keys() - set(tickets):",

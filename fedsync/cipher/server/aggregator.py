@@ -28,13 +28,13 @@ from fedsync.cipher.masking.masks import own_seeds
 from fedsync.cipher.masking.roster import announced, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.server.chain import Chain, total
 from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.inbox import Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.core.actions import Commit
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import PolicyError, ProtocolError, RunError
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.saved import Names, fill, named
@@ -100,7 +100,7 @@ class EncryptedAggregator:
         self._keys = keys
         self._adder = Adder(plan.form)
         self._evidence = evidence
-        self._files = SealedFiles(folder)
+        self._files = ArrayKeeper(folder)
         self._inbox = Inbox(plan, keys, self._adder, self._files)
         self._chain = Chain()
         self._held: dict[str, int] = {}

@@ -16,8 +16,8 @@ from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.suites.suite import Adder
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.saved import Names, fill, named
@@ -79,7 +79,7 @@ class Inbox:
         files: where updates wait.
     """
 
-    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: SealedFiles) -> None:
+    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: ArrayKeeper) -> None:
         self._plan = plan
         self._keys = keys
         self._adder = adder

@@ -29,7 +29,6 @@ from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.sealed_files import SealedFiles
 from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
@@ -38,6 +37,7 @@ from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, PooledFigures, WorkOrder, WorkReport
@@ -106,7 +106,7 @@ class EncryptedReplica:
         self._initial = initial
         self._measure = measure
         self._file = file
-        self._files = SealedFiles(None if file is None else file.parent / SEALED)
+        self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         self._pinned = first_model
         group = ring.group
         self._run = run_digest(origin or run, specification, group.epoch, group.fingerprint)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.core.actions import Commit
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.downlink import PublicModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
@@ -15,7 +16,6 @@ from fedsync.core.saved import Names, fill, named
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import InTheClear, Payload
 from fedsync.core.wire import MAX_MAGNITUDE, Wire
-from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 
 _NAMES: Names = {
     "model": "_exact",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 from flwr.app import ConfigRecord, RecordDict
@@ -32,6 +33,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsync.config.gate import GateConfig
+from fedsync.core.transfer import Payload
 from fedsync.flower.internals.access_middleware import add_gate
 from fedsync.flower.internals.replies import Quota, Replies
 from fedsync.flower.internals.serving import LimitedServer
@@ -39,6 +41,11 @@ from fedsync.flower.internals.serving import LimitedServer
 SECRET = "0" * 64
 SUPEREXEC = b"superexec"
 FILES = 1024
+
+
+def noise(size: int) -> Payload:
+    """So many bytes, the same for the same size."""
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
 
 
 @dataclass

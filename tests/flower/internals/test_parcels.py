@@ -18,42 +18,27 @@ import numpy as np
 import pytest
 
 from fedsync.config.gate import GateConfig
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError, RunError
-from fedsync.core.spans import SPAN_BYTES, map_file
-from fedsync.core.transfer import Payload
+from fedsync.core.spans import SPAN_BYTES, file_part, map_file
 from fedsync.flower.internals import parcel_client, parcel_routes
 from fedsync.flower.internals.parcel_client import ParcelClient, Progress
 from fedsync.flower.internals.parcel_routes import MAX_PART_BYTES, PREFIX
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, tidy_up, upload_path
-from tests.flower.internals.superlink import Silo, SuperLink, serving
+from tests.flower.internals.superlink import Silo, SuperLink, noise, serving
 
 LARGE = 3 * SPAN_BYTES + 17
 QUOTA = 2**26
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    tidy_up(tmp_path / "parcels")
-    return tmp_path / "parcels"
-
-
-@pytest.fixture
-def store(root: Path) -> ParcelStore:
-    return ParcelStore.begin(root)
-
-
-@pytest.fixture
-def link(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
-    with serving(monkeypatch, GateConfig(waiting_bytes=QUOTA), parcels=root) as found:
+def link(parcels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
+    with serving(monkeypatch, GateConfig(waiting_bytes=QUOTA), parcels=parcels) as found:
         yield found
 
 
 def client(silo: Silo, port: int | None = None) -> ParcelClient:
     return ParcelClient(f"127.0.0.1:{port or silo.link.port}", None, lambda: silo.headers)
-
-
-def noise(size: int) -> Payload:
-    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
 
 
 def asked(
@@ -68,9 +53,9 @@ def asked(
         return answer.status, answer.read()
 
 
-def left(root: Path) -> list[str]:
+def left(parcels: Path) -> list[str]:
     """Files of all sessions."""
-    return sorted(file.name for file in root.rglob("*") if file.is_file() and file.name != "lock")
+    return sorted(file.name for file in parcels.rglob("*") if file.is_file() and file.name != "lock")
 
 
 # There and back.
@@ -84,6 +69,32 @@ def test_a_model_comes_to_each_silo_as_a_file(link: SuperLink, store: ParcelStor
         got = client(link.silo(name)).fetch(parcel, tmp_path / name)
         np.testing.assert_array_equal(got, model)
         assert [file.name for file in (tmp_path / name).iterdir()] == [f"{parcel.digest}.parcel"]
+
+
+def test_a_model_that_is_a_file_is_linked(store: ParcelStore, parcels: Path, tmp_path: Path) -> None:
+    keeper = ArrayKeeper(tmp_path / "arrays")
+    model = keeper.keep(noise(LARGE))
+    for _ in range(2):  # as when it is needed again before its parcel has gone
+        parcel = store.publish(model)
+        assert parcel == Parcel(store.session, hashlib.sha256(model).hexdigest(), LARGE)
+        (published,), lies = [each for each in store._folder.iterdir() if each.name != "lock"], file_part(model)
+        assert lies is not None and published.samefile(lies.path)
+    part = store.publish(model[:SPAN_BYTES])
+    assert part == Parcel(store.session, hashlib.sha256(model[:SPAN_BYTES]).hexdigest(), SPAN_BYTES)
+    assert (store._folder / part.digest).stat().st_size == SPAN_BYTES, "a part of a file is written"
+    store.keep((), ())
+    assert left(parcels) == [] and np.array_equal(model, noise(LARGE)), "the model stays"
+
+
+def test_where_the_file_system_takes_no_link_a_model_is_written(
+    store: ParcelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def across(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", across)
+    parcel = store.publish(ArrayKeeper(tmp_path / "arrays").keep(noise(LARGE)))
+    assert parcel is not None and (store._folder / parcel.digest).read_bytes() == noise(LARGE).tobytes()
 
 
 def test_the_next_model_takes_the_place_of_the_last(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
@@ -113,7 +124,7 @@ def test_what_is_there_is_not_fetched_again_unless_it_is_damaged(
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_an_update_comes_as_a_map_whose_file_goes_with_it(
-    link: SuperLink, store: ParcelStore, root: Path, tmp_path: Path, mapped: bool
+    link: SuperLink, store: ParcelStore, parcels: Path, tmp_path: Path, mapped: bool
 ) -> None:
     berlin, update = link.silo(), noise(LARGE)
     if mapped:
@@ -125,11 +136,11 @@ def test_an_update_comes_as_a_map_whose_file_goes_with_it(
     assert uploaded is not None
     got = store.arrived(berlin.number, ticket, uploaded, "berlin")
     np.testing.assert_array_equal(got, update)
-    assert len(left(root)) == 1
+    assert len(left(parcels)) == 1
     with pytest.raises(ProtocolError, match="nobody expects"):
         store.arrived(berlin.number, ticket, uploaded, "berlin")
     del got
-    assert left(root) == []
+    assert left(parcels) == []
 
 
 def test_an_update_of_several_requests(link: SuperLink, store: ParcelStore) -> None:
@@ -276,14 +287,14 @@ def test_nothing_is_there_without_a_registered_nodes_signature(link: SuperLink, 
 
 
 def test_an_update_is_taken_of_the_node_alone_that_it_is_expected_of(
-    link: SuperLink, store: ParcelStore, root: Path
+    link: SuperLink, store: ParcelStore, parcels: Path
 ) -> None:
     berlin, paris = link.silo("berlin"), link.silo("paris")
     ticket = store.expect(berlin.number, "update a/1", LARGE)
     assert ticket is not None
     with pytest.raises(ProtocolError, match="404"):
         client(paris).upload(ticket, noise(LARGE))
-    assert len(left(root)) == 1, "the ticket"
+    assert len(left(parcels)) == 1, "the ticket"
     with pytest.raises(ProtocolError, match="nobody expects"):
         store.arrived(paris.number, ticket, Uploaded("0" * 32, 5), "paris")
 
@@ -372,7 +383,7 @@ def test_an_update_that_is_not_as_long_as_its_silo_says_is_refused(
 
 
 def test_a_full_disk_at_the_server_sends_the_update_flowers_way(
-    link: SuperLink, store: ParcelStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    link: SuperLink, store: ParcelStore, parcels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -382,7 +393,7 @@ def test_a_full_disk_at_the_server_sends_the_update_flowers_way(
     assert ticket is not None
     monkeypatch.setattr(parcel_routes, "_write_at", full)
     assert client(berlin).upload(ticket, noise(LARGE)) is None
-    assert left(root) == [ticket.name]
+    assert left(parcels) == [ticket.name]
 
 
 def test_where_nothing_can_be_written_nothing_is_published_or_expected(tmp_path: Path) -> None:
@@ -408,24 +419,24 @@ def test_a_full_disk_at_a_silo_is_said_so_and_nothing_stays(
 # What stays, and what goes.
 
 
-def test_what_no_message_speaks_of_goes(store: ParcelStore, root: Path) -> None:
+def test_what_no_message_speaks_of_goes(store: ParcelStore, parcels: Path) -> None:
     kept, gone = store.publish(noise(LARGE)), store.publish(noise(LARGE + 1))
     one, other = store.expect(7, "update a/1", 5), store.expect(7, "update a/2", 5)
     assert kept is not None and gone is not None and one is not None and other is not None
     store.keep({kept.digest}, {(7, other.name)})
-    assert left(root) == sorted([kept.digest, other.name])
+    assert left(parcels) == sorted([kept.digest, other.name])
     store.end()
-    assert [path.name for path in root.iterdir()] == ["lock"]
+    assert [path.name for path in parcels.iterdir()] == ["lock"]
 
 
-def test_a_session_whose_process_is_gone_goes_and_no_other(root: Path) -> None:
-    mine = ParcelStore.begin(root)
+def test_a_session_whose_process_is_gone_goes_and_no_other(parcels: Path) -> None:
+    mine = ParcelStore.begin(parcels)
     code = (
-        f"from fedsync.flower.parcels import ParcelStore as S; from pathlib import Path; S.begin(Path({str(root)!r}))"
+        "import pathlib, sys; from fedsync.flower import parcels; parcels.ParcelStore.begin(pathlib.Path(sys.argv[1]))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert len([path for path in root.iterdir() if path.is_dir()]) == 2, "it ended without a word"
-    tidy_up(root)
-    assert [path.name for path in root.iterdir() if path.is_dir()] == [mine.session]
-    other = Ticket(ParcelStore.begin(root).session, "")
-    assert {path.name for path in root.iterdir() if path.is_dir()} == {mine.session, other.session}
+    subprocess.run([sys.executable, "-c", code, parcels], check=True)
+    assert len([path for path in parcels.iterdir() if path.is_dir()]) == 2, "it ended without a word"
+    tidy_up(parcels)
+    assert [path.name for path in parcels.iterdir() if path.is_dir()] == [mine.session]
+    other = Ticket(ParcelStore.begin(parcels).session, "")
+    assert {path.name for path in parcels.iterdir() if path.is_dir()} == {mine.session, other.session}

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from fedsync.core.actions import Commit
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.spans import SPAN_BYTES, file_part, map_file
 from fedsync.core.wire import Wire
 from fedsync.core.wire_formats import Bf16
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.policies.aggregate.array_keeper import ArrayKeeper
 from tests.memory import resident, traced
 
 VALUES = 3 * SPAN_BYTES // 4 + 7
@@ -115,16 +115,6 @@ def test_an_update_that_came_in_memory_waits_in_a_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(kept, vector(1))
 
 
-def test_what_is_small_or_in_a_file_already_stays_where_it_is(tmp_path: Path) -> None:
-    keeper = ArrayKeeper(tmp_path / "arrays")
-    small = np.zeros(3, np.float32)
-    assert np.shares_memory(keeper.keep(small), small)
-    (tmp_path / "received").write_bytes(vector(0).tobytes())
-    received = map_file(tmp_path / "received")
-    assert file_part(keeper.keep(received)) == file_part(received)
-    assert not (tmp_path / "arrays").exists()
-
-
 @pytest.mark.parametrize("folder", [True, False])
 @pytest.mark.parametrize("size", [3, VALUES])
 def test_nobody_may_write_to_a_model(tmp_path: Path, folder: bool, size: int) -> None:
@@ -157,18 +147,3 @@ def test_files_go_with_what_they_hold(tmp_path: Path) -> None:
     keeper.close()
     assert not folder.exists()
     np.testing.assert_array_equal(store.model, model)
-
-
-def test_where_the_disk_is_full_memory_has_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fedsync.policies.aggregate.array_keeper.map_file", full)
-    store = PlainAggregator(vector(0), keeper=ArrayKeeper(tmp_path / "arrays"))
-    store.put("a", "a/1", vector(1))
-    store.commit(Commit(1, {"a/1": 0.5}))
-    np.testing.assert_array_equal(store.model, by_hand(vector(0), {"a": vector(1)}, {"a": 0.5}, None))
-    assert caplog.text.count("No space left on device") == 1, "said once, not every round"
-    assert not [*(tmp_path / "arrays").iterdir()], "nothing half written is left"
