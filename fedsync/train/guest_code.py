@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ import fedsync
 from fedsync.core.errors import FedSyncError, RunError
 from fedsync.train import device as devices
 
-_OURS = str(Path(fedsync.__file__).parent)
+_OURS, _PYTHON = Path(fedsync.__file__).parent, Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @contextmanager
@@ -37,13 +39,48 @@ def own_code(device: torch.device, seed: int) -> Iterator[None]:
 
 
 @contextmanager
+def named() -> Iterator[None]:
+    """A task may run inside: what a file of the user's own raises becomes an error that names its line.
+
+    Raises:
+        RunError: such a file raised; memory that ran out is told as it is.
+    """
+    try:
+        yield
+    except FedSyncError:
+        raise
+    except Exception as error:
+        own, _ = _lines(error)
+        if not own or devices.is_out_of_memory(error):
+            raise
+        raise _told_of(error, own[-1]) from error
+
+
+@contextmanager
 def _told() -> Iterator[None]:
     try:
         yield
     except FedSyncError:
         raise
     except Exception as error:
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_OURS)]
-        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "the app"
-        raise RunError(f"{place}: {type(error).__name__}: {error}") from error
+        own, installed = _lines(error)
+        raise _told_of(error, (own or installed or ["the app"])[-1]) from error
+
+
+def _lines(error: Exception) -> tuple[list[str], list[str]]:
+    """Lines of the user's own files that an error came through, the innermost last, and those of installed packages."""
+    own: list[str] = []
+    installed: list[str] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(_OURS) or frame.filename.startswith("<"):
+            continue
+        if not _INSTALLED.isdisjoint(path.parts):
+            installed.append(f"{path}, line {frame.lineno}")
+        elif not path.is_relative_to(_PYTHON):
+            own.append(f"{path}, line {frame.lineno}")
+    return own, installed
+
+
+def _told_of(error: Exception, place: str) -> RunError:
+    return RunError(f"{place}: {type(error).__name__}: {error}")

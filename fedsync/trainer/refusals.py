@@ -91,7 +91,7 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
         "its owner allows fewer orders, or only larger ones",
         "Ask for less often, for larger batches or for more samples, or ask the owner about the limits in silo.yaml",
     ),
-    Refusal.INTERNAL: ("its trainer failed or ended; the system may have killed it for its memory", "Ask its owner"),
+    Refusal.INTERNAL: ("its training failed, or its trainer ended", "If its log says nothing, memory may have run out"),
 }
 """What each code means, and what the server's operator can do."""
 

@@ -30,6 +30,7 @@ from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
+from fedsync.train.guest_code import named
 from fedsync.train.local import LocalTrainer
 from fedsync.train.pace import Watch
 from fedsync.train.sample import likely_update
@@ -97,7 +98,8 @@ class SiloSession:
         site, slots, local = place_of(spec, identity)
         # In virtual time all silos share a process, and none has others of its own.
         local = local if throttled or machine is None else replace(local, workers=0, processes=1)
-        self._trainer = spec.task.trainer(site, slots, local, spec.model.build())
+        with named():
+            self._trainer = spec.task.trainer(site, slots, local, spec.model.build())
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
@@ -175,7 +177,8 @@ class SiloSession:
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
-        outcome = self._trainer.run(order, base, self.cursor, self._throttle, self._patient(watch, order))
+        with named():
+            outcome = self._trainer.run(order, base, self.cursor, self._throttle, self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         trained_s = perf_counter()
         # Not even statistics of the data, such as a model's running means, change.
@@ -208,7 +211,8 @@ class SiloSession:
             alone = order.subject is Subject.LOCAL
             before = self._origin(order, received), Cursor() if alone else self.cursor
         base, cursor = before
-        outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
+        with named():
+            outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         report = self.replica.disclosed(outcome.report)
         self._own.keep(order, base + outcome.update, report, outcome.cursor)
@@ -240,7 +244,10 @@ class SiloSession:
         Where figures are sealed, the model is not even looked at: the server hears what the sums say that came with it.
         """
         model, pooled = self._receive(received, version), self.replica.pooled
-        return self._trainer.evaluate(model, self.cursor) if pooled is None else Attestation(pooled)
+        if pooled is not None:
+            return Attestation(pooled)
+        with named():
+            return self._trainer.evaluate(model, self.cursor)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.

@@ -153,9 +153,8 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.full
-def test_flwr_run_shows_rounds(app: Path, tmp_path: Path) -> None:
-    """The page's commands, in an environment without any of ours; then what they left running is ended."""
+def shown_by_flwr(app: Path, tmp_path: Path) -> str:
+    """What the page's commands print, in an environment without any of ours; then what they left running is ended."""
     home, state = tmp_path / "flwr", Path("/tmp") / f"fsa-{os.getpid()}"
     state.mkdir(mode=0o700)
     ports = {name: str(free_port()) for name in ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")}
@@ -177,8 +176,23 @@ def test_flwr_run_shows_rounds(app: Path, tmp_path: Path) -> None:
                 os.kill(int(process.name), signal.SIGTERM)
         stop_trainers(state)
         shutil.rmtree(state)
-    shown = run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+@pytest.mark.full
+def test_flwr_run_shows_rounds(app: Path, tmp_path: Path) -> None:
+    shown = shown_by_flwr(app, tmp_path)
     rounds = re.findall(r"\[ROUND (\d)/3\] [\d.]+ s; loss [\d.]+; (?:accuracy [\d.]+; )?batches silo-0 \d+", shown)
     assert rounds == ["1", "2", "3"], shown
     (folder,) = re.findall(r"files of the run: (\S+)", shown)
     assert (Path(folder) / "summary.json").exists()
+
+
+@pytest.mark.full
+def test_flwr_run_shows_the_users_own_line(app: Path, tmp_path: Path) -> None:
+    file = app / PACKAGE / "client_app.py"
+    file.write_text(
+        file.read_text().replace("    model.load_state_dict(", "    {}['gamma']\n    model.load_state_dict(", 1)
+    )
+    (line,) = (number for number, text in enumerate(file.read_text().splitlines(), 1) if "gamma" in text)
+    assert re.search(rf"{PACKAGE}/client_app\.py, line {line}: KeyError: 'gamma'", shown_by_flwr(app, tmp_path))

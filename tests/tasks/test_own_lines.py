@@ -1,0 +1,102 @@
+"""What a user's own file raises is said in one line: type, message, file and line, wherever in a task it happens."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import RunError
+from fedsync.sim.run import run_virtual
+from fedsync.trainer.protocol import Refusal, Refused
+from fedsync.trainer.refusals import explained, refuse
+
+TASK = """\
+import json
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+from fedsync import SiloData, Task
+
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, row):
+        return torch.zeros(2), torch.tensor(row % 2)       # a sample
+
+class Mine(Task):
+    def model(self):
+        return nn.Linear(2, 2)                             # model
+    def data(self, slot):
+        few = torch.zeros(8, 2), torch.arange(8) % 2       # data
+        return SiloData(Rows(), TensorDataset(*few))
+    def loss(self, model, batch):
+        return super().loss(model, batch)                  # loss
+    def score(self, model, batch):
+        return super().score(model, batch)                 # score
+    def collate(self, samples):
+        return super().collate(samples)                    # collate
+"""
+STRATEGY = """\
+name: failing
+stop: {rounds: 2}
+local: {steps: 2, batch_size: 4, device: cpu, resources: false}
+balancer: {kind: fixed}
+barrier: {kind: bsp}
+task: {kind: custom, file: mine.py}
+"""
+
+
+def run(folder: Path, task: str) -> None:
+    (folder / "mine.py").write_text(task)
+    (folder / "failing.yaml").write_text(STRATEGY)
+    silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in ("a", "b")]})
+    run_virtual(StrategyConfig.load(folder / "failing.yaml"), silos, folder / "out")
+
+
+def broken(where: str, by: str) -> tuple[str, int]:
+    """The task with a line that raises before the one that is marked so, and that line's number."""
+    lines = TASK.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.endswith(f"# {where}"))
+    indent = re.match(" *", lines[place])[0]
+    return "\n".join([*lines[:place], indent + by, *lines[place:]]), place + 1
+
+
+@pytest.mark.parametrize("where", ["a sample", "model", "data", "loss", "score", "collate"])
+def test_it_names_its_line(where: str, tmp_path: Path) -> None:
+    task, line = broken(where, "{}['gamma']")
+    with pytest.raises(RunError, match=rf"{tmp_path}/mine\.py, line {line}: KeyError: 'gamma'"):
+        run(tmp_path, task)
+
+
+@pytest.mark.parametrize(
+    ("by", "problem"),
+    [
+        ("json.loads('{')", "JSONDecodeError: Expecting property name"),
+        ("torch.zeros(2) @ torch.zeros(3)", "RuntimeError: inconsistent tensor size"),
+        ("nn.Linear(3, 3)(batch[0])", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_the_line_is_the_users_where_a_library_raises(by: str, problem: str, tmp_path: Path) -> None:
+    task, line = broken("loss", by)
+    with pytest.raises(RunError, match=rf"mine\.py, line {line}: {problem}"):
+        run(tmp_path, task)
+
+
+def test_an_error_of_fedsyncs_own_is_not_dressed_as_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(self: object) -> float:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("fedsync.train.local.MeanLoss.mean", bug)
+    # A test's own file is as much the user's as any.
+    monkeypatch.setattr("fedsync.train.guest_code._OURS", Path(__file__).parents[2])
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        run(tmp_path, TASK)
+
+
+def test_a_server_that_hears_the_reason_is_not_told_of_memory() -> None:
+    reason = "/home/me/mine.py, line 7: KeyError: 'gamma'"
+    refused = refuse(RunError(reason))
+    assert refused == Refused(Refusal.INTERNAL, reason)
+    assert reason in explained("a", refused) and "killed" not in explained("a", refused)
