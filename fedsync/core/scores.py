@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from fedsync.core.exact import ExactSum
-from fedsync.core.metrics.base import Metric, Statistic, statistics_of
+from fedsync.core.metrics.base import AnyMetric, Statistic, statistics_of
 from fedsync.core.metrics.pool import SumsPool
 from fedsync.core.orders import Evaluation, Score
 
@@ -59,7 +59,7 @@ class Scores:
         settled: newest settled version, -1 before there is one.
     """
 
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[AnyMetric, ...] = ()
     best: float = -inf
     since_best: int = 0
     settled: int = -1

@@ -11,7 +11,7 @@ from fedsync.core.actions import Action, Commit
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
-from fedsync.core.metrics.base import Metric
+from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed, draw, part_of
@@ -54,7 +54,7 @@ class Policies:
     declared_speeds: bool = False
     tally: int = 0
     evaluate: float = 1.0
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[AnyMetric, ...] = ()
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""

@@ -11,7 +11,7 @@ from fedsync.core.checks import sound, usable
 from fedsync.core.downlink import HEAD_BYTES
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.metrics.base import Metric
+from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores
@@ -98,7 +98,7 @@ class Ledger:
     model_bytes: int = 0
     detail: bool = True
     on_end: Callable[[EndedOrder], None] | None = None
-    measured: tuple[Metric, ...] = ()
+    measured: tuple[AnyMetric, ...] = ()
     rounds: list[Round] = field(default_factory=list)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

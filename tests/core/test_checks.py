@@ -11,8 +11,8 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError
 from fedsync.core.events import Event, SiloJoined
 from fedsync.core.metrics.base import statistics_of
-from fedsync.core.metrics.moments import Mean
-from fedsync.core.metrics.scores import Auroc
+from fedsync.core.metrics.moments import BlockSums, Mean
+from fedsync.core.metrics.named import shipped
 from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, Window, WorkOrder
 from fedsync.core.protocols import Balancer
 from fedsync.core.sizing import Sizing
@@ -195,7 +195,7 @@ BLOCKS = (1.0, 0.5) * 16
     ],
 )
 def test_sums_that_no_samples_come_to_are_refused(sums: dict[str, tuple[float, ...]]) -> None:
-    known = statistics_of((Auroc(), Mean("dice")))
+    known = statistics_of((shipped("auroc", 2), Mean("dice", BlockSums("dice"))))
     fine = Evaluation(1.0, 1.0, 2, sums={"scores/256": HISTOGRAM, "dice/16": BLOCKS})
     check_evaluation("a", fine, known)
     with pytest.raises(ProtocolError, match="statistics"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from math import isfinite
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,25 +72,24 @@ class Statistic(ABC):
         return None
 
 
-class Metric(ABC):
-    """A number worked out of the sums of one statistic. A frozen value.
+S = TypeVar("S", bound=Statistic)
 
-    One of a user's own has a `statistic` and a `value`; the number may have any range.
+
+@dataclass(frozen=True, slots=True)
+class Metric(ABC, Generic[S]):
+    """A number worked out of the sums of one statistic.
+
+    Args:
+        name: in files and options: small letters, digits and ``_``.
+        statistic: what it is worked out of.
+        higher_is_better: or lower.
+        limits: between which every value lies, and so do intervals.
     """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """In files and options: small letters, digits and ``_``."""
-
-    @property
-    @abstractmethod
-    def statistic(self) -> Statistic:
-        """What it is worked out of."""
-
-    @property
-    def higher_is_better(self) -> bool:
-        return True
+    name: str
+    statistic: S
+    higher_is_better: bool = True
+    limits: tuple[float, float] = (-inf, inf)
 
     @abstractmethod
     def value(self, sums: Sums) -> float | None:
@@ -99,16 +100,23 @@ class Metric(ABC):
         return np.array([np.nan if (found := number(self, each)) is None else found for each in sums])
 
     def interval(self, sums: Sums, seed: int) -> Interval | None:
-        """See `Statistic.interval`."""
-        return self.statistic.interval(sums, self.values, seed)
+        """See `Statistic.interval`; none where there is no value."""
+        if number(self, sums) is None:
+            return None
+        with np.errstate(all="ignore"):
+            found = self.statistic.interval(sums, self.values, seed)
+        least, most = self.limits
+        return None if found is None else (max(found[0], least), min(found[1], most))
 
     def support(self, sums: Sums) -> Mapping[str, int]:
         """See `Statistic.support`."""
         return self.statistic.support(sums)
 
 
-class ArrayMetric(Metric):
+class ArrayMetric(Metric[S]):
     """A metric that works out many numbers at once."""
+
+    __slots__ = ()
 
     def value(self, sums: Sums) -> float | None:
         return float(self.values(sums[None])[0])
@@ -117,7 +125,10 @@ class ArrayMetric(Metric):
     def values(self, sums: Sums) -> NDArray[np.float64]: ...
 
 
-def number(metric: Metric, sums: Sums) -> float | None:
+AnyMetric = Metric[Any]
+
+
+def number(metric: AnyMetric, sums: Sums) -> float | None:
     """What a metric says of sums [size]; None also where it says no finite number, or stumbles over odd sums."""
     try:
         with np.errstate(all="ignore"):
@@ -133,7 +144,13 @@ def ratio(above: Sums, below: Sums) -> Sums:
         return np.where(below != 0, above / below, np.nan)
 
 
-def statistics_of(metrics: Iterable[Metric]) -> dict[str, Statistic]:
+def mean_of_known(values: Sums) -> Sums:
+    """Mean over the last axis of what is not NaN; NaN where all is."""
+    known = ~np.isnan(values)
+    return ratio(np.cumsum(np.where(known, values, 0.0), axis=-1)[..., -1], known.sum(axis=-1).astype(np.float64))
+
+
+def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
     """The statistics that metrics are worked out of, by key.
 
     Raises:

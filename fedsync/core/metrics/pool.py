@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.exact import ExactSum
-from fedsync.core.metrics.base import Metric, Statistic, Sums, number
+from fedsync.core.metrics.base import AnyMetric, Statistic, Sums, number
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class SumsPool:
             return self.counts[key].astype(np.float64)
         return np.array([total.value for total in self.others[key]]) if key in self.others else None
 
-    def numbers(self, metrics: Iterable[Metric]) -> dict[str, float]:
+    def numbers(self, metrics: Iterable[AnyMetric]) -> dict[str, float]:
         """Metrics by name, of those that can be worked out."""
         found: dict[str, float] = {}
         for metric in metrics:

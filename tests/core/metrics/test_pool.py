@@ -1,7 +1,7 @@
 """Sums of silos in one, and the scores that a run has of them."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import Metric, Statistic, Sums, number, statistics_of
+from fedsync.core.metrics.base import AnyMetric, Metric, Sums, number, statistics_of
 from fedsync.core.metrics.moments import BlockSums, Mean
+from fedsync.core.metrics.named import shipped
 from fedsync.core.metrics.pool import SumsPool
-from fedsync.core.metrics.scores import Auroc
 from fedsync.core.orders import Score
 from fedsync.core.scores import Scores
 from tests.core.make import answer, begin, scored
 
-AUROC, DICE = Auroc(), Mean("dice")
+AUROC, DICE = shipped("auroc", 2), Mean("dice", BlockSums("dice"))
 KNOWN = statistics_of((AUROC, DICE))
 
 
@@ -94,31 +94,27 @@ def test_the_coordinator_leaves_out_evaluations_with_sums_that_nobody_asked_for(
 OWN = BlockSums("own")
 
 
-@dataclass(frozen=True)
-class Own(Metric):
+class Own(Metric[BlockSums]):
     """One of a user's own, which divides by what a silo says."""
-
-    name: str = "own"
-    statistic: Statistic = OWN
 
     def value(self, sums: Sums) -> float | None:
         return 1 / float(sums[0]) - 1 if sums[1] >= 0 else float("nan")
 
 
 def test_a_metric_of_one_s_own_may_stumble() -> None:
-    assert number(Own(), np.array([0.5, 0.0])) == 1.0
-    assert number(Own(), np.array([0.0, 0.0])) is None
-    assert number(Own(), np.array([1.0, -1.0])) is None
-    assert np.isnan(Own().values(np.array([[0.0, 0.0], [0.5, 0.0]]))).tolist() == [True, False]
+    assert number(Own("own", OWN), np.array([0.5, 0.0])) == 1.0
+    assert number(Own("own", OWN), np.array([0.0, 0.0])) is None
+    assert number(Own("own", OWN), np.array([1.0, -1.0])) is None
+    assert np.isnan(Own("own", OWN).values(np.array([[0.0, 0.0], [0.5, 0.0]]))).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
-    "metrics", [(AUROC, AUROC), (DICE, Own(statistic=BlockSums("dice", 3))), (Own(statistic=BlockSums("Own")),)]
+    "metrics", [(AUROC, AUROC), (DICE, Own("own", BlockSums("dice", 3))), (Own("own", BlockSums("Own")),)]
 )
-def test_metrics_that_cannot_be_told_apart_are_refused(metrics: tuple[Metric, ...]) -> None:
+def test_metrics_that_cannot_be_told_apart_are_refused(metrics: tuple[AnyMetric, ...]) -> None:
     with pytest.raises(ConfigError):
         statistics_of(metrics)
 
 
 def test_several_metrics_may_read_one_statistic() -> None:
-    assert list(statistics_of((Own(), Own("mine")))) == ["own/16"]
+    assert list(statistics_of((Own("own", OWN), Own("mine", OWN)))) == ["own/16"]

@@ -1,0 +1,101 @@
+"""The shipped metrics by name, and those that a kind of task has without asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.classes import F1, Accuracy, BalancedAccuracy, ClassCounts, Recall
+from fedsync.core.metrics.concordance import Concordance, PairCounts
+from fedsync.core.metrics.moments import ERRORS, LIKELIHOOD, OVERLAP, R2, Mean, Perplexity, Rmse
+from fedsync.core.metrics.scores import COARSE, FINE, Auroc, AveragePrecision, Brier, CalibrationError, ScoreCounts
+
+MOST_CLASSES = 1000
+"""Whose predictions are counted by class."""
+
+MOST_SCORED = 100
+"""Classes whose scores are counted, each against the rest."""
+
+_SHARE = (0.0, 1.0)
+
+
+def _scores(classes: int) -> ScoreCounts:
+    if classes > MOST_SCORED:
+        problem = f"histograms of the scores of {classes} classes are too large; there may be {MOST_SCORED}"
+        raise ConfigError("evaluation.metrics", problem, "Choose accuracy, balanced_accuracy or f1")
+    return ScoreCounts(classes, FINE if classes == 2 else COARSE)
+
+
+_OF_CLASSES: Mapping[str, Callable[[int], AnyMetric]] = {
+    "accuracy": lambda classes: Accuracy("accuracy", ClassCounts(classes), limits=_SHARE),
+    "balanced_accuracy": lambda classes: BalancedAccuracy("balanced_accuracy", ClassCounts(classes), limits=_SHARE),
+    "f1": lambda classes: F1("f1", ClassCounts(classes), limits=_SHARE, macro=classes > 2),
+    "f1_macro": lambda classes: F1("f1_macro", ClassCounts(classes), limits=_SHARE),
+    "sensitivity": lambda classes: Recall("sensitivity", ClassCounts(classes), limits=_SHARE, label=1),
+    "specificity": lambda classes: Recall("specificity", ClassCounts(classes), limits=_SHARE, label=0),
+    "auroc": lambda classes: Auroc("auroc", _scores(classes), limits=_SHARE),
+    "average_precision": lambda classes: AveragePrecision("average_precision", _scores(classes), limits=_SHARE),
+    "brier": lambda classes: Brier("brier", _scores(classes), False, (0.0, 2.0)),
+    "calibration_error": lambda classes: CalibrationError("calibration_error", _scores(classes), False, _SHARE),
+}
+
+_OTHERS: Mapping[str, AnyMetric] = {
+    metric.name: metric
+    for metric in (
+        Mean("dice", OVERLAP, limits=_SHARE, column=1),
+        Mean("iou", OVERLAP, limits=_SHARE, column=2),
+        Mean("mae", ERRORS, False, (0.0, inf)),
+        Rmse("rmse", ERRORS, False, (0.0, inf)),
+        R2("r2", ERRORS, limits=(-inf, 1.0)),
+        Concordance("concordance", PairCounts(), limits=_SHARE),
+        Perplexity("perplexity", LIKELIHOOD, False, (1.0, inf)),
+    )
+}
+
+NAMES = (*_OF_CLASSES, *_OTHERS)
+"""Of the shipped metrics."""
+
+_TWO = ("sensitivity", "specificity")
+
+
+def shipped(name: str, classes: int | None = None) -> AnyMetric:
+    """A shipped metric.
+
+    Args:
+        name: one of `NAMES`.
+        classes: how many there are to tell apart; None where nobody knows, or there are none.
+
+    Raises:
+        ConfigError: it needs to know the classes, or there are too many, or too few.
+    """
+    if name in _OTHERS:
+        return _OTHERS[name]
+    if classes is None:
+        problem = f"{name} is of predicted classes, and how many there are is not known"
+        raise ConfigError("evaluation.metrics", problem, "Write their number as evaluation.classes")
+    if not 2 <= classes <= (2 if name in _TWO else MOST_CLASSES):
+        raise ConfigError("evaluation.metrics", f"{name} of {classes} classes is not worked out", "Leave it out")
+    return _OF_CLASSES[name](classes)
+
+
+def classification(classes: int) -> tuple[AnyMetric, ...]:
+    """What tasks with classes measure: accuracy, balanced accuracy and F1, and of two classes what follows from scores.
+
+    With more than `MOST_CLASSES` nothing but the task's own score.
+    """
+    if not 2 <= classes <= MOST_CLASSES:
+        return ()
+    by_score = ("auroc", "average_precision", "brier", "calibration_error") if classes == 2 else ()
+    return tuple(shipped(name, classes) for name in ("accuracy", "balanced_accuracy", "f1", *by_score))
+
+
+def regression() -> tuple[AnyMetric, ...]:
+    """What tasks measure that predict numbers: MAE, RMSE and R2."""
+    return shipped("mae"), shipped("rmse"), shipped("r2")
+
+
+def segmentation() -> tuple[AnyMetric, ...]:
+    """What tasks measure that give every pixel a class: Dice coefficient and intersection over union."""
+    return shipped("dice"), shipped("iou")
