@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.core.metrics.base import Metric, number, statistics_of
+from fedsync.core.metrics.base import AnyMetric, number, statistics_of
 from fedsync.core.metrics.pool import SumsPool
 from fedsync.core.orders import Evaluation, Subject
 
@@ -80,7 +80,7 @@ class Matrix:
     """
 
     silos: Sequence[str]
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[AnyMetric] = ()
     cells: dict[tuple[ModelRow, str], Evaluation] = field(default_factory=dict)
     missing: list[tuple[ModelRow, str]] = field(default_factory=list)
 
