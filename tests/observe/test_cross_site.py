@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.metrics.moments import Mean
-from fedsync.core.metrics.scores import Auroc, ScoreCounts, edges
+from fedsync.core.metrics.moments import BlockSums, Mean
+from fedsync.core.metrics.named import shipped
+from fedsync.core.metrics.scores import edges
 from fedsync.core.orders import Evaluation, Subject
 from fedsync.observe.cross_site import Document, Matrix, ModelRow
 
@@ -105,9 +106,9 @@ def scores(own_class: list[float], others: list[float]) -> tuple[float, ...]:
 
 def test_metrics_are_worked_out_of_sums() -> None:
     """Of one class alone there is no AUROC: the cell says so, and the silo has no gain."""
-    auroc = Auroc()
+    auroc = shipped("auroc", 2)
     part = Matrix(["a", "b"], [auroc])
-    key = ScoreCounts().key
+    key = auroc.statistic.key
     part.cells[LAST, "a"] = found(9, 9, **{key: scores([0.9] * 4 + [0.2], [0.5] * 4)})
     part.cells[LAST, "b"] = found(5, 5, **{key: scores([0.7] * 5, [])})
     part.cells[own(Subject.LOCAL, "a"), "a"] = found(9, 9, **{key: scores([0.9] * 5, [0.5] * 4)})
@@ -120,7 +121,7 @@ def test_metrics_are_worked_out_of_sums() -> None:
 
 
 def test_a_metric_by_the_name_of_a_plain_figure_takes_its_place() -> None:
-    accuracy = Mean("accuracy")
+    accuracy = Mean("accuracy", BlockSums("accuracy"))
     table = np.zeros((16, 2))
     table[0] = 10, 9
     part = Matrix(["a"], [accuracy], {(LAST, "a"): found(3, 10, **{accuracy.statistic.key: tuple(table.ravel())})})
