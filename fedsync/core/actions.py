@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsync.core.orders import PooledFigures, WorkOrder, fast_dataclass
+from fedsync.core.orders import PooledFigures, Score, Split, Subject, WorkOrder, fast_dataclass
 
 
 @fast_dataclass
@@ -75,11 +75,28 @@ class WakeAt:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBest:
+    """Keep the model of a version, which no later one has surpassed yet, in the place of the one kept before.
+
+    It comes before all that the entry does to the model.
+
+    Args:
+        score: of the version, by all its metrics.
+        value: of the version, by the rule of the run; see `fedsync.core.selection.Selection`.
+    """
+
+    score: Score
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Have ``silos`` evaluate the current model, which is ``version``."""
+    """Have ``silos`` evaluate a model, which is ``version``, on a split; by default the newest, as in every round."""
 
     version: int
     silos: tuple[str, ...]
+    split: Split = Split.VALIDATION
+    subject: Subject = Subject.LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +130,17 @@ class Stop:
 
 
 Action = (
-    Dispatch | Commit | HaltEarly | Probe | Savepoint | Rollback | WakeAt | Evaluate | Discard | Note | Attested | Stop
+    Dispatch
+    | Commit
+    | HaltEarly
+    | Probe
+    | Savepoint
+    | Rollback
+    | WakeAt
+    | KeepBest
+    | Evaluate
+    | Discard
+    | Note
+    | Attested
+    | Stop
 )

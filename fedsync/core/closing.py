@@ -1,10 +1,16 @@
-"""How a run ends: the last version is scored, then it stops.
+"""How a run ends: silos answer questions about what came of it, then it stops.
 
 | step | what goes out | until |
 |---|---|---|
 | tally | where figures are sealed: orders that only score; what is in work is halted | all are in, failed or lost |
 | commit | likewise: their updates, which change nothing, as one more version | |
-| evaluate | `Evaluate`, with the newest version; where figures are sealed, with the sum of scores | all have answered |
+| questions | `Evaluate`, one question of `QUESTIONS` after the other | all have answered |
+
+| question | why | not asked if |
+|---|---|---|
+| last version, validation split | it may be the best; sealed, it brings the sum of scores | all have evaluated it |
+| last version, test split | what the run came to, by samples that decided nothing | nobody has a validation split |
+| best version, test split | likewise | likewise, or it is the last |
 
 Sealed figures can be added up in a version only. So the last version of training is scored by a version that follows
 it, under all rules that hold for versions: who must be in it, what it is built on, and that there is one of it. A silo
@@ -18,10 +24,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedsync.core.actions import Action, Discard, Dispatch, Evaluate, HaltEarly
+from fedsync.core.events import Evaluated
+from fedsync.core.orders import Split, Subject
 from fedsync.core.sizing import Plan
 from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
+
+QUESTIONS = ((Subject.LAST, Split.VALIDATION), (Subject.LAST, Split.TEST), (Subject.BEST, Split.TEST))
+"""In this order: the first may still change which version is the best."""
 
 
 def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None:
@@ -35,7 +46,7 @@ def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     """Training is over."""
     if not (policies.tally and state.commits) or _evaluated(state):
-        _evaluate(state, policies, actions)
+        _ask(state, policies, actions)
         return
     actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
     state.pending.clear()
@@ -57,7 +68,7 @@ def advance(
     now_s: float,
     actions: list[Action],
 ) -> bool:
-    """Take the next step; whether all are behind.
+    """Take the next steps; whether all are behind.
 
     Args:
         state: of the run, which is closing.
@@ -67,7 +78,7 @@ def advance(
         now_s: seconds since the run began.
         actions: of the coordinator.
     """
-    if not state.evaluating:
+    if not state.asked:
         for name in [name for name in state.silos if name in state.owing and not state.silos[name].busy]:
             order = replace(state.next_order(name, plan()[name], Verdict(), policies.seed), learning_rate=0.0)
             state.silos[name] = state.silos[name].begun(order, now_s)
@@ -78,18 +89,48 @@ def advance(
             metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
             state.version += 1
             actions.append(policies.weighed(metas, state.version, recent))
-        _evaluate(state, policies, actions)
+    while not state.awaiting and state.asked < len(QUESTIONS):
+        _ask(state, policies, actions)
     return not state.awaiting
 
 
-def _evaluate(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Have the newest version evaluated, unless all silos already did, or nobody is to evaluate anything."""
-    state.evaluating = True
-    if state.silos and policies.evaluate and not state.scores.covers(state.version, state.silos):
-        state.awaiting = set(state.silos)
-        state.scores.restart(state.version)
-        state.scores.begin(state.version, len(state.awaiting))
-        actions.append(Evaluate(state.version, tuple(state.silos)))
+def answers(state: CoordinatorState, event: Evaluated) -> bool:
+    """Whether it is the answer of a silo that the last question waits for."""
+    asked = (event.subject, event.split) == QUESTIONS[state.asked - 1]
+    return event.silo in state.awaiting and asked and event.version == _version(state, event.subject)
+
+
+def decides(state: CoordinatorState) -> bool:
+    """Whether the answers to the last question may change which version is the best."""
+    return QUESTIONS[state.asked - 1][1] is Split.VALIDATION
+
+
+def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
+    """Ask the next question, if it is worth asking, and anybody is to evaluate anything."""
+    subject, split = QUESTIONS[state.asked]
+    state.asked += 1
+    version = _version(state, subject)
+    if not (state.silos and policies.evaluate):
+        return
+    if split is Split.VALIDATION:
+        if state.scores.covers(version, state.silos):
+            return
+        state.scores.restart(version)
+        state.scores.begin(version, len(state.silos))
+    elif policies.tally or not _worth_testing(state, subject):
+        return
+    state.awaiting = set(state.silos)
+    actions.append(Evaluate(version, tuple(state.silos), split, subject))
+
+
+def _worth_testing(state: CoordinatorState, subject: Subject) -> bool:
+    """Whether the test split tells of a model what nobody knows yet."""
+    known = subject is Subject.BEST and state.best.version in (-1, state.version)
+    return not known and any(silo.facts.validates for silo in state.silos.values())
+
+
+def _version(state: CoordinatorState, subject: Subject) -> int:
+    return state.best.version if subject is Subject.BEST else state.version
 
 
 def _evaluated(state: CoordinatorState) -> bool:

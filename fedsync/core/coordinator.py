@@ -48,6 +48,7 @@ from fedsync.core.actions import (
     Discard,
     Dispatch,
     HaltEarly,
+    KeepBest,
     Note,
     Probe,
     Rollback,
@@ -70,7 +71,7 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
@@ -145,12 +146,16 @@ class Coordinator:
             PolicyError: a policy broke its contract.
             ConfigError: the silos present cannot be served as configured.
         """
-        batch = tuple(events)
+        batch, best = tuple(events), self._state.best.version
         actions: list[Action] = []
         # First all of them, then one decision: else the first silo to join would get the whole batch.
         for event in batch:
             self._absorb(event, actions)
         reason = "" if self._state.stopped else self._advance(now_s, actions)
+        leader = self._state.best
+        if leader.score is not None and leader.version != best:
+            # First of all: its updates are about to go, and with them the model that they started from.
+            actions.insert(0, KeepBest(leader.score, leader.value))
         entry = JournalEntry(now_s, batch, tuple(actions), reason)
         self._recent.append(entry)
         return entry
@@ -183,10 +188,11 @@ class Coordinator:
                     done = min(max(steps, 0), order.max_steps)
                     state.silos[name] = replace(state.silos[name], progress_steps=done)
             case Evaluated(_, name, version, evaluation, pooled):
-                if name in state.awaiting and version == state.version:
-                    state.attest(name, pooled, actions)
+                if closing.answers(state, event):
+                    state.attest(name, pooled, self._policies, actions)
                     state.awaiting.discard(name)
-                    state.scores.end(version, name, usable(name, evaluation, state.scores.known))
+                    if event.split is Split.VALIDATION:
+                        state.scores.end(version, name, usable(name, evaluation, state.scores.known))
             case Spare(_, epochs):
                 state.forecasts.learn(epochs)
             case TimerFired():
@@ -230,7 +236,7 @@ class Coordinator:
         self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
-        state.attest(meta.silo, report.pooled, actions)
+        state.attest(meta.silo, report.pooled, self._policies, actions)
         if state.closing is not None and not order.scores_only:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
         else:
@@ -262,7 +268,8 @@ class Coordinator:
             actions.append(Discard(silo.order.update_id, reason))
             self._fail(name, silo.since_s)
         if name in self._state.awaiting:
-            self._state.scores.end(self._state.version, name, None)
+            if closing.decides(self._state):
+                self._state.scores.end(self._state.version, name, None)
             self._state.awaiting.discard(name)
 
     def _end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
@@ -274,7 +281,7 @@ class Coordinator:
 
     def _advance(self, now_s: float, actions: list[Action]) -> str:
         state = self._state
-        state.scores.settle()
+        state.judge(self._policies, state.scores.settle())
         if not state.timed and self._policies.stop.seconds is not None:
             actions.append(WakeAt(self._policies.stop.seconds))
         state.timed = True
@@ -292,7 +299,6 @@ class Coordinator:
                 if state.closing is None:
                     return reason
         if closing.advance(state, self._policies, self._current_plan, tuple(self._recent), now_s, actions):
-            state.scores.settle()
             self._stop(state.closing, actions, failed=False)
         return reason or state.closing
 

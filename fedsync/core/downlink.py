@@ -69,6 +69,7 @@ class PublicModel:
         self._wire = wire
         self._differences: list[Payload] = []
         self._made: dict[int, Payload] = {}
+        self._earlier: tuple[int, Payload] | None = None
 
     def advance(self, exact: Vector) -> None:
         """The next version; ``exact`` is what the server has of it, float32 [values]."""
@@ -101,9 +102,16 @@ class PublicModel:
             held, behind = -1, 0
         if held not in self._made:
             parts = self._differences[len(self._differences) - behind :] if held >= 0 else [self.model]
-            head = np.array([held, self.version], np.int64)
-            self._made[held] = np.concatenate([head.view(np.uint8), *(part.view(np.uint8) for part in parts)])
+            self._made[held] = _headed(held, self.version, parts)
         return self._made[held]
+
+    def whole(self, version: int, model: Vector) -> Payload:
+        """What a silo needs to have an earlier public model, whichever it holds; the same object for the same."""
+        if self._wire is FP32:
+            return model
+        if self._earlier is None or self._earlier[0] != version:
+            self._earlier = version, _headed(-1, version, [model])
+        return self._earlier[1]
 
 
 class HeldModel:
@@ -157,6 +165,11 @@ class HeldModel:
         model = _moved(self._wire, self.model, parts, np.empty_like(self.model))
         _check_finite(model)
         return model
+
+
+def _headed(held: int, version: int, parts: Sequence[Payload]) -> Payload:
+    head = np.array([held, version], np.int64)
+    return np.concatenate([head.view(np.uint8), *(part.view(np.uint8) for part in parts)])
 
 
 def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], out: Vector) -> Vector:

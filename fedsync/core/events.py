@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, UpdateMeta, WorkReport, fast_dataclass
+from fedsync.core.orders import (
+    Evaluation,
+    PooledFigures,
+    SiloFacts,
+    Split,
+    Subject,
+    UpdateMeta,
+    WorkReport,
+    fast_dataclass,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class Evaluated:
     version: int
     evaluation: Evaluation | None
     pooled: tuple[PooledFigures, ...] = ()
+    split: Split = Split.VALIDATION
+    subject: Subject = Subject.LAST
 
 
 @dataclass(frozen=True, slots=True)

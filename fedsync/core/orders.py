@@ -44,6 +44,17 @@ def fast_dataclass(kind: type[V]) -> type[V]:
     return kind
 
 
+class Split(StrEnum):
+    """On which of a silo's samples a model is evaluated.
+
+    What a run decides by, it decides by the validation split: stop rules, and which version is the best. A silo that
+    holds out none has its test split in its place. Else the test split is evaluated once, when all is decided.
+    """
+
+    VALIDATION = auto()
+    TEST = auto()
+
+
 class Subject(StrEnum):
     """Which model is evaluated."""
 
@@ -82,7 +93,7 @@ class WorkOrder:
         budget_s: seconds the silo may train, or None for no limit; it does one step at least.
         overrun: share of a step, 0..1, by which the last one may end after the budget; at 1 every step
             that begins in time is done.
-        evaluate: evaluate the base model on the silo's test split before training.
+        evaluate: evaluate the base model on the silo's validation split before training; see `Split`.
         subject: which model is trained. One that the silo keeps for itself is brought on, and nothing travels back.
         after: orders of the subject behind that model, which begins with what comes along if there is none.
     """
@@ -137,12 +148,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model did on one silo's test split. Sums, so that silos can be pooled.
+    """How a model did on one split of a silo. Sums, so that silos can be pooled.
 
     Args:
         loss: summed loss over the samples; None where training code of a silo's own tells none.
         correct: number of correct predictions (or the task's summed score).
-        samples: size of the test split.
+        samples: size of the split.
         metrics: other figures by name, which nothing decides by: means, and over how many samples.
         sums: of statistics, by key; see `fedsync.core.metrics`.
     """
@@ -156,7 +167,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How good a model ``version`` is: accuracy and mean loss over the test samples of several silos.
+    """How good a model ``version`` is: accuracy and mean loss over a split of several silos.
 
     None is the loss where no silo tells one.
 
@@ -170,6 +181,12 @@ class Score:
     accuracy: float
     loss: float | None
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """All of it by name, but what is None."""
+        loss = {} if self.loss is None else {"loss": self.loss}
+        return {**self.metrics, "accuracy": self.accuracy, **loss}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +302,11 @@ class SiloFacts:
         memory_samples: largest batch its memory takes, or None if unknown.
         declared_speed: samples per second from its own file, or None.
         device: for people, for example ``cpu`` or ``cuda:0``.
+        validates: whether it holds out a validation split, by which rounds are evaluated; see `Split`.
     """
 
     examples: int
     memory_samples: int | None = None
     declared_speed: float | None = None
     device: str = "cpu"
+    validates: bool = False

@@ -30,8 +30,8 @@ COORDINATOR: Names = {
     **{
         name: name
         for name in (
-            *("version", "commits", "pending", "barrier", "found_caps", "issued"),
-            *("closing", "owing", "evaluating", "awaiting", "halted", "alarms", "timed", "stopped"),
+            *("version", "commits", "pending", "barrier", "found_caps", "issued", "best"),
+            *("closing", "owing", "asked", "awaiting", "halted", "alarms", "timed", "stopped"),
         )
     },
     "forecasts.predictors": "forecasts._states",

@@ -17,7 +17,7 @@ class _Pool:
     """Sums over the silos in it, and how many evaluations are still to come."""
 
     under_way: int = 0
-    silos: set[str] = field(default_factory=set)
+    found: dict[str, Evaluation] = field(default_factory=dict)
     loss: ExactSum = field(default_factory=ExactSum)
     correct: ExactSum = field(default_factory=ExactSum)
     samples: int = 0
@@ -38,6 +38,19 @@ class _Pool:
         self.correct.add(evaluation.correct, times)
         self.samples += times * evaluation.samples
         self.sums.add(evaluation.sums, known, times)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A version on which no evaluation is under way any more.
+
+    Args:
+        score: of the version.
+        found: what each silo found that is in it; may change with the next evaluation.
+    """
+
+    score: Score
+    found: Mapping[str, Evaluation]
 
 
 @dataclass(slots=True)
@@ -65,7 +78,7 @@ class Scores:
     settled: int = -1
     _open: dict[int, _Pool] = field(default_factory=dict)
     _done: list[int] = field(default_factory=list)
-    _newest: dict[str, tuple[int, Evaluation]] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)
     _rolling: _Pool = field(default_factory=_Pool)
 
     known: Mapping[str, Statistic] = field(init=False)
@@ -88,11 +101,12 @@ class Scores:
         if pool.under_way == 0:
             self._done.append(version)
         if evaluation is not None and evaluation.samples > 0:
-            if silo not in pool.silos:  # one that starts from the same model twice finds the same twice
-                pool.silos.add(silo)
+            if silo not in pool.found:  # one that starts from the same model twice finds the same twice
+                pool.found[silo] = evaluation
                 pool.add(evaluation, self.known)
             self.forget(silo)
-            self._newest[silo] = version, evaluation
+            self._newest[silo] = version
+            self._rolling.found[silo] = evaluation
             self._rolling.add(evaluation, self.known)
 
     def under_way(self, version: int) -> bool:
@@ -101,41 +115,42 @@ class Scores:
 
     def forget(self, silo: str) -> None:
         """The silo is gone: what it found counts for the versions that it evaluated only."""
-        found = self._newest.pop(silo, None)
-        if found is not None:
-            self._rolling.add(found[1], self.known, times=-1)
+        if self._newest.pop(silo, None) is not None:
+            self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)
 
     def restart(self, version: int) -> None:
         """Training is over: forget which evaluations are under way; all silos begin one of ``version``."""
         self._open = {version: _Pool()}
         self._done = []
 
-    def settle(self) -> list[Score]:
-        """Settle every version on which no evaluation is under way; returns the scores, oldest version first.
+    def settle(self) -> list[Settled]:
+        """Settle every version on which no evaluation is under way; returns them, oldest version first.
 
         One that a newer version has overtaken gets none. The score would be of what silos have found in newer ones by
         now, and what its last silo found counts for the next.
         """
         if not self._done:
             return []
-        scores = []
+        settled = []
         for version in sorted(set(self._done)):
             if self._open[version].under_way > 0:
                 continue  # more have begun since
             pool = self._open.pop(version)
             if pool.samples == 0 or version < self.settled:
                 continue
-            if len(pool.silos) < len(self._newest):
+            if len(pool.found) < len(self._newest):
                 pool = self._rolling
-            scores.append(Score(version, *pool.score, pool.sums.numbers(self.metrics)))
-            self._count(scores[-1])
+            settled.append(Settled(Score(version, *pool.score, pool.sums.numbers(self.metrics)), pool.found))
+            self._count(settled[-1].score)
         self._done = []
-        return scores
+        return settled
 
-    def attest(self, score: Score) -> None:
-        """Silos attest a score, where each one's own is sealed; one that a newer one has overtaken does not count."""
-        if score.version > self.settled:
-            self._count(score)
+    def attest(self, score: Score) -> bool:
+        """Silos attest a score, where each one's own is sealed; whether it counts: a newer one may be settled."""
+        if score.version <= self.settled:
+            return False
+        self._count(score)
+        return True
 
     def _count(self, score: Score) -> None:
         self.settled = max(self.settled, score.version)
@@ -144,4 +159,4 @@ class Scores:
 
     def covers(self, version: int, silos: Iterable[str]) -> bool:
         """Whether ``version`` is settled and the newest that each of ``silos`` evaluated."""
-        return self.settled >= version and all(self._newest.get(silo, (-1,))[0] == version for silo in silos)
+        return self.settled >= version and all(self._newest.get(silo, -1) == version for silo in silos)

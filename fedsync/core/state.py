@@ -16,7 +16,8 @@ from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.roster import Roster
-from fedsync.core.scores import Scores
+from fedsync.core.scores import Scores, Settled
+from fedsync.core.selection import Leader, Selection
 from fedsync.core.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Passes, StopRules
 from fedsync.core.views import SiloView, Verdict
@@ -43,6 +44,7 @@ class Policies:
         tally: most silos whose evaluations one sum takes, where figures are sealed; 0 where each silo tells its own.
         evaluate: part of the silos that evaluates a version, drawn for each; 0 has nobody evaluate anything.
         metrics: numbers that are worked out of what silos sum at an evaluation.
+        selection: which version is the best.
     """
 
     seed: int
@@ -55,6 +57,7 @@ class Policies:
     tally: int = 0
     evaluate: float = 1.0
     metrics: tuple[AnyMetric, ...] = ()
+    selection: Selection = field(default_factory=Selection)
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
@@ -119,13 +122,14 @@ class CoordinatorState:
         found_caps: largest batch that a silo ran with after one did not fit, by name.
         issued: orders given to each silo.
         scores: of model versions.
+        best: version that is kept.
         passes: of the silos over their data.
         claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
         closing: why the run is about to end.
         owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
-        evaluating: they are all in, and `awaiting` holds.
-        awaiting: silos that are still to evaluate the last version.
+        asked: questions of the end that silos were asked, or were not worth asking.
+        awaiting: silos that are still to answer the last of them.
         halted: the order of each silo that was told to stop last.
         alarms: when the barrier is to be asked again, the earliest last: each one set was earlier than those before.
         timed: the end by time is on the clock.
@@ -142,12 +146,13 @@ class CoordinatorState:
     found_caps: dict[str, int] = field(default_factory=dict)
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
+    best: Leader = field(default_factory=Leader)
     passes: Passes = field(default_factory=Passes)
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     closing: str | None = None
     owing: set[str] = field(default_factory=set)
-    evaluating: bool = False
+    asked: int = 0
     awaiting: set[str] = field(default_factory=set)
     halted: dict[str, str] = field(default_factory=dict)
     alarms: list[float] = field(default_factory=list)
@@ -160,12 +165,17 @@ class CoordinatorState:
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
 
-    def attest(self, name: str, claims: Iterable[PooledFigures], actions: list[Action]) -> None:
+    def attest(self, name: str, claims: Iterable[PooledFigures], policies: Policies, actions: list[Action]) -> None:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
             self.passes.attest(figures.loss)
-            if figures.score is not None:
-                self.scores.attest(figures.score)
+            if figures.score is not None and self.scores.attest(figures.score):
+                self.judge(policies, [Settled(figures.score, {})])
+
+    def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
+        """See whether one of these versions is the best."""
+        for each in settled:
+            self.best = self.best.after(policies.selection, each.score, each.found, policies.metrics)
 
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsync.core.actions import Commit
 from fedsync.core.errors import FedSyncError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import PooledFigures, WorkOrder, WorkReport
+from fedsync.core.orders import PooledFigures, Subject, WorkOrder, WorkReport
 
 Payload = NDArray[Any]
 """One flat array: float32 values in the clear, or uint8 sealed bytes."""
@@ -72,8 +72,8 @@ class Aggregator(Protocol):
             ProtocolError: the silo sent something else.
         """
 
-    def outgoing(self, silo: str) -> Payload:
-        """What ``silo`` needs in order to have the current model."""
+    def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
+        """What ``silo`` needs in order to have the current model, or the best one."""
 
     def holds(self, silo: str, version: int) -> None:
         """The silo is known to have this version of the model; what it does not need to be sent again."""
@@ -95,6 +95,9 @@ class Aggregator(Protocol):
 
     def rollback(self) -> None:
         """Go back to the model last remembered."""
+
+    def keep_best(self, version: int) -> None:
+        """Keep the model of this version as the best: the current one, or that of an order in work or pending."""
 
     def discard(self, update_id: str) -> None: ...
 

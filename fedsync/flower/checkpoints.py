@@ -91,7 +91,7 @@ class Moment:
         position: bytes of the journal up to here.
         timers: when the coordinator wants to be asked again [s since the run began].
         silos: names of those that are here.
-        evaluating: the version that all silos are evaluating, where the run is about to end.
+        evaluating: what all silos are asked, where the run is about to end.
         coordinator: what `fedsync.core.coordinator.Coordinator.state` returned.
         aggregator: what `fedsync.core.transfer.Aggregator.state` returned.
     """
@@ -101,7 +101,7 @@ class Moment:
     position: int
     timers: tuple[float, ...]
     silos: tuple[str, ...]
-    evaluating: int | None
+    evaluating: Evaluate | None
     coordinator: Mapping[str, Any]
     aggregator: Mapping[str, Any]
 
@@ -148,7 +148,8 @@ class Checkpoints:
     def due(self, entry: JournalEntry | None) -> bool:
         """Whether silos may learn from an entry what no checkpoint has; None stands for the beginning of the run.
 
-        That is a version of the model, and at first that there is one: what silos are sent with it is made then.
+        That is a version of the model, and at first that there is one: what silos are sent with it is made then. And
+        what they are asked at the end: nobody evaluates the test split for a run that may still decide otherwise.
         """
         if entry is None:
             return True
@@ -161,8 +162,8 @@ class Checkpoints:
         for action in entry.actions:
             self._begun |= isinstance(action, Dispatch)
             if isinstance(action, Evaluate):
-                self._evaluating = action.version
-        return self._begun > begun or any(isinstance(action, Commit | Rollback) for action in entry.actions)
+                self._evaluating = action
+        return self._begun > begun or any(isinstance(action, Commit | Rollback | Evaluate) for action in entry.actions)
 
     def save(
         self,

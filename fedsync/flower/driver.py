@@ -37,6 +37,7 @@ from fedsync.core.actions import (
     Dispatch,
     Evaluate,
     HaltEarly,
+    KeepBest,
     Rollback,
     Savepoint,
     Stop,
@@ -204,7 +205,7 @@ class FlowerDriver:
         if moment.evaluating is None:
             return events
         for name in sorted(set(moment.silos) - missing):
-            self._outbox.evaluate(name, moment.evaluating, self._now_s())
+            self._outbox.evaluate(name, _question(moment.evaluating), self._now_s())
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
@@ -239,12 +240,12 @@ class FlowerDriver:
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
                     return self._update(name, order, reply, _needed(payload, name), now_s)
-                case EvaluateModel(version), Attestation(pooled):
+                case EvaluateModel(version, split, subject), Attestation(pooled):
                     self._aggregator.holds(name, version)
-                    return Evaluated(now_s, name, version, None, pooled)
-                case EvaluateModel(version), Evaluation() if not self._aggregator.seals_figures:
+                    return Evaluated(now_s, name, version, None, pooled, split, subject)
+                case EvaluateModel(version, split, subject), Evaluation() if not self._aggregator.seals_figures:
                     self._aggregator.holds(name, version)
-                    return Evaluated(now_s, name, version, reply)
+                    return Evaluated(now_s, name, version, reply, (), split, subject)
                 case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
                     if announcement:
                         self._aggregator.announce(name, announcement)
@@ -272,8 +273,8 @@ class FlowerDriver:
         match sent.request:
             case Train(order):
                 return WorkFailed(now_s, name, order.update_id, reason)
-            case EvaluateModel(version):
-                return Evaluated(now_s, name, version, None)
+            case EvaluateModel(version, split, subject):
+                return Evaluated(now_s, name, version, None, (), split, subject)
             case Question():
                 self._aggregator.give_up(name)
                 self._go_on_if_open()
@@ -380,9 +381,11 @@ class FlowerDriver:
                 self._aggregator.rollback()
             case Discard(update_id, _):
                 self._aggregator.discard(update_id)
-            case Evaluate(version, silos):
+            case KeepBest(score):
+                self._aggregator.keep_best(score.version)
+            case Evaluate(_, silos):
                 for silo in silos:
-                    self._outbox.evaluate(silo, version, self._now_s())
+                    self._outbox.evaluate(silo, _question(action), self._now_s())
             case WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
 
@@ -399,6 +402,10 @@ class FlowerDriver:
         """Push what waits; a node that is not known any more is an answer too."""
         lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]
+
+
+def _question(action: Evaluate) -> EvaluateModel:
+    return EvaluateModel(action.version, action.split, action.subject)
 
 
 def _needed(payload: Payload | None, sender: str) -> Payload:

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
 from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, DurableAggregator, Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
@@ -163,10 +163,10 @@ class Outbox:
         request = Train(order, self._report_s)
         self._send(PendingMessage(self._nodes.by_name[silo], request, due_s, end_s), silo, now_s)
 
-    def evaluate(self, silo: str, version: int, now_s: float) -> None:
-        """Have a silo score the current model, which is ``version``."""
+    def evaluate(self, silo: str, request: EvaluateModel, now_s: float) -> None:
+        """Have a silo score a model."""
         due_s = now_s + self._timing.order_timeout_s
-        self._send(PendingMessage(self._nodes.by_name[silo], EvaluateModel(version), due_s), silo, now_s)
+        self._send(PendingMessage(self._nodes.by_name[silo], request, due_s), silo, now_s)
 
     def repeat(self, sent: PendingMessage, silo: str, now_s: float) -> None:
         """Send an order or an evaluation once more, with what the aggregator now knows that the silo needs."""
@@ -210,10 +210,11 @@ class Outbox:
                 self._post(sent, request, None, now_s)
 
     def _send(self, sent: PendingMessage, silo: str, now_s: float) -> None:
-        """Post an order or an evaluation, with what its silo needs to have the current model."""
+        """Post an order or an evaluation, with what its silo needs to have the model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
-        payload, fetches = self._aggregator.outgoing(silo), sent.node in self._fetching
+        subject = sent.request.subject if isinstance(sent.request, EvaluateModel) else Subject.LAST
+        payload, fetches = self._aggregator.outgoing(silo, subject), sent.node in self._fetching
         # Made once where it is the same for all.
         if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
             self._packed = payload, fetches, self._pack(payload, fetches=fetches)

@@ -354,8 +354,8 @@ class Ledger:
             row.metrics = with_tested(row.metrics, row.tested, found.metrics)
 
     def _settle(self) -> None:
-        for score in self._scores.settle():
-            self._score(score)
+        for settled in self._scores.settle():
+            self._score(settled.score)
 
     def _score(self, score: Score) -> None:
         row = self._by_version.get(score.version)

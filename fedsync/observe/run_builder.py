@@ -81,8 +81,7 @@ class RunBuilder:
             keeper: keeps models and updates in the clear; None keeps them in memory.
         """
         if plan is None or keys is None:
-            toward, wire = policies.weigher.toward, self.config.wire.formats
-            return PlainAggregator(model, keep_bases=toward, wire=wire, keeper=keeper)
+            return PlainAggregator(model, wire=self.config.wire.formats, keeper=keeper)
         from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 

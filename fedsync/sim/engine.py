@@ -34,6 +34,7 @@ from fedsync.core.actions import (
     Dispatch,
     Evaluate,
     HaltEarly,
+    KeepBest,
     Probe,
     Rollback,
     Savepoint,
@@ -55,7 +56,7 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
@@ -87,8 +88,8 @@ class Worker(Protocol):
     def train(self, order: WorkOrder, received: Payload) -> Completed | Untrained:
         """Carry out an order; the times in the report are made virtual, and it has no speeds where nobody trains."""
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation | Attestation | None:
-        """Evaluate the model ``version`` on the silo's test split; None where there is none.
+    def evaluate(self, received: Payload, version: int, split: Split) -> Evaluation | Attestation | None:
+        """Evaluate the model ``version`` on a split of the silo; None where there is none.
 
         Where figures are sealed, what silos found together in the commits that came with it.
         """
@@ -119,7 +120,7 @@ class _Question:
     """A model to be evaluated."""
 
     silo: str
-    version: int
+    asked: Evaluate
     received: Payload
 
 
@@ -228,8 +229,8 @@ class VirtualDriver:
                     return None  # it was cut short since, and has arrived or will arrive earlier
                 del self._working[silo]
                 return self._finish(happening, now_s)
-            case _Question(silo, version, received):
-                return self._evaluate(now_s, silo, version, received)
+            case _Question(silo, asked, received):
+                return self._evaluate(now_s, silo, asked, received)
             case _Loss(silo, outage):
                 self._working.pop(silo, None)
                 self._here.discard(silo)
@@ -292,16 +293,17 @@ class VirtualDriver:
         meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
         return UpdateArrived(now_s, meta, report)
 
-    def _evaluate(self, now_s: float, silo: str, version: int, received: Payload) -> Evaluated:
+    def _evaluate(self, now_s: float, silo: str, asked: Evaluate, received: Payload) -> Evaluated:
         worker = self._workers[silo]
         try:
-            found = worker.evaluate(received, version)
+            found = worker.evaluate(received, asked.version, asked.split)
         except FedSyncError:
             found = None
         self._aggregator.holds(silo, worker.replica.holds)
-        if isinstance(found, Attestation):
-            return Evaluated(now_s, silo, version, None, found.pooled)
-        return Evaluated(now_s, silo, version, None if self._aggregator.seals_figures else found)
+        evaluation, pooled = (None, found.pooled) if isinstance(found, Attestation) else (found, ())
+        if self._aggregator.seals_figures:
+            evaluation = None
+        return Evaluated(now_s, silo, asked.version, evaluation, pooled, asked.split, asked.subject)
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:
@@ -322,9 +324,11 @@ class VirtualDriver:
                     self._take_snapshot()
             case Discard(update_id, _):
                 self._aggregator.discard(update_id)
-            case Evaluate(version, silos):
+            case KeepBest(score):
+                self._aggregator.keep_best(score.version)
+            case Evaluate(_, silos, _, subject):
                 for silo in silos:
-                    question = _Question(silo, version, self._aggregator.outgoing(silo))
+                    question = _Question(silo, action, self._aggregator.outgoing(silo, subject))
                     self._push(now_s, _Priority.ANSWER, question)
             case WakeAt(at_s):
                 self._push(max(at_s, now_s), _Priority.TIMER, TimerFired(at_s))

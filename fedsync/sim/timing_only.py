@@ -21,7 +21,7 @@ from fedsync.core.actions import Commit
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.downlink import download_bytes
 from fedsync.core.errors import ConfigError
-from fedsync.core.orders import SiloFacts, WorkOrder
+from fedsync.core.orders import SiloFacts, Split, Subject, WorkOrder
 from fedsync.core.plain_replica import RECEIVED, PlainReplica
 from fedsync.core.transfer import InTheClear, Payload, Replica
 from fedsync.core.wire import FP32, Wire
@@ -58,7 +58,7 @@ class TimingWorker:
     def train(self, order: WorkOrder, received: Payload) -> Untrained:
         return Untrained({RECEIVED: float(received.nbytes)}) if self.tells else _NOTHING
 
-    def evaluate(self, received: Payload, version: int) -> None: ...
+    def evaluate(self, received: Payload, version: int, split: Split) -> None: ...
 
 
 class NoAggregator(InTheClear):
@@ -80,7 +80,7 @@ class NoAggregator(InTheClear):
     def holds(self, silo: str, version: int) -> None:
         self._held[silo] = version
 
-    def outgoing(self, silo: str) -> Payload:
+    def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         held = self._held.get(silo)
         return _zeros(download_bytes(self._values, self._down, None if held is None else self._version - held))
 
@@ -96,6 +96,8 @@ class NoAggregator(InTheClear):
     def rollback(self) -> None:
         self._version += 1
         self._held.clear()
+
+    def keep_best(self, version: int) -> None: ...
 
     def discard(self, update_id: str) -> None: ...
 

@@ -43,10 +43,13 @@ class SiloData:
     Args:
         train: samples to train on.
         test: samples to evaluate on; may be empty.
+        validation: samples to evaluate on while the run goes on; the test split is then evaluated when all is decided.
+            None or empty: the silo evaluates on its test split in every round.
     """
 
     train: Dataset[Any]
     test: Dataset[Any]
+    validation: Dataset[Any] | None = None
 
 
 class Task(ABC):

@@ -16,7 +16,7 @@ from fedsync.train.batches import Batches
 from fedsync.train.device import is_out_of_memory
 
 FEW = 2
-"""Samples of the test split that a score is tried on."""
+"""Samples of the split of every round that a score is tried on."""
 
 
 def check_data(data: object) -> SiloData:
@@ -28,7 +28,10 @@ def check_data(data: object) -> SiloData:
     place = "task, data(slot)"
     if not isinstance(data, SiloData):
         raise ConfigError(place, f"it returned {type(data).__name__}", "Return SiloData(train=..., test=...)")
-    for name, dataset in (("train", data.train), ("test", data.test)):
+    splits = {"train": data.train, "test": data.test, "validation": data.validation}
+    for name, dataset in splits.items():
+        if name == "validation" and dataset is None:
+            continue
         if isinstance(dataset, DataLoader):
             problem = f"{name} is a DataLoader, and batches are the order's"
             remedy = f"Return SiloData({name}=loader.dataset, ...); local.workers and collate do the rest"
@@ -39,19 +42,19 @@ def check_data(data: object) -> SiloData:
     return data
 
 
-def check_task(task: Task, model: nn.Module, samples: Batches, test: Batches) -> None:
+def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches) -> None:
     """Try a task's functions on a few samples; torch is seeded by the caller.
 
     Raises:
         ConfigError: a default cannot read its batches, or its score is no pair of sums.
     """
     _check_batch(task, samples.take(samples.place(np.arange(1))))
-    few = np.arange(min(FEW, len(test)))
+    few = np.arange(min(FEW, len(held_out)))
     if len(few) and type(task).score is not Task.score:
         model.eval()
         try:
             with torch.no_grad():
-                _check_score(task, model, *(test.take(test.place(rows)) for rows in (few, np.tile(few, 2))))
+                _check_score(task, model, *(held_out.take(held_out.place(rows)) for rows in (few, np.tile(few, 2))))
         except (RuntimeError, MemoryError) as error:
             # An evaluation finds a way, in smaller pieces.
             if not is_out_of_memory(error):

@@ -36,7 +36,7 @@ import torch
 from fedsync.common.processes import exit_with_parent
 from fedsync.core.errors import Diverged, RunError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
@@ -53,8 +53,8 @@ from fedsync.train.throttle import Throttle
 MakeTask = Callable[[], Task]
 """Builds the task; it pickles."""
 
-_Asked = tuple[WorkOrder | None, Cursor]
-"""An order, or None for an evaluation, and the place in the data."""
+_Asked = tuple[WorkOrder | Split, Cursor]
+"""An order, or the split of an evaluation, and the place in the data."""
 
 _LAST_WORDS_S = 2.0
 """For which a process that breaks the group may say why."""
@@ -119,10 +119,10 @@ class GroupTrainer(Trainer):
         metrics = {**outcome.report.metrics, "peak_memory_bytes": held + others}
         return replace(outcome, report=replace(outcome.report, metrics=metrics))
 
-    def evaluate(self, model: Vector, cursor: Cursor | None = None) -> Evaluation:
+    def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
         """See `LocalTrainer.evaluate`; raises `RunError` likewise."""
-        with self._together((None, cursor or Cursor()), model) as group:
-            found = super().evaluate(model, cursor)
+        with self._together((split, cursor or Cursor()), model) as group:
+            found = super().evaluate(model, cursor, split)
             group.done()
         return found
 
@@ -317,14 +317,14 @@ def _follow(
         trainer.rank = Rank(number, size, folder, device)
         while True:
             try:
-                order, cursor = pipe.recv()
+                asked, cursor = pipe.recv()
             except EOFError:
                 return
             model = trainer.rank.spread(None, trainer.layout.size)
-            if order is None:
-                trainer.evaluate(model, cursor)
+            if isinstance(asked, Split):
+                trainer.evaluate(model, cursor, asked)
             else:
-                trainer.follow(order, model, cursor)
+                trainer.follow(asked, model, cursor)
             pipe.send(float(devices.held_bytes(device)))
     except Exception as error:
         if not isinstance(error, OthersGone):

@@ -19,7 +19,7 @@ from fedsync.client.work import Rows, Work
 from fedsync.core.checks import METRIC_NAME
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_code import own_code
@@ -126,7 +126,7 @@ class GuestTrainer(LocalTrainer):
             )
         return paces[0]
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the weights that are loaded; nothing, where the app does not evaluate."""
         if not self._app.has("evaluate"):
             return Evaluation(0.0, 0.0, 0)

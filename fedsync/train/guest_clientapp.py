@@ -30,7 +30,7 @@ from fedsync.client.silo import Scalar, Silo
 from fedsync.client.work import Steps, counted
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_arrays import NamedArrays
@@ -267,7 +267,7 @@ class ClientAppTrainer(LocalTrainer):
         kept = cursor.private if order.scores_only else write_state(self._context.state)
         return LoopResult(pace, loss, Cursor(private=kept), metrics_of(figures))
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the arrays that are loaded; nothing, where the app does not evaluate."""
         config = ConfigRecord({**self._silo.evaluate_config, "server-round": self._round})
         message = self._message(MessageType.EVALUATE, config)

@@ -16,7 +16,7 @@ import torch
 from fedsync.core.checks import usable
 from fedsync.core.errors import Diverged
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.spans import give_back, spans
 from fedsync.train import device as devices
 from fedsync.train.machine_probe import MachineProbe
@@ -203,6 +203,11 @@ class LocalTrainer(ABC):
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
         """Take up what the last order left; nothing, where training keeps nothing."""
 
+    @property
+    def validates(self) -> bool:
+        """Whether the silo holds out a validation split; see `Split`."""
+        return False
+
     @abstractmethod
     def _begin(self, order: WorkOrder) -> None:
         """Make ready for an order; the base model is loaded."""
@@ -212,7 +217,7 @@ class LocalTrainer(ABC):
         """Do the steps."""
 
     @abstractmethod
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the weights that are loaded."""
 
     def run(
@@ -250,7 +255,7 @@ class LocalTrainer(ABC):
                 self._begin(order)
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
-                    evaluation = usable(self._name, self._evaluate())
+                    evaluation = usable(self._name, self._evaluate(Split.VALIDATION))
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
             update, finite = self._weights.read(), True
@@ -280,12 +285,13 @@ class LocalTrainer(ABC):
         )
         return Outcome(update, report, trained.cursor)
 
-    def evaluate(self, model: Vector, cursor: Cursor | None = None) -> Evaluation:
-        """Loss and score of ``model``, float32 [layout.size], on the silo's test split.
+    def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
+        """Loss and score of ``model``, float32 [layout.size], on a split of the silo.
 
         Args:
             model: the model.
             cursor: what the last order left; None where there was none.
+            split: on which samples; a silo that holds out no validation split has its test split in its place.
 
         Raises:
             ValueError: the vector has the wrong length or is not finite.
@@ -294,7 +300,7 @@ class LocalTrainer(ABC):
         self._weights.load(model)
         self._recall(cursor or Cursor())
         with devices.deterministic(self._options.deterministic):
-            return self._evaluate()
+            return self._evaluate(split)
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -14,11 +15,11 @@ from torch.utils.data import default_collate
 from fedsync.client.lasting import Piece
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
-from fedsync.train.batches import batches_of
+from fedsync.train.batches import Batches, batches_of
 from fedsync.train.check_task import check_data, check_task
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.memory import BatchCap
@@ -60,9 +61,13 @@ class Trainer(LocalTrainer):
         self._precision = Precision(options.precision, device)
         data = check_data(task.data(slot))
         collate = default_collate if type(task).collate is Task.collate else task.collate
-        self._samples, self._test = (
+        self._samples, test = (
             batches_of(samples, device, collate, options.workers) for samples in (data.train, data.test)
         )
+        held_out = test
+        if data.validation is not None:
+            held_out = batches_of(data.validation, device, collate, options.workers)
+        self._splits = {Split.TEST: test, Split.VALIDATION: held_out if len(held_out) else test}
         if len(self._samples) == 0:
             raise ConfigError("task", f"silo {slot.name!r} holds no training samples", "Give it data, or leave it out")
         self._task = task
@@ -74,7 +79,7 @@ class Trainer(LocalTrainer):
         if options.channels_last:
             devices.channels_last(self._model)
         with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
-            check_task(task, self._model, self._samples, self._test)
+            check_task(task, self._model, self._samples, self._splits[Split.VALIDATION])
         # Evaluation, in other sizes, is by the model as it is.
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         super().__init__(slot.name, Weights(self._model, self._parts.shared), self._parts, device, options)
@@ -90,6 +95,10 @@ class Trainer(LocalTrainer):
     @property
     def examples(self) -> int:
         return len(self._samples)
+
+    @property
+    def validates(self) -> bool:
+        return self._splits[Split.VALIDATION] is not self._splits[Split.TEST]
 
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same on every silo."""
@@ -192,7 +201,7 @@ class Trainer(LocalTrainer):
             self._recall(cursor)
             self._begin(order)
             if order.evaluate:
-                self._evaluate()
+                self._evaluate(Split.VALIDATION)
             self._train(order, cursor, lambda: Pace(replace(order, budget_s=None), self._device, self._probe))
 
     def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -260,25 +269,26 @@ class Trainer(LocalTrainer):
         self._precision.backward(loss)
         return loss.detach()
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the weights that are loaded; in float32, so that silos of any precision compare."""
         self._model.eval()
+        samples = self._splits[split]
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        start, stop = (0, len(self._test)) if self.rank is None else self.rank.share(len(self._test))
-        rows = self._test.place(np.arange(start, stop))
+        start, stop = (0, len(samples)) if self.rank is None else self.rank.share(len(samples))
+        rows = samples.place(np.arange(start, stop))
         with devices.seeded(self._device, self._slot.seed), torch.no_grad():
             size = _BY_WORKERS if self._options.workers else _EVALUATION_BATCH
             batches = torch.split(rows, size) if len(rows) else ()
-            self._test.begin((Piece(self._slot.seed, batch.tolist()) for batch in batches), len(batches))
+            samples.begin((Piece(self._slot.seed, batch.tolist()) for batch in batches), len(batches))
             for batch in batches:
-                for part in self._cap.work_off(batch, self._score, self._reset):
+                for part in self._cap.work_off(batch, partial(self._score, samples), self._reset):
                     total += part
         loss, correct = total.tolist() if self.rank is None else self.rank.total(total.tolist())
-        return Evaluation(loss, correct, len(self._test))
+        return Evaluation(loss, correct, len(samples))
 
-    def _score(self, rows: Tensor, _share: float) -> Tensor:
+    def _score(self, samples: Batches, rows: Tensor, _share: float) -> Tensor:
         """One piece of `_evaluate`: loss and correct predictions, float64 [2]."""
-        loss, correct = self._task.score(self._model, self._test.take(rows))
+        loss, correct = self._task.score(self._model, samples.take(rows))
         return torch.stack([loss.double(), correct.double()])
 
     def _reset(self) -> None:

@@ -38,7 +38,7 @@ from fedsync.core import codec
 from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout
-from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.transfer import Payload, VersionMismatch
 
@@ -101,9 +101,11 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateModel:
-    """Evaluate the model ``version``."""
+    """Evaluate the model ``version`` on a split; ``subject`` says why it is asked."""
 
     version: int
+    split: Split = Split.VALIDATION
+    subject: Subject = Subject.LAST
 
 
 @dataclass(frozen=True, slots=True)

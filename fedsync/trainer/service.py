@@ -120,7 +120,7 @@ class TrainerService:
         self._session = session
         self.name, self.facts = session.name, session.facts
         self._job = None if session.last is None else _Job.over(session.last)
-        self._evaluated: tuple[tuple[int, bytes], Evaluation | Attestation] | None = None
+        self._evaluated: tuple[tuple[EvaluateModel, bytes], Evaluation | Attestation] | None = None
         # The session serves one order or evaluation at a time; asking how far it is does not need it.
         self._training = threading.Lock()
         self._beginning = threading.Lock()
@@ -162,8 +162,8 @@ class TrainerService:
                 return self._train(order, _received(payload), report_s)
             case Collect(update_id, wait_s, halt):
                 return self._collect(update_id, wait_s, halt)
-            case EvaluateModel(version):
-                return self._evaluate(_received(payload), version), None
+            case EvaluateModel():
+                return self._evaluate(_received(payload), request), None
             case Question():
                 return Answer(), session.answer(_received(payload))
             case AskSnapshot():
@@ -196,14 +196,14 @@ class TrainerService:
             job.halt.set()
         return job.reply(wait_s)
 
-    def _evaluate(self, received: Payload, version: int) -> Evaluation | Attestation | VersionMismatch:
-        """Evaluate the model ``version``, once no order is in work; what comes twice is evaluated once."""
-        what = version, digest(received, hashlib.blake2b)
+    def _evaluate(self, received: Payload, request: EvaluateModel) -> Evaluation | Attestation | VersionMismatch:
+        """Evaluate a model, once no order is in work; what comes twice is evaluated once."""
+        what = request, digest(received, hashlib.blake2b)
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
                 self._owner.begin_evaluation()
                 try:
-                    self._evaluated = what, self._session.evaluate(received, version)
+                    self._evaluated = what, self._session.evaluate(received, request.version, request.split)
                 except OtherVersion as error:
                     return error.mismatch
             return self._evaluated[1]

@@ -25,7 +25,7 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import OtherVersion, Payload, Replica
@@ -109,6 +109,7 @@ class SiloSession:
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
+            validates=self._trainer.validates,
         )
         self.form = ModelForm.of(self._trainer.layout, _frozen(self._trainer.frozen_digest, spec, identity, keys))
         self.replica: Replica = _plain(spec, self._trainer)
@@ -238,8 +239,8 @@ class SiloSession:
 
         return go_on if watch is not None or order.scores_only else None
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation | Attestation:
-        """What the server is told of the model ``version``; raises as `train`.
+    def evaluate(self, received: Payload, version: int, split: Split = Split.VALIDATION) -> Evaluation | Attestation:
+        """What the server is told of the model ``version`` on a split; raises as `train`.
 
         Where figures are sealed, the model is not even looked at: the server hears what the sums say that came with it.
         """
@@ -247,7 +248,7 @@ class SiloSession:
         if pooled is not None:
             return Attestation(pooled)
         with named():
-            return self._trainer.evaluate(model, self.cursor)
+            return self._trainer.evaluate(model, self.cursor, split)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsync.core.actions import Action, Dispatch
+from fedsync.core.actions import Action, Dispatch, KeepBest
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, SiloJoined, UpdateArrived
 from fedsync.core.journal import JournalEntry
@@ -46,6 +46,11 @@ def orders(entry: JournalEntry) -> dict[str, WorkOrder]:
 def of_type(entry: JournalEntry, kind: type[Action]) -> list[Any]:
     """The entry's actions of one kind."""
     return [action for action in entry.actions if isinstance(action, kind)]
+
+
+def but_best(entry: JournalEntry) -> tuple[Action, ...]:
+    """What is done beside keeping the best version."""
+    return tuple(action for action in entry.actions if not isinstance(action, KeepBest))
 
 
 def report(order: WorkOrder, **changes: Any) -> WorkReport:

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
     if dataclasses.is_dataclass(hint):
         return st.builds(hint, **{name: values_of(part) for name, part in typing.get_type_hints(hint).items()})
+    if issubclass(hint, StrEnum):
+        return st.sampled_from(hint)
     plain = {float: FINITE, int: st.integers(), str: st.text(max_size=8), bool: st.booleans(), type(None): st.none()}
     return plain[hint]
 

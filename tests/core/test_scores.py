@@ -11,15 +11,19 @@ from fedsync.core.scores import Score, Scores
 from fedsync.core.stopping import Passes, StopRules
 
 
+def settle(scores: Scores) -> list[Score]:
+    return [settled.score for settled in scores.settle()]
+
+
 def test_a_version_is_settled_once_nobody_is_at_it() -> None:
     scores = Scores()
     scores.begin(1)
     scores.begin(1)
     scores.end(1, "a", Evaluation(loss=30.0, correct=9.0, samples=10))
-    assert scores.settle() == []
+    assert settle(scores) == []
     scores.end(1, "b", Evaluation(loss=30.0, correct=3.0, samples=30))
-    assert scores.settle() == [Score(1, accuracy=12 / 40, loss=60 / 40)]
-    assert scores.settle() == []
+    assert settle(scores) == [Score(1, accuracy=12 / 40, loss=60 / 40)]
+    assert settle(scores) == []
 
 
 def test_the_loss_is_of_those_who_told_one() -> None:
@@ -28,7 +32,7 @@ def test_the_loss_is_of_those_who_told_one() -> None:
         scores.begin(version, 2)
         for silo, loss in zip("ab", losses, strict=True):
             scores.end(version, silo, Evaluation(loss, 5.0, 10))
-        (score,) = scores.settle()
+        (score,) = settle(scores)
         assert (score.accuracy, score.loss) == (0.5, {1: 3.0, 2: None, 3: 2.0}[version])
 
 
@@ -40,7 +44,7 @@ def test_given_up_evaluations_count_for_nothing() -> None:
     scores.end(0, "a", None)
     scores.end(1, "a", None)
     scores.end(1, "b", Evaluation(1.0, 1.0, 2))
-    assert scores.settle() == [Score(1, 0.5, 0.5)]
+    assert settle(scores) == [Score(1, 0.5, 0.5)]
     assert (scores.best, scores.settled) == (0.5, 1)
 
 
@@ -48,7 +52,7 @@ def test_a_version_without_test_samples_has_no_score() -> None:
     scores = Scores()
     scores.begin(3)
     scores.end(3, "a", Evaluation(0.0, 0.0, 0))
-    assert scores.settle() == []
+    assert settle(scores) == []
     assert (scores.best, scores.since_best, scores.settled) == (-inf, 0, -1)
 
 
@@ -65,7 +69,7 @@ def test_the_best_and_how_long_ago_it_was(seen: list[float], expected: list[tupl
     for version, score in enumerate(seen):
         scores.begin(version)
         scores.end(version, "a", Evaluation(0.0, 10 * score, 10))
-        scores.settle()
+        settle(scores)
         history.append((scores.best, scores.since_best))
     assert history == expected
 
@@ -76,9 +80,9 @@ def test_versions_settle_oldest_first_and_the_newest_settled_stays() -> None:
         scores.begin(version)
     for version in (3, 1):
         scores.end(version, "a", Evaluation(0.0, 1.0, 1))
-    assert [score.version for score in scores.settle()] == [1, 3]
+    assert [score.version for score in settle(scores)] == [1, 3]
     scores.end(2, "a", Evaluation(0.0, 0.0, 1))
-    assert scores.settle() == [], "version 3 has overtaken it"
+    assert settle(scores) == [], "version 3 has overtaken it"
     assert scores.settled == 3
 
 
@@ -92,14 +96,14 @@ def test_where_silos_go_on_by_themselves_a_score_pools_the_newest_of_every_silo(
     for silo, evaluation in (("a", found(0)), ("b", found(1, 30))):
         scores.begin(0)
         scores.end(0, silo, evaluation)
-    assert [score.accuracy for score in scores.settle()] == [1 / 40]
+    assert [score.accuracy for score in settle(scores)] == [1 / 40]
     scores.begin(1)
     scores.end(1, "a", found(9))
-    assert scores.settle() == [Score(1, 10 / 40, 2.0)]
+    assert settle(scores) == [Score(1, 10 / 40, 2.0)]
     assert not scores.covers(1, "ab")
     scores.begin(1)
     scores.end(1, "b", found(6, 30))
-    assert [score.accuracy for score in scores.settle()] == [15 / 40]
+    assert [score.accuracy for score in settle(scores)] == [15 / 40]
     assert scores.covers(1, "ab")
     assert not scores.covers(2, "ab")
 
@@ -111,7 +115,7 @@ def test_a_version_that_all_have_evaluated_pools_these_evaluations_and_no_newer_
     scores.end(0, "a", found(1))
     scores.end(1, "a", found(9))
     scores.end(0, "b", found(3))
-    assert scores.settle() == [Score(0, 4 / 20, 2.0), Score(1, 12 / 20, 2.0)]
+    assert settle(scores) == [Score(0, 4 / 20, 2.0), Score(1, 12 / 20, 2.0)]
 
 
 def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
@@ -121,10 +125,10 @@ def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
         scores.end(0, silo, found(5))
     scores.forget("b")
     scores.forget("b")
-    assert scores.settle() == [Score(0, 0.5, 2.0)]
+    assert settle(scores) == [Score(0, 0.5, 2.0)]
     scores.begin(1)
     scores.end(1, "a", found(9))
-    assert scores.settle() == [Score(1, 0.9, 2.0)]
+    assert settle(scores) == [Score(1, 0.9, 2.0)]
 
 
 def test_what_a_silo_said_leaves_no_trace_once_it_is_gone() -> None:
@@ -134,11 +138,11 @@ def test_what_a_silo_said_leaves_no_trace_once_it_is_gone() -> None:
     scores.end(0, "a", Evaluation(10.0, 90.0, 100))
     scores.end(0, "liar", Evaluation(1e32, -1e32, 100))
     scores.end(0, "b", None)
-    scores.settle()
+    settle(scores)
     scores.forget("liar")
     scores.begin(1)
     scores.end(1, "b", Evaluation(20.0, 70.0, 100))
-    assert scores.settle() == [Score(1, 160 / 200, 30 / 200)]
+    assert settle(scores) == [Score(1, 160 / 200, 30 / 200)]
 
 
 numbers = st.floats(-1e39, 1e39)
@@ -157,7 +161,7 @@ def test_a_rolling_score_is_the_pool_of_the_newest_evaluations_exactly(
     scores.begin(0, 2)
     for name, evaluation in newest.items():
         scores.end(0, name, evaluation)
-    scores.settle()
+    settle(scores)
     for version, (name, found_now) in enumerate(happens, start=1):
         if found_now is None:
             newest.pop(name, None)
@@ -168,7 +172,7 @@ def test_a_rolling_score_is_the_pool_of_the_newest_evaluations_exactly(
         scores.end(version, name, found_now)
         samples = sum(each.samples for each in newest.values())
         correct, loss = (fsum(getattr(each, part) for each in newest.values()) for part in ("correct", "loss"))
-        assert scores.settle() == [Score(version, correct / samples, loss / samples)]
+        assert settle(scores) == [Score(version, correct / samples, loss / samples)]
 
 
 def test_a_silo_that_starts_from_the_same_version_twice_counts_once() -> None:
@@ -176,7 +180,7 @@ def test_a_silo_that_starts_from_the_same_version_twice_counts_once() -> None:
     for silo, correct in (("a", 8), ("a", 8), ("b", 2)):
         scores.begin(0)
         scores.end(0, silo, found(correct))
-    assert scores.settle() == [Score(0, 0.5, 2.0)]
+    assert settle(scores) == [Score(0, 0.5, 2.0)]
 
 
 def test_at_the_end_all_begin_anew() -> None:
@@ -188,7 +192,7 @@ def test_at_the_end_all_begin_anew() -> None:
     for silo in "ab":
         scores.begin(1)
         scores.end(1, silo, found(7))
-    assert scores.settle() == [Score(1, 0.7, 2.0)]
+    assert settle(scores) == [Score(1, 0.7, 2.0)]
 
 
 def test_a_pass_ends_when_the_slowest_has_gone_through_its_data() -> None:

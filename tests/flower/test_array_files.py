@@ -46,7 +46,7 @@ class Server:
         out.mkdir(exist_ok=True)
         (out / JOURNAL).touch()
         self.out = out
-        self.aggregator = PlainAggregator(vector(0), keep_bases=True, keeper=ArrayKeeper(out / "arrays"))
+        self.aggregator = PlainAggregator(vector(0), keeper=ArrayKeeper(out / "arrays"))
         spec = json.dumps({"run": "first", "cipher": {"kind": "pad" if required else "plain"}})
         origin = Origin("config", spec, Layout(("x",), ((VALUES,),)))
         self.checkpoints = Checkpoints(out, origin, keep, required=required)
@@ -81,7 +81,7 @@ def files(out: Path, suffix: str) -> set[str]:
 def checked(server: Server) -> int:
     """Go on from what is on disk as another process would; the version, whose model and waiting update are whole."""
     moment = prepare(server.out, "config").moment
-    other = PlainAggregator(np.zeros(VALUES, np.float32), keep_bases=True)
+    other = PlainAggregator(np.zeros(VALUES, np.float32))
     other.restore(moment.aggregator)
     np.testing.assert_array_equal(other.model, server.models[moment.version])
     assert other.pending == ((f"b/{moment.version}",) if moment.version else ())
@@ -94,7 +94,7 @@ def test_a_restored_aggregator_goes_on_as_the_one_that_died(tmp_path: Path) -> N
     server = Server(tmp_path / "run")
     server.go(2)
     assert checked(server) == 2
-    other = PlainAggregator(np.zeros(VALUES, np.float32), keep_bases=True, keeper=ArrayKeeper(tmp_path / "other"))
+    other = PlainAggregator(np.zeros(VALUES, np.float32), keeper=ArrayKeeper(tmp_path / "other"))
     other.restore(prepare(server.out, "config").moment.aggregator)
     for aggregator in (server.aggregator, other):
         aggregator.put("a", "a/3", vector(3, ord("a")))

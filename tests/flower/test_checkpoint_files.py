@@ -12,7 +12,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.events import Event, SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.layout import Layout
-from fedsync.core.orders import SiloFacts, WorkOrder
+from fedsync.core.orders import SiloFacts, Split, Subject, WorkOrder
 from fedsync.flower.checkpoints import FOLDER, Checkpoints, Moment, Origin, newest_version, prepare
 
 ORDER = Dispatch("a", WorkOrder("a/1", 0, 1, 8, 1, 0.1, seed=0))
@@ -64,10 +64,11 @@ def test_who_is_here_and_what_is_evaluated_is_in_it(tmp_path: Path) -> None:
     joined = tuple(SiloJoined(0.0, name, SiloFacts(10)) for name in "abc")
     files.due(entry(events=joined))
     files.due(entry(events=(SiloLost(1.0, "b", ""),)))
-    files.due(entry(Evaluate(4, ("a", "c"))))
+    asked = Evaluate(4, ("a", "c"), Split.TEST, Subject.BEST)
+    assert files.due(entry(asked))
     save(files, 4)
     moment = prepare(tmp_path, "config").moment
-    assert (moment.silos, moment.evaluating) == (("a", "c"), 4)
+    assert (moment.silos, moment.evaluating) == (("a", "c"), asked)
     again = checkpoints(tmp_path, resumed=moment)
     again.due(entry(events=(SiloLost(2.0, "a", ""),)))
     save(again, 5)

@@ -354,14 +354,14 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
 
 def test_updates_that_wait_for_a_commit_survive(tmp_path: Path) -> None:
     """FedBuff with two of three: when two are committed, the third may be there already."""
-    store = PlainAggregator(np.zeros(2, dtype=np.float32), keep_bases=True)
+    store = PlainAggregator(np.zeros(2, dtype=np.float32))
     store.begin("a/1")
     store.begin("b/1")
     store.put("a", "a/1", np.array([1, 2], dtype=np.float32))
     store.put("b", "b/1", np.array([5, 5], dtype=np.float32))
     store.commit(Commit(1, {"a/1": 0.5}))
     store.savepoint()
-    other = PlainAggregator(np.ones(2, dtype=np.float32), keep_bases=True)
+    other = PlainAggregator(np.ones(2, dtype=np.float32))
     other.restore(store.state())
     other.commit(Commit(2, {"b/1": 1.0}))
     # By hand: half of (1, 2), then all of (5, 5).

@@ -47,14 +47,14 @@ def outbox() -> Outbox:
     """To one silo that never answers, and stands for an aggregator that has nothing to send."""
     silent, nodes = DirectGrid(1, {1: SILENT}), Nodes(DirectGrid(0))
     nodes.by_name["a"] = 1
-    aggregator: Any = SimpleNamespace(outgoing=lambda silo: np.zeros(1, np.uint8), upload_bytes=10)
+    aggregator: Any = SimpleNamespace(outgoing=lambda silo, subject: np.zeros(1, np.uint8), upload_bytes=10)
     return Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 0.0, aggregator, 10)
 
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_an_order_is_halted_on_its_way_and_before(outbox: Outbox, flushed: bool) -> None:
     outbox.train("a", ORDER, 0.0)
-    outbox.evaluate("a", 3, 0.0)
+    outbox.evaluate("a", EvaluateModel(3), 0.0)
     if flushed:
         assert outbox.flush() == []
     assert outbox.halt("a/1")
@@ -71,7 +71,7 @@ def test_an_order_that_nobody_was_sent_is_not_halted(outbox: Outbox) -> None:
 def test_what_a_node_that_is_gone_was_sent_is_not_waited_for(outbox: Outbox) -> None:
     outbox.train("a", ORDER, 0.0)
     outbox.flush()
-    outbox.evaluate("a", 3, 0.0)
+    outbox.evaluate("a", EvaluateModel(3), 0.0)
     outbox.forget(2)
     assert len(outbox.waiting) == 2
     outbox.forget(1)
@@ -128,7 +128,7 @@ class Recording:
         nodes = Nodes(DirectGrid(0))
         nodes.by_name.update(a=1, b=2)
         aggregator: Any = SimpleNamespace(
-            outgoing=lambda silo: np.frombuffer(silo.encode(), dtype=np.uint8),
+            outgoing=lambda silo, subject: np.frombuffer(silo.encode(), dtype=np.uint8),
             upload_bytes=10,
             questions=lambda: self.asks.pop() if self.asks else {},
             give_up=self.given_up.append,
@@ -214,7 +214,7 @@ def beside(store: ParcelStore, size: int = 2 * SMALL) -> tuple[Outbox, list[Mess
     nodes = Nodes(DirectGrid(0))
     nodes.by_name["a"] = 1
     payload = np.ones(size, np.uint8)
-    aggregator: Any = SimpleNamespace(outgoing=lambda silo: payload, upload_bytes=size)
+    aggregator: Any = SimpleNamespace(outgoing=lambda silo, subject: payload, upload_bytes=size)
     return Outbox(DirectGrid(1, {1: note}), nodes, "{}", Timeouts(), 0.0, aggregator, size, parcels=store), sent
 
 
@@ -235,7 +235,7 @@ def test_a_large_model_is_left_at_the_gate_for_a_node_that_can_fetch_it(store: P
     assert isinstance(payload, Parcel if fetches else np.ndarray)
     assert messages.read_ticket(sent[0]) is not None, "who cannot use it leaves it"
     greeted(outbox, fetches=not fetches)  # its SuperNode is another since
-    outbox.evaluate("a", 1, 0.0)
+    outbox.evaluate("a", EvaluateModel(1), 0.0)
     outbox.flush()
     assert isinstance(messages.read_request(sent[1])[2], np.ndarray if fetches else Parcel)
 

@@ -19,7 +19,7 @@ from fedsync.core.actions import Dispatch, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder, WorkReport
 from fedsync.core.plain_replica import RECEIVED, PlainReplica
 from fedsync.core.transfer import Payload, Replica
 from fedsync.observe.replay import replay
@@ -69,7 +69,7 @@ class Silo:
         self.replica.owe(self.replica.owed)
         return Completed(self.replica.disclosed(report), payload)
 
-    def evaluate(self, received: Payload, version: int) -> Evaluation:
+    def evaluate(self, received: Payload, version: int, split: Split) -> Evaluation:
         self.model(received, version)
         return Evaluation(1.0, 1.0, 2)
 

@@ -14,7 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 from fedsync.core import codec
-from fedsync.core.actions import Action, Attested, Commit, Discard, Dispatch, Evaluate, Note, Rollback, Stop, WakeAt
+from fedsync.core.actions import (
+    Action,
+    Attested,
+    Commit,
+    Discard,
+    Dispatch,
+    Evaluate,
+    KeepBest,
+    Note,
+    Rollback,
+    Stop,
+    WakeAt,
+)
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, Progressed, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
@@ -110,7 +122,9 @@ class Watch:
         if self._twin is not None:
             with law("a restored coordinator goes on as the first would have"):
                 assert self._twin.handle(events, at_s) == entry
-        actions = [action for action in entry.actions if not isinstance(action, Note | Attested)]
+        with law("the best is kept before the model changes"):
+            assert not any(isinstance(action, KeepBest) for action in entry.actions[1:])
+        actions = [action for action in entry.actions if not isinstance(action, Note | Attested | KeepBest)]
         with law("what happened is absorbed in order"):
             discards = [update_id for event in events for update_id in books.absorb(event)]
             head, actions = actions[: len(discards)], actions[len(discards) :]

@@ -13,7 +13,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder, WorkReport
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import Replica
 from fedsync.observe.ledger import Ledger
@@ -62,7 +62,7 @@ class FakeWorker:
             update, report = self.twist(order, update, report)
         return Completed(report, update)
 
-    def evaluate(self, received: Vector, version: int) -> Evaluation:
+    def evaluate(self, received: Vector, version: int, split: Split = Split.VALIDATION) -> Evaluation:
         return Evaluation(loss=40.0, correct=20.0, samples=40)
 
 
@@ -132,7 +132,7 @@ def simulate(
     )
     policies = config.policies(ClusterConfig(silos=list(silos)).at_start)
     model = np.zeros(size, dtype=np.float32)
-    aggregator = PlainAggregator(model, keep_bases=policies.weigher.toward, wire=config.wire.formats)
+    aggregator = PlainAggregator(model, wire=config.wire.formats)
     driver = VirtualDriver(
         Coordinator(policies),
         aggregator,

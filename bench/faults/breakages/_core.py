@@ -164,9 +164,10 @@ CORE: Changes = {
     "core/saved.py": (
         (
             "a-restored-run-gives-orders-their-old-names-again",
-            '"barrier", "found_caps", "issued"),',
-            '"barrier", "found_caps"),',
+            '"found_caps", "issued", "best"),',
+            '"found_caps", "best"),',
         ),
+        ("a-restored-run-forgets-the-best", '"issued", "best"),', '"issued"),'),
         ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "timed"', '"halted", "timed"'),
         ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
@@ -212,8 +213,8 @@ CORE: Changes = {
         ),
         (
             "what-a-silo-found-counts-after-it-has-left",
-            "self._rolling.add(found[1], self.known, times=-1)",
-            "self._rolling.add(found[1], self.known, times=0)",
+            "self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)",
+            "self._rolling.found.pop(silo)",
         ),
     ),
 }

@@ -23,13 +23,18 @@ _CHANGES: Changes = {
     "flower/checkpoints.py": (
         (
             "a-commit-is-not-in-a-checkpoint",
-            "return self._begun > begun or any(isinstance(action, Commit | Rollback) for action in entry.actions)",
-            "return self._begun > begun",
+            "return self._begun > begun or any(isinstance(action, Commit | Rollback | Evaluate) for",
+            "return self._begun > begun or any(isinstance(action, Rollback | Evaluate) for",
         ),
         (
             "a-rollback-is-not-in-a-checkpoint",
-            "any(isinstance(action, Commit | Rollback) for action in entry.actions)\n\n    def save",
-            "any(isinstance(action, Commit) for action in entry.actions)\n\n    def save",
+            "any(isinstance(action, Commit | Rollback | Evaluate) for",
+            "any(isinstance(action, Commit | Evaluate) for",
+        ),
+        (
+            "a-question-of-the-end-is-not-in-a-checkpoint",
+            "any(isinstance(action, Commit | Rollback | Evaluate) for",
+            "any(isinstance(action, Commit | Rollback) for",
         ),
         (
             "the-first-model-is-not-in-a-checkpoint",
@@ -53,8 +58,8 @@ _CHANGES: Changes = {
         ),
         (
             "the-last-evaluation-is-forgotten-at-a-restart",
-            "                self._evaluating = action.version",
-            "                pass",
+            "                self._evaluating = action\n",
+            "                pass\n",
         ),
         (
             "an-encrypted-run-goes-on-without-checkpoints",

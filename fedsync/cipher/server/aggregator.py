@@ -37,6 +37,7 @@ from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import PolicyError, ProtocolError, RunError
 from fedsync.core.layout import Vector, as_bytes
+from fedsync.core.orders import Subject
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import Payload
 
@@ -172,7 +173,7 @@ class EncryptedAggregator:
             raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._chain.newest}")
         self._held[silo] = version if self._chain.continues(version) else -1
 
-    def outgoing(self, silo: str) -> Payload:
+    def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current one."""
         if self._unmasking is not None:
             raise PolicyError("the newest sum waits for silos to reveal their masks")
@@ -323,6 +324,9 @@ class EncryptedAggregator:
             self._pause()
         else:
             self._add(replace(brought, entry=replace(brought.entry, reveals=opening)))
+
+    def keep_best(self, version: int) -> None:
+        """Silos have the models."""
 
     def savepoint(self) -> None:
         self._savepoint = self._chain.newest

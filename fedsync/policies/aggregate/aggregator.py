@@ -12,6 +12,7 @@ from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.downlink import PublicModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.orders import Subject
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import InTheClear, Payload
@@ -24,6 +25,7 @@ _NAMES: Names = {
     "savepoint": "_remembered",
     "pending": "_pending",
     "bases": "_bases",
+    "best": "_best",
 }
 """What a checkpoint holds."""
 
@@ -37,7 +39,6 @@ class PlainAggregator(InTheClear):
 
     Args:
         model: version 0, float32 [values].
-        keep_bases: remember which model each order starts from, for commits ``toward`` the silos' models.
         wire: how models and updates travel.
         keeper: keeps models and updates; by default in memory.
     """
@@ -46,7 +47,6 @@ class PlainAggregator(InTheClear):
         self,
         model: Vector,
         *,
-        keep_bases: bool = False,
         wire: Wire | None = None,
         keeper: ArrayKeeper | None = None,
     ) -> None:
@@ -57,8 +57,8 @@ class PlainAggregator(InTheClear):
         self._held: dict[str, int] = {}
         self._pending: dict[str, Payload] = {}
         self._remembered = self._exact, self._exact
-        self._keep_bases = keep_bases
-        self._bases: dict[str, Vector] = {}
+        self._bases: dict[str, tuple[int, Vector]] = {}
+        self._best = 0, self.model
 
     @property
     def model(self) -> Vector:
@@ -78,13 +78,28 @@ class PlainAggregator(InTheClear):
     def leave(self, silo: str) -> None:
         self._held.pop(silo, None)
 
-    def outgoing(self, silo: str) -> Payload:
+    def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
+        if subject is Subject.BEST:
+            return self._public.whole(*self._best)
         return self._public.payload(self._held.get(silo, -1))
 
     def begin(self, update_id: str) -> None:
-        """An order starts from the current model, which stays until its update is committed or discarded."""
-        if self._keep_bases:
-            self._bases[update_id] = self.model
+        """An order starts from the current model, which stays until its update is committed or discarded.
+
+        The silo evaluates it on the way, so it may become the best.
+        """
+        self._bases[update_id] = self._public.version, self.model
+
+    def keep_best(self, version: int) -> None:
+        models = {self._public.version: self.model, **dict(self._bases.values())}
+        if version not in models:
+            raise PolicyError(f"version {version} is the best, and its model is gone")
+        self._best = version, models[version]
+
+    @property
+    def best(self) -> Vector:
+        """The model that is kept as the best, float32 [values]; that of version 0 before there is one."""
+        return self._best[1]
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         """Keep an update, after a check that it can do no harm.
@@ -117,8 +132,8 @@ class PlainAggregator(InTheClear):
             base = self._bases.pop(update_id, None)
             if commit.toward:
                 if base is None:
-                    raise PolicyError(f"version {commit.version} moves towards {update_id!r}, whose base was not kept")
-                bases[update_id] = base
+                    raise PolicyError(f"version {commit.version} moves towards {update_id!r}, which no order began")
+                bases[update_id] = base[1]
 
         def fold(start: int, stop: int) -> Vector:
             old = before[start:stop]

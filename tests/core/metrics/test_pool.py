@@ -66,7 +66,7 @@ def test_a_score_has_the_numbers_of_all_silos_in_it() -> None:
     scores.begin(1, 2)
     scores.end(1, "a", replace(scored(0.5), sums={"scores/256": histogram((1, 10)), "dice/16": blocks(0.5, 1.0)}))
     scores.end(1, "b", replace(scored(0.5), sums={"scores/256": histogram((0, 10), (0, 9))}))
-    assert scores.settle() == [Score(1, 0.5, 2.0, {"auroc": 0.75, "dice": 0.75})]
+    assert [each.score for each in scores.settle()] == [Score(1, 0.5, 2.0, {"auroc": 0.75, "dice": 0.75})]
 
 
 def test_where_each_goes_on_by_itself_the_newest_sums_of_every_silo_are_pooled() -> None:
@@ -76,11 +76,11 @@ def test_where_each_goes_on_by_itself_the_newest_sums_of_every_silo_are_pooled()
         sums = {"scores/256": histogram((int(silo == "a"), place))}
         scores.end(version, silo, replace(scored(0.5), sums=sums))
         (found,) = scores.settle()
-    assert found.metrics == {"auroc": 1.0}  # of a in version 3 and b in version 2
+    assert found.score.metrics == {"auroc": 1.0}  # of a in version 3 and b in version 2
     scores.forget("b")
     scores.begin(4)
     scores.end(4, "a", replace(scored(0.5), sums={"scores/256": histogram((1, 2))}))
-    assert scores.settle()[0].metrics == {}  # one class only
+    assert scores.settle()[0].score.metrics == {}  # one class only
 
 
 def test_the_coordinator_leaves_out_evaluations_with_sums_that_nobody_asked_for() -> None:

@@ -165,7 +165,7 @@ def test_a_commit_is_close_to_the_exact_sum(parts: list[tuple[float, float]]) ->
 
 def test_a_commit_toward_mixes_whole_models() -> None:
     """a began at 0 and is at 4; the model has moved to 10 since: 10 + 1/4 x (0 + 4 - 10) = 8.5 = 3/4 x 10 + 1/4 x 4."""
-    store = PlainAggregator(vector(0), keep_bases=True)
+    store = PlainAggregator(vector(0))
     store.begin("a/1")
     store.begin("b/1")
     store.put("b", "b/1", vector(10))
@@ -178,7 +178,7 @@ def test_a_commit_toward_mixes_whole_models() -> None:
 def test_several_updates_are_mixed_into_the_same_old_model() -> None:
     """Both silos are at 8 and 4, the model at 2: 2 + 0.5 x 6 + 0.25 x 2 = 5.5, in whatever order."""
     for names in ("ab", "ba"):
-        store = PlainAggregator(vector(2), keep_bases=True)
+        store = PlainAggregator(vector(2))
         for name, value in zip("ab", (6, 2), strict=True):
             store.begin(name)
             store.put(name, name, vector(value))
@@ -189,7 +189,7 @@ def test_several_updates_are_mixed_into_the_same_old_model() -> None:
 def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
     models = []
     for toward in (False, True):
-        store = PlainAggregator(vector(3, -2), keep_bases=True)
+        store = PlainAggregator(vector(3, -2))
         store.begin("a/1")
         store.put("a", "a/1", vector(1, 5))
         store.commit(Commit(1, {"a/1": 0.5}, toward))
@@ -198,7 +198,7 @@ def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
 
 
 def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
-    store = PlainAggregator(vector(0), keep_bases=True)
+    store = PlainAggregator(vector(0))
     bases = []
     for number in range(3):
         name = f"a/{number}"
@@ -223,18 +223,31 @@ def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
     assert slow() is None
 
 
-def test_without_need_no_base_is_kept() -> None:
+def test_a_commit_towards_a_model_that_no_order_began_is_refused() -> None:
     store = PlainAggregator(vector(0))
-    store.begin("a/1")
-    base = weakref.ref(store.model)
     store.put("a", "a/1", vector(1))
-    store.put("b", "b/1", vector(1))
-    store.commit(Commit(1, {"b/1": 1.0}))
-    store.savepoint()
-    gc.collect()
-    assert base() is None
-    with pytest.raises(PolicyError, match="whose base was not kept"):
-        store.commit(Commit(2, {"a/1": 1.0}, toward=True))
+    with pytest.raises(PolicyError, match="which no order began"):
+        store.commit(Commit(1, {"a/1": 1.0}, toward=True))
+
+
+def test_the_best_is_the_model_that_an_order_began_though_others_came_since() -> None:
+    """a starts from version 0 and b from version 1; when a is back, version 2 is the newest."""
+    store = PlainAggregator(vector(5))
+    store.begin("a/1")
+    store.put("x", "x/1", vector(1))
+    store.commit(Commit(1, {"x/1": 1.0}))
+    store.begin("b/1")
+    store.put("x", "x/2", vector(1))
+    store.commit(Commit(2, {"x/2": 1.0}))
+    found = []
+    for version in (0, 2, 1):
+        store.keep_best(version)
+        found.append(store.best.tolist())
+    assert found == [[5.0], [7.0], [6.0]]
+    store.discard("b/1")
+    with pytest.raises(PolicyError, match="version 1 is the best, and its model is gone"):
+        store.keep_best(1)
+    assert store.best.tolist() == [6.0]
 
 
 # Fewer than 32 bits.
@@ -280,7 +293,7 @@ def test_who_is_behind_is_sent_what_is_new_and_who_is_gone_the_whole() -> None:
 
 def test_a_commit_toward_starts_from_the_model_that_the_silo_had() -> None:
     """It had the public one, which has not moved by a 300th: a whole step of the way there is the silo's own model."""
-    store = PlainAggregator(vector(0, 0), keep_bases=True, wire=Wire(down=Int8()))
+    store = PlainAggregator(vector(0, 0), wire=Wire(down=Int8()))
     store.put("b", "b/1", vector(1, 1 / 300))
     store.commit(Commit(1, {"b/1": 1.0}))
     np.testing.assert_array_equal(store.model, vector(1, 0))

@@ -41,7 +41,7 @@ def test_a_commit_has_the_bits_of_whole_vectors_whoever_came_first(
 ) -> None:
     first, moved = vector(0), {"0": vector(9)}
     updates = {name: vector(ord(name)) for name in "abc"}
-    store = PlainAggregator(first, keep_bases=toward, keeper=ArrayKeeper(tmp_path / "arrays" if in_files else None))
+    store = PlainAggregator(first, keeper=ArrayKeeper(tmp_path / "arrays" if in_files else None))
     for name in updates:
         store.begin(name)
     store.put("s", "0", moved["0"])
@@ -140,6 +140,7 @@ def test_files_go_with_what_they_hold(tmp_path: Path) -> None:
     store.commit(Commit(1, {"a/1": 1.0}))
     store.discard("b/1")
     store.savepoint()
+    store.keep_best(1)
     gc.collect()
     assert [each.stat().st_mode & 0o777 for each in folder.iterdir()] == [0o600], "the model of today"
     assert folder.stat().st_mode & 0o777 == 0o700
