@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
@@ -12,6 +13,8 @@ from fedsync.client.work import Work
 class FedSyncTrainerCallback(TrainerCallback):
     """Counts batches of `Trainer.train` as steps of an order and stops it where the order ends.
 
+    What the trainer evaluates on the way is no training time.
+
     Args:
         work: the order.
     """
@@ -19,6 +22,7 @@ class FedSyncTrainerCallback(TrainerCallback):
     def __init__(self, work: Work) -> None:
         self._work = work
         self._steps = work.counter()
+        self._evaluation = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         next(self._steps)
@@ -30,7 +34,13 @@ class FedSyncTrainerCallback(TrainerCallback):
         except StopIteration:
             control.should_training_stop = True
 
-    on_step_end = on_substep_end
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.on_substep_end(args, state, control)
+        if control.should_evaluate:  # the trainer does so now
+            self._evaluation.enter_context(self._work.untimed())
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._evaluation.close()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **more: Any) -> None:
         """At the end the trainer says the mean over all steps, whatever ``logging_steps`` is."""
@@ -38,6 +48,7 @@ class FedSyncTrainerCallback(TrainerCallback):
             self._work.log(loss=float(logs["train_loss"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._evaluation.close()
         self._steps.close()
 
 

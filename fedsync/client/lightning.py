@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import lightning
@@ -15,7 +16,7 @@ class FedSyncCallback(lightning.Callback):
 
     Optimizers, schedules, loggers and precision stay the module's and the trainer's. Give ``fit`` the batches of
     ``work.loader``, or a loader of your own with ``work.batch_size`` samples a batch. Give the trainer
-    ``max_epochs=-1``: the order says when to stop.
+    ``max_epochs=-1``: the order says when to stop. What ``fit`` validates on the way is no training time.
 
     Args:
         work: the order.
@@ -24,6 +25,7 @@ class FedSyncCallback(lightning.Callback):
     def __init__(self, work: Work) -> None:
         self._work = work
         self._steps = work.counter()
+        self._validation = ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         next(self._steps)
@@ -37,6 +39,12 @@ class FedSyncCallback(lightning.Callback):
             next(self._steps)
         except StopIteration:
             trainer.should_stop = True
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._validation.enter_context(self._work.untimed())
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._validation.close()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._steps.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sized
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -31,6 +32,9 @@ class Steps(Protocol):
 
     def finish(self) -> None:
         """It was the last."""
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """Around what is no training."""
 
 
 def counted(batches: Iterable[T], steps: Steps, most: int) -> Iterator[T]:
@@ -98,6 +102,7 @@ class Work:
         self._begin = begin
         self.fetch = fetch
         self._begun_s: float | None = None
+        self._steps: Steps | None = None
         self.counts_elsewhere = False
         self.logged: dict[str, list[float | torch.Tensor]] = {}
 
@@ -174,7 +179,15 @@ class Work:
             problem = "there is a second loop over batches of one order"
             raise ConfigError("work.loader, work.batches", problem, "Train in one loop: it has all steps of the order")
         self._begun_s = perf_counter()
-        return self._begin()
+        self._steps = self._begin()
+        return self._steps
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """Around what is done between two batches and is no training, such as a validation.
+
+        A balancer goes by the time of training alone. The order's time, if it has a limit, passes all the same.
+        """
+        return nullcontext() if self._steps is None else self._steps.untimed()
 
     def log(self, **figures: float | torch.Tensor) -> None:
         """Note figures of a step; ``loss`` is the training loss. What is told is their means over the order."""

@@ -271,6 +271,8 @@ class LocalTrainer(ABC):
                 "Lower it",
             )
         pace = trained.pace
+        if pace.untimed_s:
+            overhead_s["evaluate"] = overhead_s.get("evaluate", 0.0) + pace.untimed_s
         report = WorkReport(
             base_version=order.base_version,
             steps=pace.steps,

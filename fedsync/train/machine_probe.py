@@ -129,6 +129,11 @@ class Series:
         self._opened_s, self._samples = now_s, samples
         self.due_s = now_s + self._length_s
 
+    def skip(self, seconds: float) -> None:
+        """So long nothing was trained that the open window is about."""
+        self._opened_s += seconds
+        self.due_s += seconds
+
     def finish(self, now_s: float, samples: int) -> tuple[Window, ...]:
         """All windows. What is left of the last one counts with its neighbour if it is short."""
         if samples > self._samples:

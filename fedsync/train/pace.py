@@ -7,7 +7,8 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter, sleep
 
 import torch
@@ -46,6 +47,9 @@ class Pace:
         self.steps = 0
         self.compute_s = 0.0
         self.windows: tuple[Window, ...] = ()
+        self.untimed_s = 0.0
+        """Seconds of what is no training; see `untimed`."""
+        self._inside = False
         self._order = order
         self._device = device
         self._throttle = throttle
@@ -79,9 +83,29 @@ class Pace:
             now_s = perf_counter()
             self._series.close(now_s, self.samples)
         self._step_s = now_s
-        return may_begin(now_s - self._start_s, now_s - begun_s, self._budget_s, self._order.overrun) and (
+        gone_s = now_s - self._start_s + self.untimed_s
+        return may_begin(gone_s, now_s - begun_s, self._budget_s, self._order.overrun) and (
             self._watch is None or self._watch(self.steps, self.samples)
         )
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """What is done inside is no training: it uses up the order's time, and counts as overhead."""
+        if self._inside:
+            yield
+            return
+        devices.synchronise(self._device)
+        begin_s, self._inside = perf_counter(), True
+        try:
+            yield
+        finally:
+            devices.synchronise(self._device)
+            gone_s, self._inside = perf_counter() - begin_s, False
+            self.untimed_s += gone_s
+            self._start_s += gone_s
+            self._step_s += gone_s
+            self._deadline_s += gone_s
+            self._series.skip(gone_s)
 
     def jump(self, steps: int) -> None:
         """Count all steps of an order at once, which nobody looked into."""

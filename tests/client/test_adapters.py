@@ -3,6 +3,7 @@
 `make examples` runs this, since not everybody has the libraries.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,21 @@ transformers = pytest.importorskip("transformers")
 Loop = Callable[[Work, nn.Module, Dataset[Any]], None]
 
 
+SLOW_S = 0.1
+"""A batch of a validation."""
+
+
+class SlowRows(Dataset[Any]):
+    """Samples that are only validated on."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(SLOW_S)
+        return torch.zeros(4), torch.tensor(0)
+
+
 class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
     def __init__(self, net: nn.Module, rate: float) -> None:
         super().__init__()
@@ -36,11 +52,14 @@ class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
         inputs, labels = batch
         return nn.functional.cross_entropy(self.net(inputs), labels)
 
+    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.training_step(batch, batch_idx)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.net.parameters(), lr=self.rate)
 
 
-def fit(work: Work, model: nn.Module, loader: Any, accumulate: int = 1) -> None:
+def fit(work: Work, model: nn.Module, loader: Any, accumulate: int = 1, **more: Any) -> None:
     from fedsync.client.lightning import FedSyncCallback
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
@@ -51,15 +70,18 @@ def fit(work: Work, model: nn.Module, loader: Any, accumulate: int = 1) -> None:
         accumulate_grad_batches=accumulate,
         callbacks=[FedSyncCallback(work)],
         **quiet,
+        **({"val_check_interval": 2} if more else {}),
     )
-    engine.fit(Lit(model, work.learning_rate), loader)
+    engine.fit(Lit(model, work.learning_rate), loader, **more)
 
 
 def by_lightning(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
     fit(work, model, work.loader(train))
 
 
-def by_hugging_face(work: Work, model: nn.Module, train: Dataset[Any], accumulate: int = 1) -> None:
+def by_hugging_face(
+    work: Work, model: nn.Module, train: Dataset[Any], accumulate: int = 1, test: Dataset[Any] | None = None
+) -> None:
     from fedsync.client.huggingface import trainer_for
 
     class Wrapped(nn.Module):
@@ -82,15 +104,18 @@ def by_hugging_face(work: Work, model: nn.Module, train: Dataset[Any], accumulat
         disable_tqdm=True,
         use_cpu=True,
         remove_unused_columns=False,
+        eval_strategy="no" if test is None else "steps",
+        eval_steps=2,
     )
 
     def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
         inputs, labels = zip(*samples, strict=True)
         return {"inputs": torch.stack(inputs), "labels": torch.stack(labels)}
 
-    trainer_for(
-        work, transformers.Trainer(model=Wrapped(), args=arguments, train_dataset=train, data_collator=collate)
-    ).train()
+    theirs = transformers.Trainer(
+        model=Wrapped(), args=arguments, train_dataset=train, eval_dataset=test, data_collator=collate
+    )
+    trainer_for(work, theirs).train()
 
 
 @pytest.fixture(params=[by_lightning, by_hugging_face])
@@ -118,6 +143,27 @@ def test_an_order_that_is_halted_or_out_of_time_ends_there(loop: Loop) -> None:
     assert halted.report.steps == 4 and halted.cursor == ours.cursor
     assert halted.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
     assert run(loop, max_steps=50, budget_s=0.0).report.steps == 1
+
+
+def validating_lightning(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+    fit(work, model, work.loader(train), val_dataloaders=DataLoader(SlowRows()))
+
+
+def validating_hugging_face(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+    by_hugging_face(work, model, train, test=SlowRows())
+
+
+@pytest.mark.parametrize("validating", [validating_lightning, validating_hugging_face])
+def test_what_a_trainer_validates_on_the_way_is_no_training_time(
+    validating: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the end, either: it is over then. The bound is that of sleeps, which no machine makes shorter."""
+    monkeypatch.chdir(tmp_path)
+    outcome = run(validating, batch_size=7, max_steps=9)
+    report = outcome.report
+    assert report.steps == 9
+    assert report.overhead_s["evaluate"] >= 3 * SLOW_S
+    assert outcome.update == pytest.approx(run(plain_sgd, batch_size=7, max_steps=9).update, rel=1e-6, abs=1e-9)
 
 
 def test_lightning_may_have_its_own_batches() -> None:

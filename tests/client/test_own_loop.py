@@ -201,6 +201,30 @@ def test_an_opaque_function_takes_the_time_of_the_machine_that_is_emulated(monke
     assert clock.slept_s == [pytest.approx(0.4)]
 
 
+@pytest.mark.parametrize(("budget_s", "steps"), [(None, 6), (2.5, 3)])
+def test_a_validation_within_the_loop_is_no_training_time(
+    budget_s: float | None, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 0.1 s, and a second of something else after each: the balancer sees the steps, the deadline all."""
+    clock = Clock(monkeypatch, step_s=0.0)
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        with work.untimed():  # before the first batch there is no clock to stop
+            clock.now_s += 5.0
+        for _ in work.loader(train):
+            clock.now_s += 0.1
+            with work.untimed(), work.untimed():
+                clock.now_s += 1.0
+
+    guest = trainer(loop)
+    throttle = Throttle(Curve(speed=80.0), fastest_ratio=1.0)  # as slow as the steps are
+    report = guest.run(order(max_steps=6, budget_s=budget_s), guest.initial_model(), Cursor(), throttle).report
+    assert report.steps == steps
+    assert report.compute_s == pytest.approx(0.1 * steps)
+    assert report.overhead_s["evaluate"] == pytest.approx(1.0 * steps)
+    assert [window.speed for window in report.windows] == pytest.approx([8 / 0.1] * steps)
+
+
 def test_state_goes_on_and_an_order_that_fails_leaves_it() -> None:
     def loop(work: Work, model: nn.Module, train: Dataset[Any], fail: list[bool]) -> None:
         work.state["orders"] = work.state.get("orders", 0) + 1
