@@ -147,6 +147,7 @@ def usable_figures(figures: PooledFigures, version: int) -> bool:
             score is None
             or (
                 0 <= score.version < figures.version
+                and score.accuracy is not None
                 and -MAX_LOSS <= score.accuracy <= MAX_SCORE
                 and score.loss is not None
                 and -MAX_LOSS <= score.loss <= MAX_LOSS
@@ -191,9 +192,9 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
     if not (
         0 <= samples <= MAX_TEST_SAMPLES
         and (evaluation.loss is None or -MAX_LOSS * samples <= evaluation.loss <= MAX_LOSS * samples)
-        and -MAX_LOSS * samples <= evaluation.correct <= MAX_SCORE * samples
+        and (evaluation.correct is None or -MAX_LOSS * samples <= evaluation.correct <= MAX_SCORE * samples)
     ):
-        sums = f"loss {evaluation.loss} and score {evaluation.correct:g} in sum"
+        sums = f"loss {evaluation.loss} and score {evaluation.correct} in sum"
         raise ProtocolError(silo, "evaluation", f"{sums} of {samples} samples")
     if len(evaluation.metrics) > MAX_METRICS:
         raise ProtocolError(silo, "evaluation", f"{len(evaluation.metrics)} metrics, at most {MAX_METRICS}")

@@ -152,14 +152,14 @@ class Evaluation:
 
     Args:
         loss: summed loss over the samples; None where training code of a silo's own tells none.
-        correct: number of correct predictions (or the task's summed score).
+        correct: number of correct predictions (or the task's summed score); None where such code tells no score.
         samples: size of the split.
         metrics: other figures by name, which nothing decides by: means, and over how many samples.
         sums: of statistics, by key; see `fedsync.core.metrics`.
     """
 
     loss: float | None
-    correct: float
+    correct: float | None
     samples: int
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class Evaluation:
 class Score:
     """How good a model ``version`` is: accuracy and mean loss over a split of several silos.
 
-    None is the loss where no silo tells one.
+    None is what no silo tells.
 
     Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
     better.
@@ -178,15 +178,15 @@ class Score:
     """
 
     version: int
-    accuracy: float
+    accuracy: float | None
     loss: float | None
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def numbers(self) -> Mapping[str, float]:
         """All of it by name, but what is None."""
-        loss = {} if self.loss is None else {"loss": self.loss}
-        return {**self.metrics, "accuracy": self.accuracy, **loss}
+        told = {"accuracy": self.accuracy, "loss": self.loss}
+        return {**self.metrics, **{name: value for name, value in told.items() if value is not None}}
 
 
 @dataclass(frozen=True, slots=True)

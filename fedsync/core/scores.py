@@ -12,6 +12,12 @@ from fedsync.core.metrics.pool import SumsPool
 from fedsync.core.orders import Evaluation, Score
 
 
+def standing_in(numbers: Mapping[str, float]) -> float | None:
+    """The accuracy among these; where silos tell none, minus the loss, of which more is better too."""
+    value = numbers.get("accuracy")
+    return -numbers["loss"] if value is None and "loss" in numbers else value
+
+
 @dataclass(slots=True)
 class _Pool:
     """Sums over the silos in it, and how many evaluations are still to come."""
@@ -22,20 +28,24 @@ class _Pool:
     correct: ExactSum = field(default_factory=ExactSum)
     samples: int = 0
     with_loss: int = 0
-    """Of the samples, those of which somebody told the loss."""
+    with_score: int = 0
+    """Of the samples, those of which somebody told the loss; and the score."""
     sums: SumsPool = field(default_factory=SumsPool)
 
     @property
-    def score(self) -> tuple[float, float | None]:
+    def score(self) -> tuple[float | None, float | None]:
         """Means of the score and of the loss."""
-        return self.correct.value / self.samples, self.loss.value / self.with_loss if self.with_loss else None
+        score = self.correct.value / self.with_score if self.with_score else None
+        return score, self.loss.value / self.with_loss if self.with_loss else None
 
     def add(self, evaluation: Evaluation, known: Mapping[str, Statistic], times: int = 1) -> None:
         """Put an evaluation in, or take it out again with ``times=-1``; of its sums the known ones."""
         if evaluation.loss is not None:
             self.loss.add(evaluation.loss, times)
             self.with_loss += times * evaluation.samples
-        self.correct.add(evaluation.correct, times)
+        if evaluation.correct is not None:
+            self.correct.add(evaluation.correct, times)
+            self.with_score += times * evaluation.samples
         self.samples += times * evaluation.samples
         self.sums.add(evaluation.sums, known, times)
 
@@ -67,7 +77,7 @@ class Scores:
 
     Args:
         metrics: numbers that a score has besides.
-        best: best accuracy of a settled version, minus infinity before there is one.
+        best: best accuracy of a settled version, minus infinity before there is one. See `standing_in`.
         since_best: settled versions since then.
         settled: newest settled version, -1 before there is one.
     """
@@ -154,8 +164,10 @@ class Scores:
 
     def _count(self, score: Score) -> None:
         self.settled = max(self.settled, score.version)
-        self.since_best = 0 if score.accuracy > self.best else self.since_best + 1
-        self.best = max(self.best, score.accuracy)
+        value = standing_in(score.numbers)
+        if value is not None:
+            self.since_best = 0 if value > self.best else self.since_best + 1
+            self.best = max(self.best, value)
 
     def covers(self, version: int, silos: Iterable[str]) -> bool:
         """Whether ``version`` is settled and the newest that each of ``silos`` evaluated."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsync.core.metrics.base import AnyMetric, number
 from fedsync.core.orders import Evaluation, Score
+from fedsync.core.scores import standing_in
 
 Numbers = Mapping[str, float]
 """Value of each metric by its name; one that could not be worked out is absent."""
@@ -46,15 +47,18 @@ class Selection:
             metrics: of the run.
         """
         if self.by == "pooled":
-            value = score.numbers.get(self.metric)
+            value = self._of(score.numbers)
         elif self.by == "worst":
             only = [metric for metric in metrics if metric.name == self.metric]
-            values = [numbers_of(each, only).get(self.metric) for each in found.values()]
+            values = [self._of(numbers_of(each, only)) for each in found.values()]
             told = [each for each in values if each is not None]
             value = (min if self.higher else max)(told) if told else None
         else:
             value = float(self.by(score.numbers, {name: numbers_of(each, metrics) for name, each in found.items()}))
         return value if value is not None and isfinite(value) else None
+
+    def _of(self, numbers: Numbers) -> float | None:
+        return standing_in(numbers) if self.metric == "accuracy" else numbers.get(self.metric)
 
 
 def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
@@ -66,7 +70,8 @@ def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
     }
     told = {name: value for name, value in worked_out.items() if value is not None}
     loss = {} if evaluation.loss is None else {"loss": evaluation.loss / evaluation.samples}
-    return {**told, "accuracy": evaluation.correct / evaluation.samples, **loss}
+    accuracy = {} if evaluation.correct is None else {"accuracy": evaluation.correct / evaluation.samples}
+    return {**told, **accuracy, **loss}
 
 
 @dataclass(frozen=True, slots=True)

@@ -397,6 +397,7 @@ def _fill_metrics(result: Result, ledger: Ledger) -> None:
         result.train_metrics_clientapp[row.round] = MetricRecord(
             {**row.metrics, **loss, "seconds": row.seconds, "silos": len(row.silos)}
         )
-        if row.accuracy is not None:
-            tested = {} if row.test_loss is None else {"loss": row.test_loss}
-            result.evaluate_metrics_clientapp[row.round] = MetricRecord({"accuracy": row.accuracy, **tested})
+        told = {"accuracy": row.accuracy, "loss": row.test_loss}
+        if any(value is not None for value in told.values()):
+            tested = MetricRecord({name: value for name, value in told.items() if value is not None})
+            result.evaluate_metrics_clientapp[row.round] = tested

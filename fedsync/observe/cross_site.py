@@ -129,10 +129,13 @@ class Matrix:
         for each in evaluations:
             pool.add(each.sums, known)
         samples = sum(each.samples for each in evaluations)
-        lost = [each for each in evaluations if each.loss is not None]
-        plain = {"accuracy": _mean(sum(each.correct for each in evaluations), samples)}
-        if lost:
-            plain["loss"] = _mean(sum(each.loss or 0.0 for each in lost), sum(each.samples for each in lost))
+        plain = {}
+        for name, told in (
+            ("accuracy", [(each.correct, each.samples) for each in evaluations if each.correct is not None]),
+            ("loss", [(each.loss, each.samples) for each in evaluations if each.loss is not None]),
+        ):
+            if told:
+                plain[name] = _mean(sum(value for value, _ in told), sum(count for _, count in told))
         found = {
             name: {"value": value, "low": None, "high": None, "support": {"samples": samples}}
             for name, value in plain.items()

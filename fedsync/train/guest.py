@@ -187,8 +187,8 @@ def _evaluation(found: object) -> Evaluation:
             ) from error
         if not math.isfinite(sums[str(name)][0]):
             raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
-    loss, _ = sums.pop("loss", (None, 0))
+    loss, samples = sums.pop("loss", (None, 0))
     first = next(iter(sums), "")
-    score, samples = sums.pop(first, (0.0, 0))
+    score, samples = sums.pop(first, (None, samples))
     others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
     return Evaluation(loss, score, samples, tested(others))

@@ -94,12 +94,12 @@ def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
     told = int(samples)
     if loss is None and score is None:
         samples = 0
-    sums = [samples * figures[name] if name is not None else None for name in (loss, score)]
+    lost, scored = (samples * figures[name] if name is not None else None for name in (loss, score))
     others = {name: (value, told) for name, value in figures.items() if name not in (EXAMPLES, loss, score)}
-    if not all(math.isfinite(each or 0.0) for each in sums):
+    if not all(math.isfinite(each or 0.0) for each in (lost, scored)):
         problem = f"{loss} or {score} is not finite"
         raise ConfigError(f"{REPLY} to evaluate", problem, "Mend the evaluation")
-    return Evaluation(sums[0], sums[1] or 0.0, int(samples), tested(others))
+    return Evaluation(lost, scored, int(samples), tested(others))
 
 
 def tested(means: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:

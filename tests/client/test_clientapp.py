@@ -284,9 +284,10 @@ def evaluating(metrics: dict[str, float], seen: list[Any] | None = None) -> Clie
             {"num-examples": 8, "hausdorff": 9.0, "val_dice": 0.5},
             Evaluation(None, 4.0, 8, {"eval_hausdorff": (9.0, 8)}),
         ),
+        ({"num-examples": 8, "eval_loss": 0.5}, Evaluation(4.0, None, 8)),
         (  # of errors, more is no better
             {"num-examples": 8, "test_mae": 0.7, "Top 5": 3, "odd": float("nan")},
-            Evaluation(None, 0.0, 0, {"test_mae": (0.7, 8), "eval_top_5": (3.0, 8)}),
+            Evaluation(None, None, 0, {"test_mae": (0.7, 8), "eval_top_5": (3.0, 8)}),
         ),
     ],
 )

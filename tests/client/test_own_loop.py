@@ -332,6 +332,8 @@ def evaluating(found: object) -> GuestTrainer:
 def test_an_evaluation_is_sums_of_its_means() -> None:
     guest = evaluating({"loss": (0.5, 40), "dice": (0.75, 40), "auc": (0.9, 20)})
     assert guest.evaluate(guest.initial_model()) == Evaluation(20.0, 30.0, 40, {"eval_auc": (0.9, 20)})
+    only_loss = evaluating({"loss": (0.5, 40)})
+    assert only_loss.evaluate(only_loss.initial_model()) == Evaluation(20.0, None, 40)
     without = trainer(plain_sgd)
     assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
 

@@ -36,6 +36,27 @@ def test_the_loss_is_of_those_who_told_one() -> None:
         assert (score.accuracy, score.loss) == (0.5, {1: 3.0, 2: None, 3: 2.0}[version])
 
 
+def test_the_score_is_of_those_who_told_one_and_without_any_the_loss_stands_in() -> None:
+    scores = Scores()
+    told = ((None, 30.0), (None, None), (None, None), (6.0, 5.0))
+    bests = []
+    for version, corrects in enumerate(told, 1):
+        scores.begin(version, 2)
+        for silo, correct in zip("ab", corrects, strict=True):
+            scores.end(version, silo, Evaluation(10.0 * version, correct, 10))
+        (score,) = settle(scores)
+        assert (score.accuracy, score.loss) == ({1: 3.0, 2: None, 3: None, 4: 0.55}[version], version)
+        assert ("accuracy" in score.numbers) == (score.accuracy is not None)
+        bests.append((scores.best, scores.since_best))
+    assert bests == [(3.0, 0), (3.0, 1), (3.0, 2), (3.0, 3)]
+    only_losses = Scores()
+    for version, loss in ((1, 9.0), (2, 5.0), (3, 7.0)):
+        only_losses.begin(version)
+        only_losses.end(version, "a", Evaluation(loss, None, 10))
+        settle(only_losses)
+    assert (only_losses.best, only_losses.since_best) == (-0.5, 1), "less of it is better"
+
+
 def test_given_up_evaluations_count_for_nothing() -> None:
     scores = Scores()
     scores.begin(0)

@@ -15,7 +15,9 @@ from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, of_type, orders, policies, scored
 
 
-def judged(rule: Selection, found: Mapping[str, Evaluation], accuracy: float, loss: float | None = 1.0) -> float | None:
+def judged(
+    rule: Selection, found: Mapping[str, Evaluation], accuracy: float | None, loss: float | None = 1.0
+) -> float | None:
     return rule.value(Score(1, accuracy, loss), found, ())
 
 
@@ -26,6 +28,10 @@ def test_a_version_is_judged_by_all_silos_by_the_worst_or_by_a_rule_of_ones_own(
     assert judged(Selection(by="worst"), found, 0.4) == 0.15
     assert judged(Selection("loss", higher=False, by="worst"), found, 0.4) == 3.0
     assert judged(Selection("auroc"), found, 0.4) is None, "nobody measured it"
+    without = {name: Evaluation(each.loss, None, each.samples) for name, each in found.items()}
+    assert judged(Selection(), without, None) == -1.0, "less loss is better"
+    assert judged(Selection(by="worst"), without, None) == -3.0
+    assert judged(Selection(), {}, None, None) is None
     assert judged(Selection(by="worst"), {}, 0.4) is None, "single silos are sealed"
 
     def rule(pooled: Numbers, silos: Mapping[str, Numbers]) -> float:

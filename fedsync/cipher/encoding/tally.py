@@ -131,7 +131,7 @@ def together(tallies: Sequence[Tally]) -> Tally:
         tensors=first.tensors,
         evaluators=sum(tally.evaluators for tally in tallies),
         evaluation=Evaluation(
-            sum(e.loss or 0.0 for e in found), sum(e.correct for e in found), sum(e.samples for e in found)
+            sum(e.loss or 0.0 for e in found), sum(e.correct or 0.0 for e in found), sum(e.samples for e in found)
         )
         if found
         else None,
@@ -157,7 +157,7 @@ def build(own: Contribution, cap: int) -> Slots:
     if own.evaluation is not None:
         slots[_EVALUATED] = 1
         _put(slots, _LOSS, _figure(own.evaluation.loss or 0.0))
-        _put(slots, _CORRECT, _figure(own.evaluation.correct))
+        _put(slots, _CORRECT, _figure(own.evaluation.correct or 0.0))
         _put(slots, _SAMPLES, own.evaluation.samples)
     for group, exponent in enumerate(_grouped(own.exponents)):
         counter = group * BINS + exponent - MIN_EXPONENT

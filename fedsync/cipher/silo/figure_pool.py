@@ -87,7 +87,7 @@ class FigurePool:
                 evaluators=before.evaluators | silos,
                 evaluated=max(before.evaluated, *(member.round for member in members)),
                 test_loss=before.test_loss + (tally.evaluation.loss or 0.0),
-                correct=before.correct + tally.evaluation.correct,
+                correct=before.correct + (tally.evaluation.correct or 0.0),
                 samples=before.samples + tally.evaluation.samples,
             )
         least = max(2, quorum // 2 + 1)
