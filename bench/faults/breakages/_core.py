@@ -208,8 +208,8 @@ CORE: Changes = {
     "core/scores.py": (
         (
             "a-run-that-stands-still-never-runs-out-of-patience",
-            "if score.accuracy > self.best else",
-            "if score.accuracy >= self.best else",
+            "if value > self.best else",
+            "if value >= self.best else",
         ),
         (
             "what-a-silo-found-counts-after-it-has-left",
