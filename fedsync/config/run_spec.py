@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan
 from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.evaluation import EvaluationConfig
 from fedsync.config.model import ModelConfig
 from fedsync.config.section import Section
 from fedsync.config.strategy import StrategyConfig
@@ -38,6 +39,7 @@ class RunSpec(Section):
         emulate: the machines that silos pretend to be, by partition; empty in a real federation.
         cipher: how updates are sealed.
         wire: how what is not sealed travels.
+        evaluation: what silos measure of a model.
         aggregation: how a commit weighs them, of which silos do their part before they seal.
         train_config: what a silo's own training code is told; whoever starts the run says it.
         evaluate_config: the same for its evaluation.
@@ -54,6 +56,7 @@ class RunSpec(Section):
     emulate: list[SiloConfig] = Field(default_factory=list)
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
     wire: WireConfig = Field(default_factory=WireConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
     train_config: UserConfig = Field(default_factory=dict)
     evaluate_config: UserConfig = Field(default_factory=dict)
@@ -74,6 +77,7 @@ class RunSpec(Section):
             emulate=list(emulate),
             cipher=config.cipher,
             wire=config.wire,
+            evaluation=config.evaluation,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
             train_config=config.train_config,

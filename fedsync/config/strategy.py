@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedsync.common.names import SILO_NAME, near_miss
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, sealed_metrics
+from fedsync.config.evaluation import EvaluationConfig
 from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.model import ModelConfig
@@ -115,6 +116,9 @@ class StrategyConfig(Section):
 
     fraction_evaluate: PartOfOne = 1.0
     """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates."""
+
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    """What is worked out of evaluations."""
 
     waiting: WaitingConfig = Field(default_factory=WaitingConfig)
     """How long silos are waited for."""
@@ -405,4 +409,5 @@ class StrategyConfig(Section):
             declared_speeds=self.balancer.declared,
             tally=0 if sealed is None else sealed.limit,
             evaluate=self.fraction_evaluate,
+            metrics=self.evaluation.built(self.task),
         )

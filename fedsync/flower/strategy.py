@@ -34,7 +34,7 @@ from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
-from fedsync.observe.run_builder import RunBuilder
+from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.trainer.protocol import InitialModel
 
@@ -221,7 +221,7 @@ class FedSync(Shipped):
     ) -> tuple[RunResult, FinalModel | None]:
         """The run, and the final model; None where updates are encrypted, for then only silos have it."""
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
-        run = RunBuilder(config, self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
+        run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
         keeper = ArrayKeeper(self.out / ARRAYS, or_memory=True)
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, given, keeper)

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
 
 
+def measuring(config: StrategyConfig) -> StrategyConfig:
+    """The same with the metrics that the task has where none are named: server, silos and a replay are to know them.
+
+    Raises:
+        ConfigError: metrics and task do not fit together.
+    """
+    return config.model_copy(update={"evaluation": config.evaluation.of_task(config.task)})
+
+
 @dataclass(frozen=True, slots=True)
 class RunBuilder:
     """One run before it begins.

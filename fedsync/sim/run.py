@@ -13,7 +13,7 @@ from fedsync.core.layout import Vector
 from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import Aggregator, Replica
 from fedsync.observe.recorder import Listener
-from fedsync.observe.run_builder import RunBuilder
+from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
@@ -51,7 +51,7 @@ def run_virtual(
         ConfigError: strategy and silos do not fit together.
         RunError: the run could not reach its end.
     """
-    builder = RunBuilder(config, cluster, out, "virtual", target_accuracy, listeners)
+    builder = RunBuilder(measuring(config), cluster, out, "virtual", target_accuracy, listeners)
     spec = builder.spec()
     text = spec.dump()
     keys, rings = _keys(config, cluster)

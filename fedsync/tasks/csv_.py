@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.named import classification
 from fedsync.tasks.features import encode, is_text, width
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.readers.tabular import Table, check_column, number, read_header, read_table
@@ -92,6 +94,9 @@ class CsvTask(Task):
         if self._model == "logistic":
             return nn.Linear(inputs, self._classes)
         return nn.Sequential(nn.Linear(inputs, self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._classes))
+
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        return classification(self._classes)
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Features float32 [n, width] and labels int64 [n] of the file ``files[slot.index]``."""

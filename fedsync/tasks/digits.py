@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedsync.core.errors import ConfigError, not_installed
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.named import classification
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.tasks.partition import Partition, Rows
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
@@ -57,6 +59,9 @@ class DigitsTask(Task):
             nn.Flatten(),
             nn.Linear(32 * 4 * 4, 10),
         )
+
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        return classification(10)
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Images and labels of one silo. Raises `ConfigError` where the partition cannot be made."""

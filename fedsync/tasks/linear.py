@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.named import BY_SCORE, classification, regression
 from fedsync.tasks.limits import at_least
 from fedsync.tasks.neural import SourceTask
 from fedsync.tasks.protocol import Batch
@@ -97,10 +99,20 @@ class LinearTask(SourceTask):
             loss = loss + self.l2 / 2 * weight.square().sum()
         return loss
 
-    def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss without penalties; how many classes are right, or minus the summed squared error."""
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Outputs [n, outputs], and targets."""
         *inputs, targets = batch
-        outputs = model(*inputs)
+        return model(*inputs), targets
+
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        """Those of numbers or of classes; of a margin of ``hinge`` no probability follows."""
+        if self.loss_name == "squared":
+            return regression()
+        found = classification(self.source.shape().classes)
+        return found if self.loss_name == "logistic" else tuple(m for m in found if m.name not in BY_SCORE)
+
+    def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss without penalties; how many classes are right, or minus the summed squared error."""
         loss = self._losses(outputs, targets).sum()
         if self.loss_name == "squared":
             return loss, -2 * loss

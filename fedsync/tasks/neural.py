@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.named import classification
 from fedsync.tasks.limits import at_least
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
@@ -62,6 +64,9 @@ class _Classifier(SourceTask):
         if shape.classes < 2:
             raise ConfigError("task.data", "there are no classes to tell apart", "Choose data with two or more classes")
         return self.network(shape.inputs, shape.classes)
+
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        return classification(self.source.shape().classes)
 
     @abstractmethod
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:

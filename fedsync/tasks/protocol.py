@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.parts import PartPatterns
 
 Batch = Any
@@ -90,9 +91,24 @@ class Task(ABC):
     def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and number of correct predictions over the batch, both scalars.
 
-        Sums, not means, so that batches and silos can be pooled. Default: cross-entropy and arg max.
+        Sums, not means, so that batches and silos can be pooled. Default: `assess` of what the model predicts.
         """
+        return self.assess(*self.predict(model, batch))
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Outputs for the batch, and what is true, as `metrics` are measured. Default: those of inputs, and labels."""
         inputs, labels = batch
-        logits = model(inputs)
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        return loss, (torch.argmax(logits, dim=1) == labels).sum()
+        return model(inputs), labels
+
+    def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """As `score`, of what `predict` returned: one pass for both and `metrics`. Default: cross-entropy, arg max."""
+        loss = nn.functional.cross_entropy(outputs, targets, reduction="sum")
+        return loss, (torch.argmax(outputs, dim=1) == targets).sum()
+
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        """What is measured of `predict` at every evaluation, beside loss and score; see `fedsync.tasks.metrics`.
+
+        Default: nothing. Shipped tasks with classes have accuracy, balanced accuracy and F1, and of two classes what
+        follows from scores; those that predict numbers have MAE, RMSE and R2.
+        """
+        return ()

@@ -50,7 +50,7 @@ def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches
     """
     _check_batch(task, samples.take(samples.place(np.arange(1))))
     few = np.arange(min(FEW, len(held_out)))
-    if len(few) and type(task).score is not Task.score:
+    if len(few) and (type(task).score is not Task.score or type(task).assess is not Task.assess):
         model.eval()
         try:
             with torch.no_grad():
@@ -65,7 +65,9 @@ def _check_batch(task: Task, batch: Any) -> None:
     """Raise ConfigError if the task's default loss or score cannot read a batch of its samples."""
     if isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return
-    defaults = [name for name in ("loss", "score") if getattr(type(task), name) is getattr(Task, name)]
+    kind = type(task)
+    reads = {"loss": kind.loss is Task.loss, "score": kind.score is Task.score and kind.predict is Task.predict}
+    defaults = [name for name, is_default in reads.items() if is_default]
     if defaults:
         found = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else _shape(batch)
         problem = f"a batch is {found}, and the default {defaults[0]} wants inputs and labels"

@@ -17,6 +17,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
+from fedsync.tasks.metrics.measurement import Found, Measuring
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import Batches, batches_of
@@ -82,6 +83,7 @@ class Trainer(LocalTrainer):
             check_task(task, self._model, self._samples, self._splits[Split.VALIDATION])
         # Evaluation, in other sizes, is by the model as it is.
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
+        self._measuring = Measuring(options.measured.metrics(task.metrics), device)
         super().__init__(slot.name, Weights(self._model, self._parts.shared), self._parts, device, options)
         self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -272,7 +274,7 @@ class Trainer(LocalTrainer):
     def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the weights that are loaded; in float32, so that silos of any precision compare."""
         self._model.eval()
-        samples = self._splits[split]
+        samples, measured = self._splits[split], self._measuring.begin()
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         start, stop = (0, len(samples)) if self.rank is None else self.rank.share(len(samples))
         rows = samples.place(np.arange(start, stop))
@@ -281,15 +283,24 @@ class Trainer(LocalTrainer):
             batches = torch.split(rows, size) if len(rows) else ()
             samples.begin((Piece(self._slot.seed, batch.tolist()) for batch in batches), len(batches))
             for batch in batches:
-                for part in self._cap.work_off(batch, partial(self._score, samples), self._reset):
+                for part, more in self._cap.work_off(batch, partial(self._score, samples), self._reset):
                     total += part
+                    measured.add(more)
         loss, correct = total.tolist() if self.rank is None else self.rank.total(total.tolist())
-        return Evaluation(loss, correct, len(samples))
+        return Evaluation(loss, correct, len(samples), sums=measured.sums(len(samples), self.rank))
 
-    def _score(self, samples: Batches, rows: Tensor, _share: float) -> Tensor:
-        """One piece of `_evaluate`: loss and correct predictions, float64 [2]."""
-        loss, correct = self._task.score(self._model, samples.take(rows))
-        return torch.stack([loss.double(), correct.double()])
+    def _score(self, samples: Batches, rows: Tensor, _share: float) -> tuple[Tensor, Found]:
+        """One piece of `_evaluate`: loss and correct predictions, float64 [2], and what metrics want."""
+        batch, found = samples.take(rows), {}
+        if type(self._task).score is Task.score:
+            outputs, targets = self._task.predict(self._model, batch)
+            loss, correct = self._task.assess(outputs, targets)
+            found = self._measuring.of(outputs, targets, rows)
+        else:
+            loss, correct = self._task.score(self._model, batch)
+            if self._measuring:
+                found = self._measuring.of(*self._task.predict(self._model, batch), rows)
+        return torch.stack([loss.double(), correct.double()]), found
 
     def _reset(self) -> None:
         self._model.zero_grad()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.named import NOTHING, Wanted
 from fedsync.train.optimizers import keywords_of, make_optimizer
 from fedsync.train.precision import PrecisionName
 from fedsync.train.schedule import Schedule, TorchSchedule
@@ -40,6 +41,7 @@ class LocalOptions:
         channels_last: keep the weights of convolutions over images in the layout that tensor cores like.
         compile: backend of `torch.compile` for the model while it trains; "" leaves it as it is.
         deterministic: take algorithms that give the same bits each time, though they be slower.
+        measured: metrics whose sums an evaluation brings.
 
     Raises:
         ConfigError: an option is out of range, or means nothing to the optimizer.
@@ -61,6 +63,7 @@ class LocalOptions:
     channels_last: bool = False
     compile: str = ""
     deterministic: bool = False
+    measured: Wanted = NOTHING
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:

@@ -19,7 +19,7 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         ConfigError: there is no such device.
     """
     machine = spec.emulate[identity.index] if spec.emulate else None
-    options = spec.local.build()
+    options = replace(spec.local.build(), measured=spec.evaluation.wanted)
     if machine is not None:
         # Emulated silos share one machine: a thread each.
         options = replace(options, threads=options.threads or 1)

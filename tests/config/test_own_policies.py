@@ -17,6 +17,7 @@ from fedsync.core.protocols import Weigher
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.core.weighting import Solver
 from fedsync.observe.replay import replay
+from fedsync.observe.run_builder import measuring
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.barrier.kinds.ssp import Ssp
 from fedsync.policies.schema import kinds
@@ -107,7 +108,7 @@ def test_a_file_beside_the_strategy_registers_a_barrier_that_runs_and_replays(pa
     summary = run_virtual(config, SILOS, tmp_path / "out")
     assert summary["rounds"] == 4
     assert any("1 are in" in entry.reason for entry in replay(tmp_path / "out" / "journal.jsonl"))
-    assert StrategyConfig.load(tmp_path / "out" / "config.yaml") == config
+    assert StrategyConfig.load(tmp_path / "out" / "config.yaml") == measuring(config)
 
 
 @pytest.mark.parametrize(

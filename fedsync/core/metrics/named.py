@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 
+from fedsync.common.names import near_miss
 from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.base import AnyMetric, statistics_of
 from fedsync.core.metrics.classes import F1, Accuracy, BalancedAccuracy, ClassCounts, Recall
 from fedsync.core.metrics.concordance import Concordance, PairCounts
 from fedsync.core.metrics.moments import ERRORS, LIKELIHOOD, OVERLAP, R2, Mean, Perplexity, Rmse
@@ -57,6 +59,9 @@ _OTHERS: Mapping[str, AnyMetric] = {
 NAMES = (*_OF_CLASSES, *_OTHERS)
 """Of the shipped metrics."""
 
+BY_SCORE = ("auroc", "average_precision", "brier", "calibration_error")
+"""Those that want probabilities."""
+
 _TWO = ("sensitivity", "specificity")
 
 
@@ -80,6 +85,52 @@ def shipped(name: str, classes: int | None = None) -> AnyMetric:
     return _OF_CLASSES[name](classes)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which metrics a run works out, as it says to everybody in it.
+
+    Args:
+        names: of shipped metrics, or of the task's own.
+        classes: that there are to tell apart; None where nobody knows, or there are none.
+    """
+
+    names: tuple[str, ...] = ()
+    classes: int | None = None
+
+    def metrics(self, own: Callable[[], Iterable[AnyMetric]]) -> tuple[AnyMetric, ...]:
+        """The metrics; ``own`` gives the task's own, and is asked only where a name is not shipped.
+
+        Raises:
+            ConfigError: there is none of that name, or see `shipped`.
+        """
+        others = {} if set(self.names) <= set(NAMES) else {metric.name: metric for metric in own()}
+        unknown = [name for name in self.names if name not in (*NAMES, *others)]
+        if unknown:
+            remedy = near_miss(unknown[0], (*NAMES, *others)) + "; a task's own metrics are those of Task.metrics()"
+            raise ConfigError("evaluation.metrics", f"there is no metric {unknown[0]!r}", remedy)
+        return tuple(shipped(name, self.classes) if name in NAMES else others[name] for name in self.names)
+
+    @classmethod
+    def of(cls, metrics: Iterable[AnyMetric]) -> Wanted:
+        """Those that a task has.
+
+        Raises:
+            ConfigError: one has the name of a shipped one and is another, or they differ about the classes.
+        """
+        metrics = tuple(metrics)
+        statistics_of(metrics)
+        told = {each.classes for each in (metric.statistic for metric in metrics) if hasattr(each, "classes")}
+        wanted = cls(tuple(metric.name for metric in metrics), max(told, default=None))
+        for metric in metrics:
+            if metric.name in NAMES and metric != shipped(metric.name, wanted.classes):
+                problem = f"{metric.name} is not the shipped metric of that name, of {wanted.classes} classes"
+                raise ConfigError("task, metrics()", problem, "Give it another name, or all of them the same classes")
+        return wanted
+
+
+NOTHING = Wanted()
+
+
 def classification(classes: int) -> tuple[AnyMetric, ...]:
     """What tasks with classes measure: accuracy, balanced accuracy and F1, and of two classes what follows from scores.
 
@@ -87,8 +138,8 @@ def classification(classes: int) -> tuple[AnyMetric, ...]:
     """
     if not 2 <= classes <= MOST_CLASSES:
         return ()
-    by_score = ("auroc", "average_precision", "brier", "calibration_error") if classes == 2 else ()
-    return tuple(shipped(name, classes) for name in ("accuracy", "balanced_accuracy", "f1", *by_score))
+    names = ("accuracy", "balanced_accuracy", "f1", *(BY_SCORE if classes == 2 else ()))
+    return tuple(shipped(name, classes) for name in names)
 
 
 def regression() -> tuple[AnyMetric, ...]:

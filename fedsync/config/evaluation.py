@@ -1,0 +1,54 @@
+"""What a run's evaluations say of a model, beside loss and score."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedsync.config.section import Section
+from fedsync.config.tasks_kinds import TaskSection
+from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric, statistics_of
+from fedsync.core.metrics.named import Wanted
+
+
+class EvaluationConfig(Section):
+    """What is worked out of every evaluation."""
+
+    metrics: list[str] | None = None
+    """Names of metrics, shipped ones or the task's own; left out, those that the task has, and with ``[]`` none."""
+
+    classes: Annotated[int, Field(ge=2)] | None = None
+    """Number of classes that there are to tell apart; left out, the task says."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What silos are to measure; nothing, as long as nobody asked the task."""
+        return Wanted(tuple(self.metrics or ()), self.classes)
+
+    def of_task(self, task: TaskSection) -> EvaluationConfig:
+        """The same with everything in it that the task says.
+
+        Raises:
+            ConfigError: the metrics do not fit the task.
+        """
+        if self.metrics is not None and (self.classes is not None or not self.metrics):
+            return self
+        try:
+            told = Wanted.of(task.build().metrics())
+        except ConfigError:
+            # The data are elsewhere, or only silos know the model: what is asked for by name has to do without.
+            told = Wanted()
+        names = list(told.names) if self.metrics is None else self.metrics
+        found = EvaluationConfig(metrics=names, classes=self.classes or told.classes)
+        statistics_of(found.built(task))
+        return found
+
+    def built(self, task: TaskSection) -> tuple[AnyMetric, ...]:
+        """The metrics; the task is asked for its own only where a name is not shipped.
+
+        Raises:
+            ConfigError: there is none such, or it does not fit.
+        """
+        return self.wanted.metrics(lambda: task.build().metrics())

@@ -1,0 +1,182 @@
+"""Sums of a batch from a model's outputs, in torch on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.metrics.classes import ClassCounts
+from fedsync.core.metrics.concordance import PairCounts
+from fedsync.core.metrics.moments import BLOCKS, ERRORS, LIKELIHOOD, OVERLAP, BlockSums, OwnMetric
+from fedsync.core.metrics.scores import ScoreCounts, edges
+
+IGNORED = -100
+"""Label of what no class is known of, as of PyTorch's cross-entropy; any other negative one likewise."""
+
+Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Outputs, targets and numbers [n] of samples to sums, float64 [size]; of pairs, to one row a sample."""
+
+
+def measure_of(metric: AnyMetric) -> Measure:
+    """How the statistic of a metric is measured.
+
+    Raises:
+        ConfigError: nobody knows how.
+    """
+    statistic = metric.statistic
+    if isinstance(metric, OwnMetric):
+        return _own(metric)
+    match statistic:
+        case ClassCounts():
+            return lambda outputs, targets, _: _classes(statistic, outputs, targets)
+        case ScoreCounts():
+            return lambda outputs, targets, _: _scores(statistic, outputs, targets)
+        case PairCounts():
+            return _samples
+        case BlockSums() if statistic in _NUMBERS:
+            numbers = _NUMBERS[statistic]
+            return lambda outputs, targets, rows: _blocks(numbers(outputs, targets), rows)
+        case _:
+            problem = f"nobody knows how to measure {statistic.key}"
+            raise ConfigError(metric.name, problem, "Make it with fedsync.tasks.metrics.own")
+
+
+def labels_of(outputs: Tensor) -> Tensor:
+    """The class that outputs say: of logits [n, classes, ...] the largest, of one number each whether it is above 0."""
+    if outputs.ndim > 1 and outputs.shape[1] > 1:
+        return outputs.argmax(dim=1)
+    return (outputs if outputs.ndim == 1 else outputs[:, 0]) > 0
+
+
+def _known(targets: Tensor, labels: Tensor) -> Tensor:
+    """Targets as flat whole numbers, of the shape of labels or with one channel more."""
+    if targets.numel() != labels.numel():
+        problem = f"outputs say {tuple(labels.shape)} classes, and targets are {tuple(targets.shape)}"
+        raise ConfigError("Task.predict", problem, "Return one logit a class, or one for two, and the labels")
+    return targets.flatten().long()
+
+
+def _counts(places: Tensor, size: int, classes: int) -> Tensor:
+    found = torch.bincount(places, minlength=size)
+    if len(found) > size:
+        problem = f"there is a label that is none of {classes} classes"
+        raise ConfigError("evaluation.classes", problem, "Mend the number of classes, or the labels")
+    return found.double()
+
+
+def _classes(statistic: ClassCounts, outputs: Tensor, targets: Tensor) -> Tensor:
+    labels, size = labels_of(outputs), statistic.classes
+    truth, said = _known(targets, labels), labels.flatten().long()
+    if (outputs.shape[1] if outputs.ndim > 1 and outputs.shape[1] > 1 else 2) > size:
+        problem = f"the model tells {outputs.shape[1]} classes apart, not {size}"
+        raise ConfigError("evaluation.classes", problem, "Mend the number of classes")
+    truth, said = truth[truth >= 0], said[truth >= 0]
+    if statistic.full:
+        return _counts(truth * size + said, size * size, size)
+    return torch.cat([_counts(each, size, size) for each in (truth[truth == said], said, truth)])
+
+
+def _scores(statistic: ScoreCounts, outputs: Tensor, targets: Tensor) -> Tensor:
+    truth = _known(targets, labels_of(outputs))
+    if outputs.ndim > 1 and outputs.shape[1] > 1:
+        logits = outputs.double().movedim(1, -1).reshape(-1, outputs.shape[1])
+        if logits.shape[1] != statistic.classes:
+            problem = f"the model tells {logits.shape[1]} classes apart, not {statistic.classes}"
+            raise ConfigError("evaluation.classes", problem, "Mend the number of classes")
+        two = statistic.classes == 2
+        scores = torch.sigmoid(logits[:, 1:] - logits[:, :1]) if two else torch.softmax(logits, dim=1)
+    else:
+        scores = torch.sigmoid(outputs.double()).reshape(-1, 1)
+    there = truth >= 0
+    truth, scores = truth[there], scores[there]
+    histograms, _, bins = statistic.shape
+    wanted = torch.arange(histograms, device=truth.device) + (statistic.classes == 2)
+    ends = torch.from_numpy(edges(statistic.resolution)).to(scores.device)
+    # A score that is none lies beyond the last bin.
+    places = torch.where(scores.isnan(), statistic.size, torch.bucketize(scores, ends))
+    places = places + bins * ((truth[:, None] == wanted) + 2 * torch.arange(histograms, device=truth.device))
+    if len(truth) and int(truth.max()) >= statistic.classes:
+        problem = f"there is a label that is none of {statistic.classes} classes"
+        raise ConfigError("evaluation.classes", problem, "Mend the number of classes, or the labels")
+    found = torch.bincount(places.flatten(), minlength=statistic.size)
+    if len(found) > statistic.size:
+        return torch.full((statistic.size,), torch.nan, dtype=torch.float64, device=found.device)
+    return found.double()
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.numel() != targets.numel():
+        problem = f"outputs are {tuple(outputs.shape)}, and targets {tuple(targets.shape)}"
+        raise ConfigError("Task.predict", problem, "Return a number for each target")
+    truth = targets.double().reshape(len(targets), -1)
+    error = outputs.double().reshape(len(targets), -1) - truth
+    columns = (torch.ones_like(truth), error.abs(), error.square(), truth, truth.square())
+    return torch.stack([column.sum(dim=1) for column in columns], dim=1)
+
+
+def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Means over classes but 0 that a sample has or is said to have; 1 where there are none, and none are said."""
+    said = labels_of(outputs).long()
+    truth = _known(targets, said).reshape(said.shape)
+    said = torch.where(truth >= 0, said, IGNORED)
+    both, either = [], []
+    for label in range(1, max(2, outputs.shape[1] if outputs.ndim > 1 else 2)):
+        mine, theirs = (each.flatten(1) == label for each in (said, truth))
+        both.append((mine & theirs).sum(dim=1).double())
+        either.append((mine | theirs).sum(dim=1).double())
+    inside, union = torch.stack(both), torch.stack(either)
+    there = union > 0
+    dice = torch.where(there, 2 * inside / (union + inside).clamp(min=1), 0.0)
+    iou = torch.where(there, inside / union.clamp(min=1), 0.0)
+    classes = there.sum(dim=0)
+    means = [torch.where(classes > 0, each.sum(dim=0) / classes.clamp(min=1), 1.0) for each in (dice, iou)]
+    return torch.stack([torch.ones_like(means[0]), *means], dim=1)
+
+
+def _likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none").double()
+    tokens = (targets != IGNORED).double()
+    flat = [each.reshape(len(targets), -1).sum(dim=1) for each in (tokens, losses)]
+    return torch.stack([torch.ones_like(flat[0]), *flat], dim=1)
+
+
+_NUMBERS: dict[BlockSums, Callable[[Tensor, Tensor], Tensor]] = {
+    ERRORS: _errors,
+    OVERLAP: _overlap,
+    LIKELIHOOD: _likelihood,
+}
+
+
+def _own(metric: OwnMetric) -> Measure:
+    columns = metric.statistic.columns - 1
+
+    def measure(outputs: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+        numbers: Any = metric.measure(outputs, targets)
+        if not isinstance(numbers, Tensor) or numbers.shape != (len(rows), columns):
+            found = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+            problem = f"its measure returned {found} for {len(rows)} samples"
+            raise ConfigError(metric.name, problem, f"Return a tensor [{len(rows)}, {columns}], a row for each sample")
+        return _blocks(torch.cat([torch.ones(len(rows), 1).to(numbers), numbers], dim=1).double(), rows)
+
+    return measure
+
+
+def _blocks(numbers: Tensor, rows: Tensor) -> Tensor:
+    """Numbers [n, columns] of samples, added up in the block of each."""
+    groups = torch.arange(BLOCKS, device=rows.device)[:, None] == rows % BLOCKS
+    return (groups.double() @ numbers).flatten()
+
+
+def _samples(outputs: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+    """Row number, risk, time and event of each sample, [n, 4]; targets are [n, 2], of times and events."""
+    if targets.ndim != 2 or targets.shape[1] != 2 or outputs.numel() != len(targets):
+        problem = f"outputs are {tuple(outputs.shape)}, and targets {tuple(targets.shape)}"
+        raise ConfigError("Task.predict", problem, "Return a risk for each sample, and targets [n, 2]: time and event")
+    columns = [rows.double(), outputs.double().flatten(), *targets.double().unbind(1)]
+    return torch.stack(columns, dim=1)
