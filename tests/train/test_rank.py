@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.core.layout import Vector
+from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
@@ -241,3 +242,13 @@ def test_a_model_travels_in_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     group._each(part)
     assert all(np.array_equal(each, model) for each in received) and len(received) == 2
+
+
+def test_metrics_are_those_of_all_rows(tmp_path: Path) -> None:
+    options = LocalOptions(device="cpu", measured=Wanted(("f1", "auroc"), 2))
+    alone, group = trainer(None, 0, options), parts(tmp_path, options, count=3)
+    base = alone.initial_model()
+    found = group.run(order(evaluate=True), base).report.evaluation
+    expected = alone.run(order(evaluate=True), base, Cursor()).report.evaluation
+    assert found is not None and expected is not None
+    assert found.sums == expected.sums and set(found.sums) == {"confusion/2", "scores/256"}

@@ -127,7 +127,7 @@ def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
     said = torch.where(truth >= 0, said, IGNORED)
     both, either = [], []
     for label in range(1, max(2, outputs.shape[1] if outputs.ndim > 1 else 2)):
-        mine, theirs = (each.flatten(1) == label for each in (said, truth))
+        mine, theirs = (each.reshape(len(said), -1) == label for each in (said, truth))
         both.append((mine & theirs).sum(dim=1).double())
         either.append((mine | theirs).sum(dim=1).double())
     inside, union = torch.stack(both), torch.stack(either)
