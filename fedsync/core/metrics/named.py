@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from fedsync.common.names import near_miss
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric, statistics_of
 from fedsync.core.metrics.classes import F1, Accuracy, BalancedAccuracy, ClassCounts, Recall
@@ -106,7 +105,7 @@ class Wanted:
         others = {} if set(self.names) <= set(NAMES) else {metric.name: metric for metric in own()}
         unknown = [name for name in self.names if name not in (*NAMES, *others)]
         if unknown:
-            remedy = near_miss(unknown[0], (*NAMES, *others)) + "; a task's own metrics are those of Task.metrics()"
+            remedy = f"There are {', '.join((*NAMES, *others))}; those of Task.metrics() are a task's own"
             raise ConfigError("evaluation.metrics", f"there is no metric {unknown[0]!r}", remedy)
         return tuple(shipped(name, self.classes) if name in NAMES else others[name] for name in self.names)
 

@@ -24,7 +24,7 @@ _PAIRED = 8192
 _AT_A_TIME = 512
 
 
-class _Processes(Protocol):
+class _Together(Protocol):
     """Those that evaluate one silo together; see `fedsync.train.rank.Rank`."""
 
     @property
@@ -66,12 +66,12 @@ class Measuring:
         found = {key: measure(outputs, targets, rows) for key, measure in self._measures.items()}
         return {key: torch.where(broken, torch.nan, sums) for key, sums in found.items()}
 
-    def begin(self) -> Measurement:
+    def begin(self) -> Measured:
         """What an evaluation finds; nothing so far."""
-        return Measurement(self._statistics, self._device)
+        return Measured(self._statistics, self._device)
 
 
-class Measurement:
+class Measured:
     """What one evaluation finds; see `Measuring.begin`."""
 
     def __init__(self, statistics: Mapping[str, Statistic], device: torch.device) -> None:
@@ -90,7 +90,7 @@ class Measurement:
             else:
                 self._pairs[key].append(sums)
 
-    def sums(self, samples: int, together: _Processes | None = None) -> SumsByKey:
+    def sums(self, samples: int, together: _Together | None = None) -> SumsByKey:
         """All that was found, as it travels. NaN where an output was none, so that nobody takes it for a result.
 
         Args:
@@ -104,7 +104,7 @@ class Measurement:
         return {key: tuple(sums) for key, sums in {**found, **pairs}.items()}
 
 
-def _gathered(parts: list[Tensor], samples: int, together: _Processes | None) -> Tensor:
+def _gathered(parts: list[Tensor], samples: int, together: _Together | None) -> Tensor:
     """Risk, time and event of every sample, [samples, 3], whichever process has it."""
     table = torch.zeros(samples, 3, dtype=torch.float64)
     for part in parts:
