@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from fedsync.core.errors import ConfigError
 
@@ -70,6 +71,13 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
 
 def write_pieces(path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int = ANYBODY_FILE) -> None:
     """As `write_atomically`, piece by piece: what is large need not be in memory as a whole."""
+    with written_atomically(path, mode) as file:
+        file.writelines(pieces)
+
+
+@contextlib.contextmanager
+def written_atomically(path: Path, mode: int = ANYBODY_FILE) -> Iterator[BinaryIO]:
+    """As `write_atomically`, by whoever writes into what this yields; an error leaves the old content."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
@@ -77,7 +85,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes | bytearray | memoryview], m
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), mode)  # The process may mask bits that were asked for.
-                file.writelines(pieces)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)

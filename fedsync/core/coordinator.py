@@ -109,6 +109,12 @@ class Coordinator:
         return self._state.version
 
     @property
+    def best(self) -> KeepBest | None:
+        """The version that is kept as the best; None before there is one."""
+        leader = self._state.best
+        return None if leader.score is None else KeepBest(leader.score, leader.value)
+
+    @property
     def able(self) -> bool:
         """Whether anything can come of what the silos here do; not if each fails all that it is asked."""
         return self._state.closing is not None or self._state.failures.able(self._state.silos)
@@ -146,16 +152,15 @@ class Coordinator:
             PolicyError: a policy broke its contract.
             ConfigError: the silos present cannot be served as configured.
         """
-        batch, best = tuple(events), self._state.best.version
+        batch, best = tuple(events), self.best
         actions: list[Action] = []
         # First all of them, then one decision: else the first silo to join would get the whole batch.
         for event in batch:
             self._absorb(event, actions)
         reason = "" if self._state.stopped else self._advance(now_s, actions)
-        leader = self._state.best
-        if leader.score is not None and leader.version != best:
+        if self.best is not None and self.best != best:
             # First of all: its updates are about to go, and with them the model that they started from.
-            actions.insert(0, KeepBest(leader.score, leader.value))
+            actions.insert(0, self.best)
         entry = JournalEntry(now_s, batch, tuple(actions), reason)
         self._recent.append(entry)
         return entry

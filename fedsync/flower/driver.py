@@ -101,6 +101,8 @@ class FlowerDriver:
         report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
             reach a silo; None leaves it to ``timing``.
         after_commit: called with each new version.
+        keep_best: called when a version is kept as the best.
+        in_spare_time: called when nothing has happened.
         admission: who may take part.
         checkpoints: keeps what is needed to resume the run; None keeps nothing.
         resumed: the moment that coordinator and store are at, where another process began the run.
@@ -119,6 +121,8 @@ class FlowerDriver:
         timing: Timeouts,
         report_s: float | None = None,
         after_commit: Callable[[int], None] | None = None,
+        keep_best: Callable[[KeepBest], None] = lambda best: None,
+        in_spare_time: Callable[[], None] = lambda: None,
         admission: Admission | None = None,
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
@@ -130,6 +134,8 @@ class FlowerDriver:
         self._recorder = recorder
         self._timing = timing
         self._after_commit = after_commit
+        self._keep_best = keep_best
+        self._in_spare_time = in_spare_time
         self._nodes = Nodes(grid, admission, timing.look_s)
         self._checkpoints = checkpoints
         self._resumed = resumed
@@ -157,6 +163,7 @@ class FlowerDriver:
             events = [*events, *self._replies(), *self._membership(), *self._overdue(), *self._flush()]
             if not events:
                 self._check_alive()
+                self._in_spare_time()
                 if self._coordinator.unlearned and any(sent.order is not None for sent in self._outbox.waiting):
                     events = self._spare.events(self._now_s())
             if not events:
@@ -205,7 +212,7 @@ class FlowerDriver:
         if moment.evaluating is None:
             return events
         for name in sorted(set(moment.silos) - missing):
-            self._outbox.evaluate(name, _question(moment.evaluating), self._now_s())
+            self._outbox.evaluate(name, EvaluateModel.of(moment.evaluating), self._now_s())
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
@@ -383,9 +390,10 @@ class FlowerDriver:
                 self._aggregator.discard(update_id)
             case KeepBest(score):
                 self._aggregator.keep_best(score.version)
+                self._keep_best(action)
             case Evaluate(_, silos):
                 for silo in silos:
-                    self._outbox.evaluate(silo, _question(action), self._now_s())
+                    self._outbox.evaluate(silo, EvaluateModel.of(action), self._now_s())
             case WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
 
@@ -402,10 +410,6 @@ class FlowerDriver:
         """Push what waits; a node that is not known any more is an answer too."""
         lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]
-
-
-def _question(action: Evaluate) -> EvaluateModel:
-    return EvaluateModel(action.version, action.split, action.subject)
 
 
 def _needed(payload: Payload | None, sender: str) -> Payload:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flwr.serverapp import Grid
 
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ProtocolError, RunError
-from fedsync.core.layout import Vector
+from fedsync.core.errors import ConfigError, ProtocolError, RunError
+from fedsync.core.layout import Layout, Vector
 from fedsync.core.transfer import Payload
 from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
@@ -42,6 +43,25 @@ def task_model(config: StrategyConfig) -> TaskModel:
     from fedsync.train.weights import TaskModel  # torch takes seconds, and is in vain where the line above raises
 
     return TaskModel(task, config.seed, config.model.build())
+
+
+def save_model(config: StrategyConfig, layout: Layout, path: Path, model: Vector) -> None:
+    """Write a model, float32 [layout.size], as a state dict.
+
+    What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
+    none, the file has what travels only, and integer buffers stay float32.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        built = task_model(config)
+    except ConfigError:
+        from fedsync.train.weights import save_tensors
+
+        save_tensors(path, layout.split(model))
+        return
+    built.save_model(path, model)
 
 
 def ask_for_model(

@@ -25,13 +25,12 @@ from fedsync.common.processes import exit_with_owner
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.errors import FedSyncError, RunError
 from fedsync.flower.checkpoints import clear
-from fedsync.flower.first_model import task_model
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
-from fedsync.flower.strategy import FedSync, FinalModel
+from fedsync.flower.strategy import FedSync
 
 app = ServerApp()
 
@@ -63,20 +62,6 @@ def main(grid: Grid, context: Context) -> None:
             raise
 
 
-def save_result(path: Path, config: StrategyConfig, final: FinalModel) -> None:
-    """Write the final model as a state dict.
-
-    What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
-    none, the file has what travels only, and integer buffers stay float32.
-    """
-    from fedsync.train.weights import save_tensors
-
-    try:
-        task_model(config).save_model(path, final.vector)
-    except ConfigError:
-        save_tensors(path, final.layout.split(final.vector))
-
-
 def target_of(settings: dict[str, str]) -> float | None:
     """The target accuracy that the settings name, if any. 0 is one, for tasks that score below it."""
     text = settings.get("target-accuracy")
@@ -106,7 +91,5 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
     if isinstance(config.cipher, PlainConfig):
         # The model is written by torch, whose import takes seconds: better now, while silos load, than before the end.
         Thread(target=import_module, args=["fedsync.train.weights"], daemon=True).start()
-    final = strategy.run(grid)
-    if final is not None:
-        save_result(strategy.out / "model.pt", config, final)
+    strategy.run(grid)
     return strategy.out

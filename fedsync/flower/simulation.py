@@ -64,7 +64,6 @@ def _run(
     from flwr.simulation import run_simulation as run_flower_simulation
 
     from fedsync.flower.client_app import app as client_app
-    from fedsync.flower.server_app import save_result
     from fedsync.flower.strategy import FedSync
 
     rings = emulated_rings(config, cluster, home)
@@ -87,9 +86,7 @@ def _run(
     def main(grid: Grid, context: Context) -> None:
         # Flower turns what a ServerApp raises into an error of its own; ours says more.
         try:
-            final = strategy.run(grid)
-            if final is not None:
-                save_result(out / "model.pt", config, final)
+            strategy.run(grid)
         except FedSyncError as error:
             errors.append(error)
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +19,7 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import KeepBest
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
@@ -26,12 +28,13 @@ from fedsync.core.parts import CommonForm, PartsError
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
-from fedsync.flower.first_model import ask_for_layout, ask_for_model, task_model
+from fedsync.flower.first_model import ask_for_layout, ask_for_model, save_model, task_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
+from fedsync.observe.kept_models import KeptModels
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
@@ -252,6 +255,14 @@ class FedSync(Shipped):
         if moment is None:
             after_commit(0)
         recorder = run.recorder(layout.nbytes, plan, resume=self._resume)
+        models = KeptModels(self.out, partial(save_model, config, layout), resume=self._resume)
+
+        def keep_best(best: KeepBest) -> None:
+            if isinstance(aggregator, PlainAggregator):
+                models.keep(best, aggregator.best)
+
+        if moment is not None and coordinator.best is not None:
+            keep_best(coordinator.best)
         checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
         driver = FlowerDriver(
             grid,
@@ -264,20 +275,24 @@ class FedSync(Shipped):
             timing,
             report_s=run.config.report_s,
             after_commit=after_commit,
+            keep_best=keep_best,
+            in_spare_time=models.write_if_due,
             admission=self._admission,
             checkpoints=checkpoints if self._kept else None,
             resumed=moment,
             parcels=self._parcels,
         )
+        final = None
         try:
             driver.run()
+            final = current()
         finally:
+            models.finish(None if final is None else final.vector)
             checkpoints.close()
             keeper.close()
-            self.run_summary = result.summary = recorder.finish()
+            self.run_summary = result.summary = recorder.finish(models.digests)
             logger.info("files of the run: %s", self.out)
         _fill_metrics(result, recorder.ledger)
-        final = current()
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
         return result, final

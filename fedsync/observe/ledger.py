@@ -6,15 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.core.actions import Attested, Commit, Discard, Dispatch, Evaluate, Note, Stop
+from fedsync.core.actions import Attested, Commit, Discard, Dispatch, Evaluate, KeepBest, Note, Stop
 from fedsync.core.checks import sound, usable
 from fedsync.core.downlink import HEAD_BYTES
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.orders import PooledFigures, Score, UpdateMeta, WorkOrder, WorkReport, mean_loss
+from fedsync.core.orders import PooledFigures, Score, Split, Subject, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores
+from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.shares import SiloShare, WaitingUpdate, shares_of
 
@@ -92,6 +93,9 @@ class Ledger:
         detail: keep every silo's share of every round; off, only the slowest silo's.
         on_end: called with every order that ends.
         measured: metrics of the run.
+        tested: what silos found on their test splits when all was decided.
+        best: version that is kept.
+        last: newest version that has a score.
     """
 
     target_accuracy: float | None = None
@@ -106,6 +110,9 @@ class Ledger:
     bytes_up: int = 0
     bytes_down: int = 0
     metrics: MetricPool = field(default_factory=MetricPool)
+    tested: FinalScores = field(init=False)
+    best: KeepBest | None = None
+    last: Score | None = None
     _begin_s: float | None = None
     _end_s: float = 0.0
     _closing: bool = False
@@ -120,7 +127,7 @@ class Ledger:
     _sealed: bool = False
 
     def __post_init__(self) -> None:
-        self._scores = Scores(self.measured)
+        self._scores, self.tested = Scores(self.measured), FinalScores(self.measured)
 
     def add(self, entry: JournalEntry) -> None:
         if not self._closing:
@@ -137,8 +144,13 @@ class Ledger:
                     self._dispatch(entry.at_s, name, order)
                 case Commit(version, weights):
                     self._commit(entry.at_s, version, list(weights))
-                case Evaluate(version, names):
+                case Evaluate(version, names, Split.VALIDATION):
                     self._close(version, names)
+                case Evaluate(_, names):
+                    self.bytes_down += self.model_bytes * len(names)
+                    self.tested.ask(action)
+                case KeepBest():
+                    self.best = action
                 case Discard(update_id, _):
                     self._arrived.pop(update_id, None)
                 case Attested(figures):
@@ -215,6 +227,7 @@ class Ledger:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "metrics": self.metrics.values(),
+            **self._models(),
             "silos": [
                 {
                     "name": name,
@@ -232,6 +245,18 @@ class Ledger:
             ],
         }
 
+    def _models(self) -> dict[str, Any]:
+        """What is known of the versions that are kept: found while the run went on, and on the test splits."""
+        kept = {Subject.BEST: None if self.best is None else self.best.score, Subject.LAST: self.last}
+        models: dict[str, Any] = dict.fromkeys(kept)
+        for subject, score in kept.items():
+            if score is not None:
+                # If the last is the best, silos were asked once.
+                same = self.last is not None and score.version == self.last.version
+                tested = self.tested.numbers(Subject.LAST if same else subject)
+                models[subject] = {"version": score.version, "metrics": dict(score.numbers), "test": tested}
+        return models
+
     def _add_event(self, event: Event, discarded: Collection[str]) -> None:
         match event:
             case UpdateArrived(at_s, meta, report):
@@ -245,6 +270,8 @@ class Ledger:
             case WorkFailed(at_s, name, update_id, _):
                 if self._order_of(name, update_id) is not None:
                     self._end_order(name, at_s, None)
+            case Evaluated(split=Split.TEST) as told:
+                self.tested.answer(told)
             case Evaluated(_, name, version) as told:
                 if name in self._awaiting and version == self._final:
                     self._awaiting.discard(name)
@@ -362,6 +389,8 @@ class Ledger:
         if row is not None:
             row.accuracy, row.test_loss = score.accuracy, score.loss
         # The version that a rollback makes has no row, yet it may be what the run ends with.
+        if self.last is None or score.version >= self.last.version:
+            self.last = score
         if score.version >= max(1, self._last_scored):
             self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
 

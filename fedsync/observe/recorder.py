@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,13 +131,18 @@ class Recorder:
             with open_private(self.out / name) as file:
                 file.write(json.dumps(value) + "\n")
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Write the summary and close the files; returns the summary.
+
+        Args:
+            files: digests of the models that are in the folder; see `KeptModels.digests`.
 
         Raises:
             RunError: they cannot be written.
         """
         summary = {**self._identity, **self.ledger.summary()}
+        for name, digest in (files or {}).items():
+            summary[name] = {**(summary[name] or {}), "digest": digest}
         # Whole or not at all: others wait for it.
         unfinished = self.out / "summary.tmp"
         try:

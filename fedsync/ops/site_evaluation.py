@@ -15,7 +15,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
-from fedsync.core.orders import Subject
+from fedsync.core.orders import Split, Subject
 from fedsync.observe.cross_site import Matrix, ModelRow
 from fedsync.train.local import LocalTrainer
 from fedsync.trainer.own_models import OwnModels
@@ -122,8 +122,8 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
     for site in sites:
         trainer = site.trainer()
         for model, file in models:
-            matrix.cells[model, site.name] = trainer.evaluate(trainer.load_model(file))
+            matrix.cells[model, site.name] = trainer.evaluate(trainer.load_model(file), split=Split.TEST)
         own = OwnModels(site.folder)
         for subject in own.subjects:
-            matrix.cells[ModelRow(subject, site.name), site.name] = trainer.evaluate(*own.model(subject))
+            matrix.cells[ModelRow(subject, site.name), site.name] = trainer.evaluate(*own.model(subject), Split.TEST)
     return matrix

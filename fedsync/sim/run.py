@@ -12,6 +12,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.layout import Vector
 from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import Aggregator, Replica
+from fedsync.observe.kept_models import KeptModels
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.aggregator import PlainAggregator
@@ -68,11 +69,14 @@ def run_virtual(
     recorder = builder.recorder(first.layout.nbytes, plan)
     machines = {silo.name: Machine(silo, config.seed) for silo in cluster.silos}
     driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)
+    models, last = KeptModels(out, first.save_model), None
     try:
         driver.run()
+        last = final_model(aggregator, {name: each.replica for name, each in workers.items()})
     finally:
-        summary = recorder.finish()
-    first.save_model(out / "model.pt", final_model(aggregator, {name: each.replica for name, each in workers.items()}))
+        if recorder.ledger.best is not None and isinstance(aggregator, PlainAggregator):
+            models.keep(recorder.ledger.best, aggregator.best)
+        summary = recorder.finish(models.finish(last))
     return summary
 
 

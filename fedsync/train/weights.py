@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsync.common.files import written_atomically
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.parts import UNSAID, PartPatterns
@@ -244,7 +245,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a state dict as ``torch.load(path, weights_only=True)`` reads it; whole or not at all."""
-    unfinished = path.with_suffix(".tmp")
-    torch.save(state, unfinished)
-    unfinished.replace(path)
+    """Write a state dict as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    with written_atomically(path) as file:
+        torch.save(state, file)

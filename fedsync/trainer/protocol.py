@@ -31,10 +31,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core import codec
+from fedsync.core.actions import Evaluate
 from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout
@@ -106,6 +107,10 @@ class EvaluateModel:
     version: int
     split: Split = Split.VALIDATION
     subject: Subject = Subject.LAST
+
+    @classmethod
+    def of(cls, action: Evaluate) -> Self:
+        return cls(action.version, action.split, action.subject)
 
 
 @dataclass(frozen=True, slots=True)

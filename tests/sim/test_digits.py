@@ -1,5 +1,6 @@
 """Real training in virtual time: the same seed gives the same bytes, and the journal holds all decisions."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -29,5 +30,8 @@ def test_two_runs_of_digits_write_the_same_bytes_and_replay(tmp_path: Path) -> N
         ledger.add(entry)
     figures = json.loads(json.dumps(ledger.summary()))
     written = json.loads((tmp_path / "one" / "summary.json").read_text())
+    for name in ("best", "last"):
+        file = (tmp_path / "one" / f"{name}.pt").read_bytes()
+        assert hashlib.sha256(file).hexdigest() == written[name].pop("digest")
     assert figures == {name: written[name] for name in figures}, "the summary follows from the journal alone"
     assert written["accuracy"] > 0.1, "it has learnt something: ten classes"

@@ -1,0 +1,53 @@
+"""What silos answer when they are asked, at the end of a run, how its models do on their test splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedsync.core.actions import Evaluate
+from fedsync.core.checks import usable
+from fedsync.core.events import Evaluated
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.orders import Evaluation, Subject
+from fedsync.core.scores import Scores, Settled
+
+
+@dataclass(slots=True)
+class FinalScores:
+    """Answers by model. Nothing is decided by them; see `fedsync.core.closing`.
+
+    Args:
+        measured: metrics of the run.
+    """
+
+    measured: tuple[AnyMetric, ...] = ()
+    _asked: dict[Subject, Evaluate] = field(default_factory=dict)
+    _found: dict[Subject, dict[str, Evaluation | None]] = field(default_factory=dict)
+
+    def ask(self, question: Evaluate) -> None:
+        """Silos are asked; those that do not answer count for nothing."""
+        self._asked[question.subject] = question
+        self._found[question.subject] = {}
+
+    def answer(self, event: Evaluated) -> None:
+        """A silo's first answer to a question counts."""
+        question = self._asked.get(event.subject)
+        if question is not None and event.silo in question.silos and event.version == question.version:
+            known = Scores(self.measured).known
+            self._found[event.subject].setdefault(event.silo, usable(event.silo, event.evaluation, known))
+
+    def of(self, subject: Subject) -> Settled | None:
+        """The score of a model, and what each silo found; None where nobody was asked, or nobody could say."""
+        if subject not in self._asked:
+            return None
+        scores, version, found = Scores(self.measured), self._asked[subject].version, self._found[subject]
+        scores.begin(version, max(len(found), 1))
+        for silo, evaluation in found.items():
+            scores.end(version, silo, evaluation)
+        return next(iter(scores.settle()), None)
+
+    def numbers(self, subject: Subject) -> Mapping[str, float] | None:
+        """The score of a model by name, over all silos."""
+        settled = self.of(subject)
+        return None if settled is None else settled.score.numbers
