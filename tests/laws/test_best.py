@@ -1,0 +1,152 @@
+"""The version that is kept as the best is the one that an oracle finds, under every policy.
+
+The oracle stores every version: what silos received. Which is the best, it works out of events, in plain steps. Silos
+draw their updates, and find in each model something else. One is lost on the way of an order and comes back.
+"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Dispatch, Evaluate, KeepBest
+from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder
+from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.transfer import Payload
+from fedsync.observe.replay import replay
+from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.trainer.protocol import Completed
+from tests.laws.kinds import cases, configuration
+from tests.laws.test_wire import BACK, CHANGES, SIZE, Silo
+from tests.sim.fake import machines, simulate
+
+CASES = [case for case in cases() if case[0] in ("barrier", "aggregation")]
+RUNS = [*(configuration(case, {"seconds": 9.0}) for case in CASES), StrategyConfig.load("fsp", CHANGES[BACK])]
+NAMES = ["-".join(map(str, (case[1], *case[2].values()))) for case in CASES] + [BACK]
+
+
+@dataclass
+class Finder(Silo):
+    """Finds in each model something else than other silos do, and on its test split something else again."""
+
+    asked: list[tuple[Split, int]] = field(default_factory=list)
+
+    @property
+    def facts(self) -> SiloFacts:
+        return SiloFacts(1000, None, self.machine.speed, validates=True)
+
+    def train(self, order: WorkOrder, received: Payload) -> Completed:
+        done = super().train(order, received)
+        evaluation = self.found(order.base_version, Split.VALIDATION)
+        return replace(done, report=replace(done.report, evaluation=evaluation))
+
+    def evaluate(self, received: Payload, version: int, split: Split) -> Evaluation:
+        self.asked.append((split, version))
+        self.model(received, version)
+        return self.found(version, split)
+
+    def found(self, version: int, split: Split) -> Evaluation:
+        """Later versions are better as a rule, but not each than the one before."""
+        samples = 10_000 + ord(self.machine.name)
+        luck = hashlib.sha256(self.versions[version] + self.machine.name.encode() + split.encode()).digest()
+        return Evaluation(1.0, 300.0 * min(version, 20) + int.from_bytes(luck[:4]) % 4000, samples)
+
+
+@dataclass
+class Oracle:
+    """Follows a journal, and says which version was the best after each entry."""
+
+    at_work: dict[str, int] = field(default_factory=dict)
+    under_way: Counter[int] = field(default_factory=Counter)
+    own: dict[int, dict[str, Evaluation]] = field(default_factory=dict)
+    newest: dict[str, Evaluation] = field(default_factory=dict)
+    closing: bool = False
+    settled: int = -1
+    best: tuple[int, float] | None = None
+
+    def follow(self, entry: JournalEntry) -> tuple[int, float] | None:
+        touched = set()
+        for event in entry.events:
+            match event:
+                case UpdateArrived(_, meta, report):
+                    touched.add(self._end(meta.silo, report.evaluation))
+                case WorkFailed(_, silo) | SiloJoined(_, silo):
+                    touched.add(self._end(silo, None))
+                case SiloLost(_, silo):
+                    touched.add(self._end(silo, None))
+                    self.newest.pop(silo, None)
+                case Evaluated(_, silo, version, evaluation, _, Split.VALIDATION):
+                    self.at_work[silo] = version
+                    touched.add(self._end(silo, evaluation))
+        for version in sorted(touched - {-1}):
+            self._judge(version)
+        for action in entry.actions:
+            match action:
+                case Dispatch(silo, order):
+                    self.at_work[silo] = order.base_version
+                    self.under_way[order.base_version] += 1
+                case Evaluate(version, silos, Split.VALIDATION):
+                    self.at_work, self.own = {}, {}
+                    self.under_way = Counter({version: len(silos)})
+        return self.best
+
+    def _end(self, silo: str, evaluation: Evaluation | None) -> int:
+        version = self.at_work.pop(silo, -1)
+        if version >= 0:
+            self.under_way[version] -= 1
+            if evaluation is not None:
+                self.own.setdefault(version, {}).setdefault(silo, evaluation)
+                self.newest[silo] = evaluation
+        return version
+
+    def _judge(self, version: int) -> None:
+        own = self.own.get(version, {})
+        if self.under_way[version] or not own or version < self.settled:
+            return
+        self.settled = version
+        pool = [*(own if len(own) >= len(self.newest) else self.newest).values()]
+        value = sum(each.correct for each in pool) / sum(each.samples for each in pool)
+        if self.best is None or value > self.best[1]:
+            self.best = version, value
+
+
+@pytest.mark.parametrize("wire", ["{}", "{up: bf16, down: int8}"], ids=["fp32", "int8"])
+@pytest.mark.parametrize("config", RUNS, ids=NAMES)
+def test_the_kept_best_is_that_of_an_oracle(
+    config: StrategyConfig, wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[int, bytes]] = []
+    keep_best = PlainAggregator.keep_best
+
+    def kept_best(self: PlainAggregator, version: int) -> None:
+        keep_best(self, version)
+        kept.append((version, self.best.tobytes()))
+
+    monkeypatch.setattr(PlainAggregator, "keep_best", kept_best)
+    config = config.model_validate({**config.model_dump(mode="json"), "wire": yaml.safe_load(wire)})
+    fault = {"faults": [{"at_s": 2.1, "down_s": 0.7}]}
+    found = machines({"speed": 256.0}, {"speed": 128.0, "overhead_s": 0.25, **fault}, {"speed": 64.0})
+    weighting = config.aggregation.weigher(config.task.solver(config.local)).weighting
+    versions: dict[int, bytes] = {}
+    silos = {
+        each.name: Finder(each, PlainReplica(SIZE, config.wire.formats, weighting, 1000), versions) for each in found
+    }
+    result = simulate(tmp_path, found, config, workers={**silos}, size=SIZE)
+    oracle, said = Oracle(), None
+    for entry in result.entries:
+        best = oracle.follow(entry)
+        said = next((action for action in entry.actions if isinstance(action, KeepBest)), said)
+        assert (None if said is None else (said.score.version, said.value)) == best
+    assert len(kept) > 1, "the best has changed"
+    assert [model for version, model in kept] == [versions[version] for version, _ in kept]
+    last, final = max(versions), kept[-1][0]
+    tested = [(Split.TEST, last), *([(Split.TEST, final)] if final != last else [])]
+    for silo in silos.values():
+        assert [asked for asked in silo.asked if asked[0] is Split.TEST] == tested, "once, when all is decided"
+    assert len(replay(tmp_path / "journal.jsonl")) == len(result.entries)
