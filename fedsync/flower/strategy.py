@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
@@ -23,7 +22,7 @@ from fedsync.core.actions import KeepBest
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.core.layout import Layout, Vector
+from fedsync.core.layout import Vector
 from fedsync.core.parts import CommonForm, PartsError
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
@@ -31,11 +30,11 @@ from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model, save_model, task_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.parcels import ParcelStore
+from fedsync.flower.result import FinalModel, RunResult, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.kept_models import KeptModels
-from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.aggregator import PlainAggregator
@@ -50,38 +49,6 @@ ARRAYS = "arrays"
 """Folder of the large models and updates that a run has at the moment, in that of its files; it goes when it ends."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-@dataclass(repr=False)
-class RunResult(Result):
-    """Flower's result of a strategy, and where the run's files are.
-
-    Args:
-        out: folder of the run's files.
-        summary: what ``summary.json`` there says.
-    """
-
-    out: Path = Path()
-    summary: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class FinalModel:
-    """What a run came to.
-
-    Args:
-        vector: float32 [layout.size].
-        layout: of the model.
-        kept: names of tensors that do not travel.
-    """
-
-    vector: Vector
-    layout: Layout
-    kept: tuple[str, ...] = ()
-
-    def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
-        """The model in the form of the one that the run was given, if it was."""
-        return payloads.to_arrays(self.vector, self.layout, given, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +259,7 @@ class FedSync(Shipped):
             keeper.close()
             self.run_summary = result.summary = recorder.finish(models.digests)
             logger.info("files of the run: %s", self.out)
-        _fill_metrics(result, recorder.ledger)
+        fill_metrics(result, recorder.ledger)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
         return result, final
@@ -404,15 +371,3 @@ class FedSync(Shipped):
 
 def _refuse() -> NoReturn:
     raise FedSyncError("FedSync drives its own loop: call start(), not the steps of Flower's round")
-
-
-def _fill_metrics(result: Result, ledger: Ledger) -> None:
-    for row in ledger.rounds:
-        loss = {} if row.loss is None else {"train_loss": row.loss}
-        result.train_metrics_clientapp[row.round] = MetricRecord(
-            {**row.metrics, **loss, "seconds": row.seconds, "silos": len(row.silos)}
-        )
-        told = {"accuracy": row.accuracy, "loss": row.test_loss}
-        if any(value is not None for value in told.values()):
-            tested = MetricRecord({name: value for name, value in told.items() if value is not None})
-            result.evaluate_metrics_clientapp[row.round] = tested
