@@ -25,8 +25,9 @@ from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.tables import Comparison, comparison_table, silo_table
+from fedsync.observe.tables import Comparison, comparison_table, silo_table, statistics_table
 
 app = typer.Typer(
     help="Federated learning for silos of unequal speed, on Flower.",
@@ -108,6 +109,8 @@ def run(
     cluster = ClusterConfig.load(silos)
     folder = out or Path("runs") / f"{config.name}-{runtime}-{config.seed}"
     summary = _run(start, config, cluster, folder, target_accuracy, timing_only=timing_only)
+    if (folder / STATISTICS).exists():
+        console.print(statistics_table(json.loads((folder / STATISTICS).read_text(encoding="utf-8"))))
     console.print(silo_table(summary))
     accuracy = "-" if summary["accuracy"] is None else f"{summary['accuracy']:.4f}"
     console.print(

@@ -12,6 +12,7 @@ from fedsync.commands.new import new
 from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
+from fedsync.commands.statistics import statistics
 from fedsync.commands.watch import watch
 
 
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command()(predict)
     app.command()(probe)
     app.command()(report)
+    app.command()(statistics)
     app.command()(watch)
     keys.app.command()(trace.consent)
     keys.app.command()(trace.trace)

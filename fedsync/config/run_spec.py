@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
 
 
+class SealedSurvey(Section):
+    """What silos found out together before the run, as only they can open it.
+
+    Args:
+        spec: of the run in which they did, as JSON.
+        columns: by name, whether they are numeric.
+        sums: a catch-up with it, from the beginning, base64.
+    """
+
+    spec: str
+    columns: dict[str, bool]
+    sums: str
+
+
 class RunSpec(Section):
     """One run, as silos see it.
 
@@ -46,6 +60,7 @@ class RunSpec(Section):
         quorum: updates after which silos agree on how to round the next ones.
         run: the run's identity, which outlives the server: what silos keep, they keep for it.
         began: the identity under which the run began, where it has another now; silos seal for that one.
+        survey: what silos found out before, where it is sealed.
     """
 
     seed: int
@@ -63,6 +78,7 @@ class RunSpec(Section):
     quorum: Annotated[int, Field(ge=1)] = 1
     run: str = ""
     began: str = ""
+    survey: SealedSurvey | None = None
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:

@@ -74,6 +74,11 @@ class LimitsConfig(Section):
     evaluations_per_hour: Annotated[int, Field(ge=1)] = 36_000
     """Most evaluations within any hour, likewise, alone or before an order."""
 
+    surveys_per_hour: Annotated[int, Field(ge=1)] = 24
+    """Most orders within any hour that ask what the columns of the silo's table hold, likewise; two or three make one
+    survey. From two surveys with other silos in them the sums of those that differ can be worked out, by whoever reads
+    both."""
+
 
 class SiloStartConfig(Section):
     """What ``fedsync silo start`` is told. Paths are relative to the file."""
@@ -121,6 +126,11 @@ class SiloStartConfig(Section):
 
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     """How small and how frequent orders may be."""
+
+    statistics: Literal["sealed", "plain"] = "sealed"
+    """What a run may ask of the columns of the silo's table (``task.standardise: federated`` and ``task.statistics``).
+    ``sealed``: its sums go into sums of several silos, which silos alone can open. ``plain``: in a run in the clear,
+    the server may read the silo's own."""
 
     emulate: bool = False
     """Whether runs may have the silo pretend to be another machine, under that machine's name."""

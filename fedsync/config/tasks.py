@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from fedsync.config.section import Scores
+from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_clientapp import ClientAppConfig
 from fedsync.config.tasks_kinds import (
     FactorisationConfig,
@@ -30,11 +31,21 @@ from fedsync.core.parts import UNSAID, PartPatterns
 
 if TYPE_CHECKING:
     from fedsync.client.silo import Silo
+    from fedsync.core.survey.findings import ColumnScale
     from fedsync.tasks.protocol import Task
     from fedsync.train.local import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
 # Tasks import torch, so they are imported where they are built: a file validates without it.
+
+
+_Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+def _rising(given: list[float]) -> list[float]:
+    if not (isfinite(given[0]) and isfinite(given[1]) and given[0] < given[1]):
+        raise ValueError(f"{given} is no range; write the smaller number first")
+    return given
 
 
 class DigitsConfig(TaskSection):
@@ -58,6 +69,21 @@ class DigitsConfig(TaskSection):
 
     def relocated(self, locate: Callable[[str], str]) -> DigitsConfig:
         return self
+
+
+class ColumnStatisticsConfig(Section):
+    """What silos find together of their columns before training."""
+
+    bins: Annotated[int, Field(ge=0, le=64)] = 10
+    """Bins of each column's histogram; 0 makes none, which takes one round instead of two. The first and the last are
+    open, so that nobody learns a smallest or largest cell."""
+
+    ranges: dict[str, Annotated[_Pair, AfterValidator(_rising)]] = Field(default_factory=dict)
+    """Where the bins of columns begin and end, as in ``{age: [0, 120]}``; of other columns, four deviations on each
+    side of the pooled mean."""
+
+    least: Annotated[int, Field(ge=1)] = 5
+    """Smallest count that is told, but for 0."""
 
 
 class CsvConfig(TaskSection):
@@ -94,6 +120,25 @@ class CsvConfig(TaskSection):
     test_share: TestShare = 0.25
     """Share of each class that goes into a silo's own test samples."""
 
+    standardise: Literal["own", "federated"] | dict[str, list[float]] = "own"
+    """What columns of numbers are standardised by. ``own``: each silo by the mean and deviation of its own training
+    rows, missing cells by their median. ``federated``: all silos by the mean and deviation of all training rows,
+    which they find together before training; a missing cell is that mean. Or mean and deviation of each column, as in
+    ``{age: [54.4, 9.0]}``."""
+
+    statistics: ColumnStatisticsConfig | None = None
+    """With it, silos find counts, missing cells, means, deviations and histograms of their columns together, before
+    training."""
+
+    @model_validator(mode="after")
+    def _has_scales(self) -> Self:
+        for name, scale in self.standardise.items() if isinstance(self.standardise, dict) else ():
+            if len(scale) != 2 or not (isfinite(scale[0]) and isfinite(scale[1]) and scale[1] > 0):
+                raise ValueError(
+                    f"standardise.{name} {scale} is no mean and deviation above 0; write both, as in [54.4, 9]"
+                )
+        return self
+
     @property
     def scores(self) -> Scores:
         return "share"
@@ -111,10 +156,64 @@ class CsvConfig(TaskSection):
             model=self.model,
             hidden=self.hidden,
             test_share=self.test_share,
+            scales=self._scales(),
         )
+
+    def _scales(self) -> dict[str, ColumnScale] | None:
+        from fedsync.core.survey.findings import ColumnScale
+
+        if self.standardise == "own":
+            return None
+        # Before a survey there are none, and there is no data to be had, but the model has its form.
+        known = {} if self.standardise == "federated" else self.standardise
+        return {name: ColumnScale(*scale) for name, scale in known.items()}
+
+    def survey(self) -> ColumnStatisticsConfig | None:
+        """What silos find out together before training; None for nothing."""
+        if self.statistics is not None or self.standardise != "federated":
+            return self.statistics
+        return ColumnStatisticsConfig(bins=0)
 
     def relocated(self, locate: Callable[[str], str]) -> CsvConfig:
         return self.model_copy(update={"files": [locate(file) for file in self.files]})
+
+
+class SurveyConfig(TaskSection):
+    """What silos' columns hold together: a run that trains nothing, before one that does, or by itself."""
+
+    own_loop: ClassVar[bool] = True
+
+    kind: Literal["survey"]
+    of: CsvConfig
+    """The task whose columns are meant."""
+
+    @property
+    def scores(self) -> Scores:
+        return "any"
+
+    @property
+    def statistics(self) -> ColumnStatisticsConfig:
+        return self.of.survey() or ColumnStatisticsConfig()
+
+    def build(self) -> Task:
+        """Raises `ConfigError`: which columns there are, the silos know."""
+        raise has_own_loop(self.kind)
+
+    def relocated(self, locate: Callable[[str], str]) -> SurveyConfig:
+        return self.model_copy(update={"of": self.of.relocated(locate)})
+
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
+        from fedsync.tasks.protocol import SiloSlot
+        from fedsync.train.survey import SurveyTrainer
+
+        columns = self.of.build().columns(SiloSlot(site.name, site.index, slots, site.seed))
+        if columns is None:
+            raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Survey a table")
+        asked = self.statistics
+        return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins)
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
+        return self.trainer(site, slots, options, run)
 
 
 class _OwnFileSection(TaskSection):
@@ -184,6 +283,7 @@ class SiloAppConfig(_OwnFileSection):
 TaskConfig = Annotated[
     DigitsConfig
     | CsvConfig
+    | SurveyConfig
     | CustomConfig
     | SiloAppConfig
     | ClientAppConfig

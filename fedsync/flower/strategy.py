@@ -18,12 +18,15 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.config.survey import survey_of
 from fedsync.core.actions import KeepBest
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.layout import Vector
 from fedsync.core.parts import CommonForm, PartsError
+from fedsync.core.survey.findings import STATISTICS
+from fedsync.core.transfer import DurableAggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
@@ -37,6 +40,8 @@ from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.kept_models import KeptModels
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
+from fedsync.observe.survey import FOLDER as SURVEY
+from fedsync.observe.survey import after_survey
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.trainer.protocol import InitialModel
 
@@ -181,6 +186,20 @@ class FedSync(Shipped):
         with ParcelStore.here() as self._parcels:
             return self._run(grid, self.config, self._timing, None, None)[1]
 
+    def _surveyed(self, grid: Grid, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
+        """The run, with what silos found out together before it, where it has such a survey: a run of its own."""
+        survey = survey_of(config)
+        if survey is None:
+            return spec
+        before = FedSync(
+            survey, self.cluster, out=self.out / SURVEY, runtime=self._runtime, timing=timing, keys=self._keys,
+            registered=self._admission.registered, checkpoints=self._kept,
+        )  # fmt: skip
+        before._parcels = self._parcels
+        origin, aggregator = before._driven(grid, survey, timing, None, None)[2:]
+        clear(before.out)
+        return after_survey(spec, origin.spec, origin.layout, aggregator, self.out)
+
     def _run(
         self,
         grid: Grid,
@@ -190,6 +209,17 @@ class FedSync(Shipped):
         given: ArrayRecord | None,
     ) -> tuple[RunResult, FinalModel | None]:
         """The run, and the final model; None where updates are encrypted, for then only silos have it."""
+        return self._driven(grid, config, timing, evaluate_fn, given)[:2]
+
+    def _driven(
+        self,
+        grid: Grid,
+        config: StrategyConfig,
+        timing: Timeouts,
+        evaluate_fn: EvaluateFn | None,
+        given: ArrayRecord | None,
+    ) -> tuple[RunResult, FinalModel | None, Origin, DurableAggregator]:
+        """The same, and what the run began with, and what added its updates."""
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
         run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
@@ -262,7 +292,7 @@ class FedSync(Shipped):
         fill_metrics(result, recorder.ledger)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
-        return result, final
+        return result, final, begin.origin, aggregator
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -301,9 +331,12 @@ class FedSync(Shipped):
         config = run.config
         tensors = [(name, array.dtype, tuple(array.shape)) for name, array in (given or {}).items()]
         task = config.task.started_from(tensors)
-        spec = run.spec().model_copy(update={"run": new_identity(), "task": task}).dump()
         clear(self.out)
-        shutil.rmtree(self.out / EVIDENCE, ignore_errors=True)
+        for folder in (EVIDENCE, SURVEY):
+            shutil.rmtree(self.out / folder, ignore_errors=True)
+        (self.out / STATISTICS).unlink(missing_ok=True)
+        told = run.spec().model_copy(update={"run": new_identity(), "task": task})
+        spec = self._surveyed(grid, config, timing, told).dump()
         if given is not None and task is not config.task:
             model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
             about = InitialModel(layout)

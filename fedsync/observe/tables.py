@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -108,6 +108,34 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
+
+
+def statistics_table(found: Mapping[str, Any]) -> Table:
+    """What `fedsync.core.survey.findings.told` says, a row a column."""
+    classes = ", ".join(_cell(count) for count in found["classes"])
+    title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
+    table = _table(title, "column", "known", "missing", "mean", "deviation", "histogram")
+    for column in found["columns"]:
+        numbers = [_number(column.get(name), "{:.4g}") for name in ("mean", "deviation")]
+        table.add_row(
+            column["column"], _cell(column["known"]), _cell(column["missing"]), *numbers, _bars(column.get("counts"))
+        )
+    return table
+
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def _bars(counts: list[int | str | None] | None) -> str:
+    """A letter a bin; a dot for a count that is not told."""
+    if counts is None:
+        return ""
+    most = max((count for count in counts if isinstance(count, int)), default=0) or 1
+    return "".join(_BARS[-(-8 * count // most)] if isinstance(count, int) else "·" for count in counts)
+
+
+def _cell(count: int | str | None) -> str:
+    return "-" if count is None else str(count)
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.config.survey import survey_of
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Layout, Vector
 from fedsync.core.parts import CommonForm
+from fedsync.core.survey.findings import STATISTICS
 from fedsync.core.transfer import Aggregator, Replica
 from fedsync.observe.kept_models import KeptModels
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
+from fedsync.observe.survey import FOLDER, after_survey
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver
 from fedsync.sim.machine import Machine
@@ -52,13 +57,43 @@ def run_virtual(
         ConfigError: strategy and silos do not fit together.
         RunError: the run could not reach its end.
     """
+    keys, rings = _keys(config, cluster)
+    survey = survey_of(config)
+    (out / STATISTICS).unlink(missing_ok=True)
     builder = RunBuilder(measuring(config), cluster, out, "virtual", target_accuracy, listeners)
     spec = builder.spec()
-    text = spec.dump()
-    keys, rings = _keys(config, cluster)
+    if survey is not None:
+        before = RunBuilder(survey, cluster, out / FOLDER, "virtual")
+        asked = before.spec()
+        done = _drive(before, asked, keys, rings)
+        spec = after_survey(spec, asked.dump(), done.layout, done.aggregator, out)
+    return _drive(builder, spec, keys, rings, poll_s).summary
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a run has come to.
+
+    Args:
+        layout: of its model.
+        aggregator: at its end.
+        summary: of the run.
+    """
+
+    layout: Layout
+    aggregator: Aggregator
+    summary: dict[str, Any]
+
+
+def _drive(
+    builder: RunBuilder, spec: RunSpec, keys: ServerKeys | None, rings: Mapping[str, Ring], poll_s: float = 0.0
+) -> _Done:
+    """One run, all of whose silos are in this process."""
+    text, cluster, config, out = spec.dump(), builder.cluster, builder.config, builder.out
+    silos = [] if cluster is None else cluster.silos
     workers = {
         silo.name: SiloSession(Identity(text, index, silo.name, resources=False), spec, rings.__getitem__)
-        for index, silo in enumerate(cluster.silos)
+        for index, silo in enumerate(silos)
     }
     first = next(iter(workers.values()))
     form = CommonForm(first.layout, first.form.frozen)
@@ -67,7 +102,7 @@ def run_virtual(
     policies, plan = builder.policies(), spec.encryption_plan(first.layout)
     aggregator = builder.aggregator(first.initial_model(), policies, plan, keys)
     recorder = builder.recorder(first.layout.nbytes, plan)
-    machines = {silo.name: Machine(silo, config.seed) for silo in cluster.silos}
+    machines = {silo.name: Machine(silo, config.seed) for silo in silos}
     driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)
     models, last = KeptModels(out, first.save_model), None
     try:
@@ -77,7 +112,7 @@ def run_virtual(
         if recorder.ledger.best is not None and isinstance(aggregator, PlainAggregator):
             models.keep(recorder.ledger.best, aggregator.best)
         summary = recorder.finish(models.finish(last))
-    return summary
+    return _Done(first.layout, aggregator, summary)
 
 
 def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:

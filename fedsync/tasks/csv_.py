@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
@@ -16,10 +17,24 @@ from torch.utils.data import TensorDataset
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.metrics.named import classification
-from fedsync.tasks.features import encode, is_text, width
+from fedsync.core.survey.findings import ColumnScale
+from fedsync.core.survey.sums import Columns
+from fedsync.tasks.features import encode, is_text, numbers_of, width
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
-from fedsync.tasks.readers.tabular import Table, check_column, number, read_header, read_table
+from fedsync.tasks.readers.tabular import MISSING, Table, check_column, number, read_header, read_table
 from fedsync.tasks.samples import stratified
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One silo's file, read: which columns are learned from, which of them are text, and which rows are trained on."""
+
+    table: Table
+    columns: tuple[str, ...]
+    text: frozenset[str]
+    labels: NDArray[np.int64]
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
 
 
 class CsvTask(Task):
@@ -27,8 +42,9 @@ class CsvTask(Task):
 
     A column is text if it is named in ``text`` or has a cell that is neither missing nor a finite
     number; else it is numeric. A number becomes one feature, imputed with the median and standardised
-    with the mean and deviation of the silo's own training rows; a text becomes 8, one-hot by the hash of
-    the cell, so that silos need no common vocabulary. Missing cells are empty, ``?``, ``NA`` or ``nan``.
+    with the mean and deviation of the silo's own training rows, or with ``scales`` that all silos share, where a
+    missing cell is the mean. A text becomes 8, one-hot by the hash of the cell, so that silos need no common
+    vocabulary. Missing cells are empty, ``?``, ``NA`` or ``nan``.
 
     A silo reads its own file and, where they are on the same machine, the first file (for the columns'
     types) and the first line of the others (to compare headers).
@@ -44,6 +60,7 @@ class CsvTask(Task):
         ignore: columns to leave out.
         classes: number of classes.
         text: columns to treat as text though some silo's cells all look like numbers.
+        scales: what each numeric column is standardised by; None for the silo's own.
 
     Raises:
         ConfigError: here, an option is out of range; in `model` and `data`, something is wrong in a
@@ -61,6 +78,7 @@ class CsvTask(Task):
         ignore: tuple[str, ...] = (),
         classes: int = 2,
         text: tuple[str, ...] = (),
+        scales: Mapping[str, ColumnScale] | None = None,
     ) -> None:
         if not files:
             raise ConfigError("task.files", "no files are given", "Name one a silo")
@@ -81,6 +99,7 @@ class CsvTask(Task):
         self._ignore = frozenset(ignore)
         self._classes = classes
         self._text = frozenset(text)
+        self._scales = scales
 
     def model(self) -> nn.Module:
         """One linear layer, or two with a ReLU between. Wants at least one of the files."""
@@ -100,6 +119,29 @@ class CsvTask(Task):
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Features float32 [n, width] and labels int64 [n] of the file ``files[slot.index]``."""
+        rows = self._rows(slot)
+        if self._scales is not None:
+            for name in rows.columns:
+                if name not in rows.text and name not in self._scales:
+                    problem = f"{rows.table.file} has a column of numbers {name!r}, and there is no scale for it"
+                    raise ConfigError("task.standardise", problem, "Give all silos the same columns")
+        features = encode(rows.table, rows.columns, rows.text, rows.train, self._scales)
+        return SiloData(_select(features, rows.labels, rows.train), _select(features, rows.labels, rows.test))
+
+    def columns(self, slot: SiloSlot) -> Columns:
+        """Cells of the training rows; of test rows nothing is told."""
+        rows = self._rows(slot)
+        table, train = rows.table, rows.train
+        numbers = {name: numbers_of(table.column(name))[train] for name in rows.columns if name not in rows.text}
+        texts = {}
+        for name in rows.columns:
+            if name in rows.text:
+                cells = table.column(name)
+                texts[name] = sum(cells[row] not in MISSING for row in train)
+        classes = np.bincount(rows.labels[train], minlength=self._classes).tolist()
+        return Columns(table.file, classes, numbers, texts, rows.columns)
+
+    def _rows(self, slot: SiloSlot) -> _Rows:
         if slot.count != len(self._files):
             raise ConfigError(
                 "task.files", f"{len(self._files)} files for {slot.count} silos", "Name exactly one file a silo"
@@ -110,8 +152,7 @@ class CsvTask(Task):
         self._check_like_first(table, columns, text)
         labels = np.array([self._label(table, row) for row in range(len(table.rows))], dtype=np.int64)
         train, test = stratified(labels, self._test_share, slot.seed, slot.name)
-        features = encode(table, columns, text, train)
-        return SiloData(_select(features, labels, train), _select(features, labels, test))
+        return _Rows(table, columns, text, labels, train, test)
 
     def _first_file(self) -> str:
         """The first file that is on this machine; if none is, the first, for the reader to complain about."""

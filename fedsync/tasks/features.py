@@ -1,13 +1,14 @@
-"""Table cells as features, without a look at any other silo's rows."""
+"""Table cells as features."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.core.survey.findings import ColumnScale
 from fedsync.tasks.readers.tabular import MISSING, Table, number
 
 BUCKETS = 8
@@ -26,7 +27,13 @@ def width(columns: Sequence[str], text: frozenset[str]) -> int:
     return sum(BUCKETS if column in text else 1 for column in columns)
 
 
-def encode(table: Table, columns: Sequence[str], text: frozenset[str], train: NDArray[np.int64]) -> NDArray[np.float32]:
+def encode(
+    table: Table,
+    columns: Sequence[str],
+    text: frozenset[str],
+    train: NDArray[np.int64],
+    scales: Mapping[str, ColumnScale] | None = None,
+) -> NDArray[np.float32]:
     """All rows as features, float32 [rows, width(columns, text)].
 
     Args:
@@ -34,12 +41,28 @@ def encode(table: Table, columns: Sequence[str], text: frozenset[str], train: ND
         columns: those to encode, in this order.
         text: which of them are text.
         train: row numbers that medians, means and deviations are taken from; no other row leaks.
+        scales: of the numeric columns, of all silos together; None takes them from ``train``.
     """
-    blocks = [
-        _hashed(table.column(column)) if column in text else _standardised(table.column(column), train)
-        for column in columns
-    ]
+    blocks = []
+    for column in columns:
+        cells = table.column(column)
+        if column in text:
+            blocks.append(_hashed(cells))
+        elif scales is None:
+            blocks.append(_standardised(numbers_of(cells), train))
+        else:
+            blocks.append(_scaled(numbers_of(cells), scales[column]))
     return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def numbers_of(cells: Sequence[str]) -> NDArray[np.float64]:
+    """The cells of a numeric column, float64 [n], NaN where one is missing."""
+    return np.array([np.nan if cell in MISSING else float(cell) for cell in cells])
+
+
+def _scaled(values: NDArray[np.float64], scale: ColumnScale) -> NDArray[np.float64]:
+    """Standardised alike at all silos, float64 [n, 1]; a missing cell is the mean, 0."""
+    return np.where(np.isnan(values), 0.0, (values - scale.mean) / scale.deviation).reshape(-1, 1)
 
 
 def _hashed(cells: Sequence[str]) -> NDArray[np.float64]:
@@ -51,13 +74,12 @@ def _hashed(cells: Sequence[str]) -> NDArray[np.float64]:
     return block
 
 
-def _standardised(cells: Sequence[str], train: NDArray[np.int64]) -> NDArray[np.float64]:
+def _standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
     """Imputed and standardised, float64 [n, 1].
 
     A column that is constant or wholly missing on the training rows is zero there, and elsewhere the plain
     difference from that constant.
     """
-    values = np.array([np.nan if cell in MISSING else float(cell) for cell in cells])
     known = values[train][~np.isnan(values[train])]
     values[np.isnan(values)] = np.median(known) if known.size else 0.0
     mean, deviation = float(values[train].mean()), float(values[train].std())

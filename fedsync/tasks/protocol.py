@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, default_collate
 
 from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.parts import PartPatterns
+from fedsync.core.survey.sums import Columns
 
 Batch = Any
 """What `Task.collate` makes of the samples of one batch, on the model's device."""
@@ -68,6 +69,10 @@ class Task(ABC):
     @abstractmethod
     def data(self, slot: SiloSlot) -> SiloData:
         """The samples of the silo ``slot``. A function of the slot: two calls give the same samples."""
+
+    def columns(self, slot: SiloSlot) -> Columns | None:
+        """What a survey of all silos' columns adds up: the training rows of the silo ``slot``. Default: nothing."""
+        return None
 
     def parts(self) -> PartPatterns:
         """Which tensors of the model travel, and which stay at their silo.

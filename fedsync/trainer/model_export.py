@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MODEL = "model.pt"
 
+_SURVEY = "survey"
+"""Kind of a task without a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
@@ -73,10 +76,10 @@ def export_model(state: Path, out: Path) -> None:
     Raises:
         RunError: no silo keeps a copy there, or one is damaged.
     """
-    copies = list(state.glob(f"*/{COPY}"))
-    if not copies:
+    kept = kept_runs(state)
+    if not kept:
         raise RunError(f"no silo in {state} keeps the model")
-    _write(out, copies, RunSpec.parse(Identity.load(copies[0].parent).spec))
+    _write(out, kept[0].copies, RunSpec.parse(kept[0].spec))
 
 
 def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> Exported:
@@ -117,6 +120,8 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
         copy = folder / COPY
         try:
             spec, at_s = Identity.load(folder).spec, copy.stat().st_mtime
+            if json.loads(spec)["task"]["kind"] == _SURVEY:
+                continue  # it left sums, and no model
             # By all of it: what a server calls two runs by one name are two.
             found.setdefault(spec, []).append((at_s, copy))
         except (OSError, ValueError, KeyError):  # nothing came yet, or it is of another version of FedSync

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fedsync.common.fence import ALLOWED, Fence
+from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
+from fedsync.config.tasks import SurveyConfig
 from fedsync.core.errors import LimitReached, OwnerRefusal
 from fedsync.core.layout import matches
 from fedsync.core.orders import WorkOrder
@@ -51,6 +53,9 @@ class OwnerPolicy(Section):
     counts: str | None = None
     """File in which orders are counted; None counts none."""
 
+    statistics: Literal["sealed", "plain"] = "plain"
+    """Whether the server may read what the silo's columns hold, where the run is in the clear."""
+
     emulate: bool = True
     """Whether the silo may pretend to be another machine."""
 
@@ -68,6 +73,7 @@ class OwnerPolicy(Section):
             never=config.closed(),
             limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
+            statistics=config.statistics,
             emulate=config.emulate,
             first_model=config.first_model,
             errors=config.errors,
@@ -84,11 +90,16 @@ class OwnerPolicy(Section):
         All of them are checked, also those of other silos' files: a task may look for any of them.
 
         Raises:
-            OwnerRefusal: one leads to where runs may not read, or the run emulates machines at a silo that is one.
+            OwnerRefusal: one leads to where runs may not read, or the run emulates machines at a silo that is one, or
+            asks for statistics in the clear.
         """
         if spec.emulate and not self.emulate:
             problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
             raise OwnerRefusal("emulate", problem, "Leave the machines out, or have the owner write emulate: true")
+        if isinstance(spec.task, SurveyConfig) and isinstance(spec.cipher, PlainConfig) and self.statistics != "plain":
+            problem = "the server asks what this silo's columns hold, in the clear, and its owner does not allow it"
+            remedy = "Ask for an encrypted run, or have the owner write statistics: plain in silo.yaml"
+            raise OwnerRefusal("task.standardise", problem, remedy)
         if self.data is None:
             return unpacked(spec)
         fence = Fence(tuple(self.data), tuple(self.never))
@@ -97,8 +108,12 @@ class OwnerPolicy(Section):
                 fence.located(machine.trace)
         return spec.model_copy(update={"task": spec.task.relocated(lambda path: str(fence.located(path)))})
 
-    def begin(self, order: WorkOrder) -> None:
+    def begin(self, order: WorkOrder, *, survey: bool = False) -> None:
         """See that an order is one that the silo may carry out, and count it; nothing is counted that is refused.
+
+        Args:
+            order: to begin.
+            survey: it asks what the silo's columns hold.
 
         Raises:
             LimitReached: it is too small, or one too many.
@@ -108,7 +123,8 @@ class OwnerPolicy(Section):
             _at_least("batch_size", order.batch_size, self.limits.batch_size)
             _at_least("samples", order.planned_samples, self.limits.samples)
             if self._counted is not None:
-                self._counted.take("orders", *(("evaluations",) if order.evaluate else ()))
+                evaluations, surveys = ("evaluations",) * order.evaluate, ("surveys",) * survey
+                self._counted.take("orders", *evaluations, *surveys)
 
     def begin_evaluation(self) -> None:
         """Count an evaluation; raises as `begin`."""
@@ -132,8 +148,9 @@ class OwnerPolicy(Section):
     def _counted(self) -> OrderCounts | None:
         if self.limits is None or self.counts is None:
             return None
-        most = {"orders": self.limits.orders_per_hour, "evaluations": self.limits.evaluations_per_hour}
-        return OrderCounts(Path(self.counts), most)
+        limits = self.limits
+        most = {"orders": limits.orders_per_hour, "evaluations": limits.evaluations_per_hour}
+        return OrderCounts(Path(self.counts), {**most, "surveys": limits.surveys_per_hour})
 
     def check_seal(self, plan: EncryptionPlan | None) -> None:
         """See that a run seals what it must.

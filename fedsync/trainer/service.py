@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.tasks import SurveyConfig
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.spans import digest
@@ -116,6 +117,7 @@ class TrainerService:
                 "Give every silo its own number from 0 on",
             )
         self._owner = owner
+        self._surveys = isinstance(spec.task, SurveyConfig)
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
@@ -179,7 +181,7 @@ class TrainerService:
         with self._beginning:
             job = self._job
             if job is None or job.order != order or isinstance(job.outcome, VersionMismatch):
-                self._owner.begin(order)
+                self._owner.begin(order, survey=self._surveys)
                 if job is not None:
                     job.halt.set()
                     job.done.wait()

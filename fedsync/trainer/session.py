@@ -11,9 +11,9 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +43,7 @@ from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, Identity
+from fedsync.trainer.survey import open_survey, surveyed
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
@@ -95,6 +96,12 @@ class SiloSession:
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
+        # A snapshot may be asked for while an order is in work, but not while the model changes.
+        self._exchange = threading.Lock()
+        if spec.survey is not None and keys is not None:
+            with self._counted():
+                sums = open_survey(spec.survey, identity, keys, self._owner)
+            spec = surveyed(spec, sums, folder)
         site, slots, local = place_of(spec, identity)
         # In virtual time all silos share a process, and none has others of its own.
         local = local if throttled or machine is None else replace(local, workers=0, processes=1)
@@ -123,8 +130,6 @@ class SiloSession:
         self.last = None if self._file is None else LastOrder.load(self._file)
         self.cursor = Cursor() if self.last is None else self.last.cursor
         self.replica.owe(None if self.last is None else self.last.owed)
-        # A snapshot may be asked for while an order is in work, but not while the model changes.
-        self._exchange = threading.Lock()
 
     def _warn(self, spec: RunSpec) -> None:
         """Say in the silo's own log what keeps its batches from following its speed."""
@@ -276,7 +281,13 @@ class SiloSession:
             self.lockout.check()
 
     def _receive(self, received: Payload, version: int) -> Vector:
-        """Have the replica take what came. Whatever fails in what was sealed is one class of error, and counts.
+        """Have the replica take what came."""
+        with self._counted():
+            return self.replica.receive(received, version)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Whatever fails within, in what was sealed, is one class of error, and counts.
 
         One class, so that the server cannot tell a check from another. What befalls the machine does not count: a full
         disk, memory that ran out, a process that was killed. Nor does what was authentic, and spoiled by a silo: that
@@ -284,7 +295,7 @@ class SiloSession:
         """
         with self._exchange, nullcontext() if self.lockout is None else self.lockout.alone():
             try:
-                return self.replica.receive(received, version)
+                yield
             except (OtherVersion, ConfigError, OSError, MemoryError, BrokenExecutor):
                 raise
             except Exception as error:

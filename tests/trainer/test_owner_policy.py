@@ -138,6 +138,7 @@ def test_what_the_file_says_arrives_at_the_trainer(
         never=never,
         limits=LimitsConfig(),
         counts="/s/orders.json",
+        statistics="sealed",
         emulate=False,
         first_model=None,
     )

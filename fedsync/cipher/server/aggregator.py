@@ -210,6 +210,18 @@ class EncryptedAggregator:
             raise PolicyError(f"version {held} leads nowhere, and there is no snapshot")
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
+    def from_the_beginning(self, version: int) -> Payload:
+        """All that leads from the beginning to a version, or to the newest, uint8 [bytes]: for who was in no round.
+
+        Raises:
+            PolicyError: it is forgotten.
+        """
+        found = self._catch_up(-1)
+        if found.start is not Start.HELD:
+            raise PolicyError("the first links are forgotten")
+        version = min(version, found.version)
+        return replace(found, version=version, links=found.links[:version]).encode()
+
     def _total(self, envelopes: Sequence[wire.Envelope], version: int, chunks: int) -> Payload:
         """The sum of updates on one grid, as it is sent; it leads to ``version``."""
         plan, keys = self._plan, self._keys

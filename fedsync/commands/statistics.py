@@ -1,0 +1,33 @@
+"""``fedsync statistics``: what the columns of all silos hold, as they found out before a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedsync.core.errors import ConfigError
+
+
+def statistics(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a run, or of a silo's trainer in an encrypted run.")
+    ],
+) -> None:
+    """Show what the columns of all silos hold, where a run's task asked for it."""
+    from fedsync.core.survey.findings import STATISTICS
+    from fedsync.observe.tables import statistics_table
+
+    path = folder / STATISTICS
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        table = statistics_table(found)
+    except FileNotFoundError:
+        remedy = "Ask for them: task.standardise: federated. In an encrypted run the silos have them"
+        raise ConfigError(str(path), "there are no statistics of this run", remedy) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(str(path), "this is no file of statistics", "Name the folder of a run") from error
+    Console().print(table)
