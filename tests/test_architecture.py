@@ -45,6 +45,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "sklearn": ({"tasks", "client"}, {"client"}),
     "lightning": ({"client"}, {"client"}),
     "transformers": ({"client"}, {"client"}),
+    "keras": ({"client"}, {"client"}),
     "scipy": ({"tasks"}, set()),
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),

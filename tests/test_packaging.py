@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ("huggingface", "lightning", "sklearn")
+EXAMPLES = ("huggingface", "keras", "lightning", "sklearn")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 `make examples` runs this, since not everybody has the libraries.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.client.test_own_loop import plain_sgd, trainer
 from tests.train.make import EXAMPLES, order
 
 pytestmark = pytest.mark.examples
+os.environ.setdefault("KERAS_BACKEND", "torch")  # before it is imported
+keras = pytest.importorskip("keras")
 lightning = pytest.importorskip("lightning")
 transformers = pytest.importorskip("transformers")
 
@@ -118,7 +121,16 @@ def by_hugging_face(
     trainer_for(work, theirs).train()
 
 
-@pytest.fixture(params=[by_lightning, by_hugging_face])
+def by_keras(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+    from fedsync.client.keras import FedSyncFitCallback
+
+    net = keras.Sequential([keras.layers.TorchModuleWrapper(model)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(optimizer=keras.optimizers.SGD(work.learning_rate), loss=loss)
+    net.fit(work.loader(train), epochs=1, verbose=0, shuffle=False, callbacks=[FedSyncFitCallback(work)])
+
+
+@pytest.fixture(params=[by_lightning, by_hugging_face, by_keras])
 def loop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
     monkeypatch.chdir(tmp_path)
     return request.param  # type: ignore[no-any-return]

@@ -1,0 +1,39 @@
+"""Keras' `Model.fit` as an order's loop. Needs ``keras``, with PyTorch behind it (``KERAS_BACKEND=torch``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+
+from fedsync.client.work import Work
+
+
+class FedSyncFitCallback(keras.callbacks.Callback):
+    """Counts batches of `Model.fit` as steps of an order and stops it where the order ends.
+
+    Optimizer, loss and metrics stay those of ``compile``. Give ``fit`` the batches of ``work.loader`` and one epoch: it
+    has all steps of the order, and validation comes after them.
+
+    Args:
+        work: the order.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+        self._steps = work.counter()
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        next(self._steps)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        try:
+            next(self._steps)
+        except StopIteration:
+            # A mean over all batches already.
+            self._work.log(loss=float((logs or {})["loss"]))
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        self._steps.close()
