@@ -14,7 +14,8 @@ import yaml
 from fedsync import __version__
 from fedsync.observe.report import draw
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.style import Picture, inline, thin, to_svg
+from fedsync.observe.report.html import FigureIds, number, table
+from fedsync.observe.report.style import thin
 from fedsync.observe.report.timeline import timeline
 
 TIMELINE_ORDERS = 5000
@@ -52,7 +53,7 @@ def page(runs: Sequence[RunData]) -> str:
 
 def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
     """Key, title and HTML of every section; the HTML of one that has nothing to show is empty."""
-    ids = _Ids()
+    ids = FigureIds()
     yield "summary", "Summary", _unfinished(runs) + _summary(runs)
     yield "accuracy", "Accuracy", ids.figures([draw.progress(runs, "time"), draw.progress(runs, "rounds")])
     most = max(TIMELINE_ORDERS // len(runs), 200)
@@ -65,71 +66,30 @@ def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
     yield "configuration", "Configuration", _differences(runs) + "\n".join(_configuration(run) for run in runs)
 
 
-class _Ids:
-    """Figures as HTML, each with ids of its own."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def figures(self, pictures: Iterable[Picture | None]) -> str:
-        """All that there are, side by side where there is room; "" without any."""
-        made = [self._figure(picture) for picture in pictures if picture is not None]
-        if not made:
-            return ""
-        return (
-            "\n".join(made)
-            if made[0].startswith('<figure class="wide"')
-            else f'<div class="figures">{"".join(made)}</div>'
-        )
-
-    def _figure(self, picture: Picture) -> str:
-        self._count += 1
-        svg = inline(to_svg(picture.figure), f"f{self._count}", escape(picture.alt))
-        if picture.wide:
-            # A part of the page that scrolls has to be reachable without a mouse.
-            svg = f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(picture.title)}">{svg}</div>'
-        caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
-        kind = ' class="wide"' if picture.wide else ""
-        return f"<figure{kind}><h3>{escape(picture.title)}</h3>{svg}{caption}</figure>"
-
-
-def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """First column names, the others figures."""
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
 _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("strategy", lambda s: str(s["strategy"])),
     ("runtime", lambda s: str(s["runtime"])),
     ("seed", lambda s: str(s["seed"])),
     ("silos", lambda s: str(len(s["silos"]))),
     ("rounds (commits)", lambda s: str(s["rounds"])),
-    ("duration [s]", lambda s: _number(s["seconds"], ".1f")),
-    ("accuracy", lambda s: _number(s["accuracy"], ".4f")),
-    ("test loss", lambda s: _number(s["loss"], ".4f")),
-    ("target accuracy", lambda s: _number(s["target_accuracy"], "g")),
-    ("time to target [s]", lambda s: _number(s["seconds_to_target"], ".1f")),
+    ("duration [s]", lambda s: number(s["seconds"], ".1f")),
+    ("accuracy", lambda s: number(s["accuracy"], ".4f")),
+    ("test loss", lambda s: number(s["loss"], ".4f")),
+    ("target accuracy", lambda s: number(s["target_accuracy"], "g")),
+    ("time to target [s]", lambda s: number(s["seconds_to_target"], ".1f")),
     ("samples processed", lambda s: f"{s['samples']:,}"),
-    ("time spent training", lambda s: _number(s["utilisation"], ".1%")),
-    ("time spent waiting", lambda s: _number(s["wait_fraction"], ".1%")),
+    ("time spent training", lambda s: number(s["utilisation"], ".1%")),
+    ("time spent waiting", lambda s: number(s["wait_fraction"], ".1%")),
     ("failed orders", lambda s: str(sum(silo["failures"] for silo in s["silos"]))),
-    ("to the server [MB]", lambda s: _number(s["bytes_up"] / 1e6, ".2f")),
-    ("to the silos [MB]", lambda s: _number(s["bytes_down"] / 1e6, ".2f")),
-    ("values sent encrypted", lambda s: _number(s.get("sealed_share"), ".1%")),
+    ("to the server [MB]", lambda s: number(s["bytes_up"] / 1e6, ".2f")),
+    ("to the silos [MB]", lambda s: number(s["bytes_down"] / 1e6, ".2f")),
+    ("values sent encrypted", lambda s: number(s.get("sealed_share"), ".1%")),
 )
 
 
 def _summary(runs: Sequence[RunData]) -> str:
     rows = [(title, *(show(run.summary) for run in runs)) for title, show in _ROWS]
-    return _table("The whole run, all silos together", ["", *(run.label for run in runs)], rows)
+    return table("The whole run, all silos together", ["", *(run.label for run in runs)], rows)
 
 
 def _unfinished(runs: Sequence[RunData]) -> str:
@@ -140,7 +100,7 @@ def _unfinished(runs: Sequence[RunData]) -> str:
     return f'<p class="mark">{escape(said)}</p>\n'
 
 
-def _work(run: RunData, ids: _Ids, *, named: bool) -> str:
+def _work(run: RunData, ids: FigureIds, *, named: bool) -> str:
     figures = ids.figures([draw.batch_sizes(run), draw.speeds(run)])
     if not run.orders:
         return ""
@@ -157,14 +117,14 @@ def _overhead(runs: Sequence[RunData]) -> str:
     whole = [sum(silo["overhead_s"] for silo in run.summary["silos"]) for run in runs]
     if not any(whole):
         return ""
-    rows = [(kind, *(_number((run.overhead_s or {}).get(kind), ".1f") for run in runs)) for kind in kinds]
+    rows = [(kind, *(number((run.overhead_s or {}).get(kind), ".1f") for run in runs)) for kind in kinds]
     rest = [max(total - known, 0.0) for total, known in zip(whole, told, strict=True)]
     rows.append(("not told by silos (transfer, start)", *(f"{seconds:.1f}" for seconds in rest)))
     rows.append(("overhead in all", *(f"{seconds:.1f}" for seconds in whole)))
-    return _table("Overhead of all orders by kind [s]", ["", *(run.label for run in runs)], rows)
+    return table("Overhead of all orders by kind [s]", ["", *(run.label for run in runs)], rows)
 
 
-def _metrics(runs: Sequence[RunData], ids: _Ids) -> str:
+def _metrics(runs: Sequence[RunData], ids: FigureIds) -> str:
     """What silos report besides: a chart of each figure, and for each run a table of its silos."""
     names = sorted({name for run in runs for name in run.summary.get("metrics", {})})
     charts = ids.figures([draw.metric(runs, name) for name in names[:MOST_CHARTS]])
@@ -174,8 +134,8 @@ def _metrics(runs: Sequence[RunData], ids: _Ids) -> str:
 def _metric_table(run: RunData) -> str:
     whole, silos = run.summary["metrics"], run.summary["silos"]
     of_silos = [(silo["name"], silo.get("metrics", {})) for silo in thin(silos, draw.MOST_SILOS)]
-    rows = [(name, *(_number(found.get(key), ".6g") for key in whole)) for name, found in [("all", whole), *of_silos]]
-    return _table(f"{run.label}: reported by silos, whole run", ["", *whole], rows)
+    rows = [(name, *(number(found.get(key), ".6g") for key in whole)) for name, found in [("all", whole), *of_silos]]
+    return table(f"{run.label}: reported by silos, whole run", ["", *whole], rows)
 
 
 def _end(run: RunData) -> str:
@@ -202,7 +162,7 @@ def _differences(runs: Sequence[RunData]) -> str:
     flat = [dict(_flatten(_parsed(run.config))) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     rows = [(key, *(one.get(key, "-") for one in flat)) for key in keys if len({one.get(key) for one in flat}) > 1]
-    return _table("What differs", ["", *(run.label for run in runs)], rows) if rows else "<p>All the same.</p>"
+    return table("What differs", ["", *(run.label for run in runs)], rows) if rows else "<p>All the same.</p>"
 
 
 def _parsed(text: str) -> Any:
@@ -218,7 +178,3 @@ def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
             yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
         yield prefix, json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

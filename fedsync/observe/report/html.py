@@ -1,0 +1,53 @@
+"""Tables and figures as HTML; all that comes from a run is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from fedsync.observe.report.style import Picture, inline, to_svg
+
+
+class FigureIds:
+    """Figures as HTML, each with ids of its own."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def figures(self, pictures: Iterable[Picture | None]) -> str:
+        """All that there are, side by side where there is room; "" without any."""
+        made = [self._figure(picture) for picture in pictures if picture is not None]
+        if not made:
+            return ""
+        return (
+            "\n".join(made)
+            if made[0].startswith('<figure class="wide"')
+            else f'<div class="figures">{"".join(made)}</div>'
+        )
+
+    def _figure(self, picture: Picture) -> str:
+        self._count += 1
+        svg = inline(to_svg(picture.figure), f"f{self._count}", escape(picture.alt))
+        if picture.wide:
+            # A part of the page that scrolls has to be reachable without a mouse.
+            svg = f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(picture.title)}">{svg}</div>'
+        caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
+        kind = ' class="wide"' if picture.wide else ""
+        return f"<figure{kind}><h3>{escape(picture.title)}</h3>{svg}{caption}</figure>"
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """First column names, the others figures."""
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "\n".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
