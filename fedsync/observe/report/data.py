@@ -15,6 +15,8 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.forecast import Predictions
+from fedsync.observe.report.read_results import read_results
+from fedsync.observe.report.results import Results
 from fedsync.observe.tail import Tail
 
 FIGURES = frozenset(
@@ -87,6 +89,7 @@ class RunData:
         overhead_s: seconds by kind, as silos told; the rest of the overhead they cannot know.
         forecasts: why orders have no forecast, or "".
         ended: the run came to an end of its own.
+        results: how good its models are.
     """
 
     label: str
@@ -98,6 +101,7 @@ class RunData:
     overhead_s: Mapping[str, float] | None = None
     forecasts: str = ""
     ended: bool = True
+    results: Results = field(default_factory=Results)
 
     @property
     def clock(self) -> str:
@@ -119,8 +123,13 @@ def read_run(folder: Path) -> RunData:
         ConfigError: the folder holds no run.
         FedSyncError: a file in it is damaged; names the line.
     """
-    journal, summary = folder / "journal.jsonl", read_summary(folder / "summary.json")
-    config = _text(folder / "config.yaml")
+    summary = read_summary(folder / "summary.json")
+    run = _read_books(folder, summary)
+    return replace(run, results=read_results(folder, summary))
+
+
+def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:
+    journal, config = folder / "journal.jsonl", _text(folder / "config.yaml")
     if not journal.is_file():
         if summary is None:
             raise ConfigError(str(folder), "no run: neither journal.jsonl nor summary.json is there", "Name its folder")

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fedsync import __version__
-from fedsync.observe.report import draw
+from fedsync.observe.report import draw, page_results
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.html import FigureIds, number, table
 from fedsync.observe.report.style import thin
@@ -55,6 +55,11 @@ def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
     """Key, title and HTML of every section; the HTML of one that has nothing to show is empty."""
     ids = FigureIds()
     yield "summary", "Summary", _unfinished(runs) + _summary(runs)
+    yield "results", "Results", page_results.results(runs)
+    matrices = [page_results.cross_site(run, named=len(runs) > 1) for run in runs]
+    yield "cross-site", "Every model at every silo", "\n".join(filter(None, matrices))
+    yield "curves", "ROC and calibration", page_results.curves(runs, ids)
+    yield "learning", "Metrics over rounds", page_results.over_rounds(runs, ids)
     yield "accuracy", "Accuracy", ids.figures([draw.progress(runs, "time"), draw.progress(runs, "rounds")])
     most = max(TIMELINE_ORDERS // len(runs), 200)
     yield "timeline", "Timeline", "\n".join(ids.figures([timeline(run, most)]) for run in runs)

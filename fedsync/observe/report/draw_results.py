@@ -1,0 +1,146 @@
+"""Figures of how good the models are: metrics over rounds with their spread over silos, ROC and calibration curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsync.observe.report.data import RunData, natural
+from fedsync.observe.report.results import Findings, RoundNumbers, short
+from fedsync.observe.report.style import (
+    COLOURS,
+    INK,
+    MARKERS,
+    SERIES,
+    Picture,
+    canvas,
+    legend_above,
+    markers,
+    name_of,
+    series,
+    thin,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_POINTS = 250
+"""Versions of a line that are drawn; of more, as many evenly spaced."""
+MOST_LINES = 5
+"""Silos that have a line of their own; of more, bands show the spread."""
+MOST_BANDS = 3
+"""Runs whose silos are a band; bands of more would hide each other."""
+
+
+def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
+    """A metric of every version, pooled, with what single silos found. None where no version has it."""
+    told = [(run, thin(run.results.rounds.get(metric, ()), MOST_POINTS)) for run in runs]
+    if not any(rows for _, rows in told):
+        return None
+    silos = {silo for _, rows in told for row in rows for silo in row.silos}
+    with canvas() as (figure, ax):
+        for index, (run, rows) in enumerate(told):
+            label = "pooled" if len(runs) == 1 else name_of(run.label)
+            style = {**series(index), **markers(len(rows)), "marker": MARKERS[index % SERIES], "zorder": 3}
+            ax.plot([row.round for row in rows], [row.pooled for row in rows], label=label, **style)
+            if silos and len(runs) <= MOST_BANDS:
+                _spread(ax, rows, index, alone=len(runs) == 1)
+        ax.set_xlabel("round (commits)")
+        ax.set_ylabel(name_of(metric))
+        if len(ax.get_legend_handles_labels()[1]) > 1:
+            legend_above(figure, ax)
+    ends = ", ".join(f"{run.label} {short(rows[-1].pooled)}" for run, rows in told if rows)
+    alt = f"Line chart of {metric} against rounds, pooled over all silos. At the end: {ends}."
+    return Picture(metric, alt, _caption(runs, silos, any(len(rows) == MOST_POINTS for _, rows in told)), figure)
+
+
+def _caption(runs: Sequence[RunData], silos: set[str], thinned: bool) -> str:
+    notes = ["Pooled: over all silos' samples together."]
+    if not silos:
+        notes.append("No silo told numbers of its own.")
+    elif len(runs) > MOST_BANDS:
+        notes.append("Single silos are in the report of each run.")
+    elif len(runs) > 1 or len(silos) > MOST_LINES:
+        notes.append(f"Bands: from the lowest to the highest of {len(silos)} silos" + ("." if len(runs) > 1 else ""))
+        notes += ["and, darker, the middle half of them."] if len(runs) == 1 else []
+    if thinned:
+        notes.append(f"{MOST_POINTS} versions, evenly spaced.")
+    return " ".join(notes)
+
+
+def _spread(ax: Axes, rows: Sequence[RoundNumbers], index: int, *, alone: bool) -> None:
+    """What single silos found: lines of a few in a figure of one run, else bands."""
+    names = sorted({silo for row in rows for silo in row.silos}, key=natural)
+    if alone and len(names) <= MOST_LINES:
+        for number, name in enumerate(names, start=1):
+            own = [(row.round, row.silos[name]) for row in rows if name in row.silos]
+            style = {**series(number), "linewidth": 1.0, "label": name_of(name)}
+            ax.plot([at for at, _ in own], [value for _, value in own], **style)
+        return
+    told = [row for row in rows if row.silos]
+    if not told:
+        return
+    at = [row.round for row in told]
+    values = [np.quantile(list(row.silos.values()), [0.0, 0.25, 0.75, 1.0]) for row in told]
+    least, low, high, most = np.array(values).T
+    colour = COLOURS[index % SERIES]
+    ax.fill_between(at, least, most, color=colour, alpha=0.18, linewidth=0, label="all silos" if alone else None)
+    if alone:
+        ax.fill_between(at, low, high, color=colour, alpha=0.32, linewidth=0, label="middle half")
+
+
+def roc(runs: Sequence[RunData]) -> Picture | None:
+    """True against false positive rate of the pooled scores of each run's models. None where there are none."""
+    lines = _of_findings(runs, lambda found: found.roc)
+    if not lines:
+        return None
+    with canvas(height=3.6) as (figure, ax):
+        for index, (label, points) in enumerate(lines):
+            drawn = thin(points, MOST_POINTS)
+            ax.plot([x for x, _ in drawn], [y for _, y in drawn], label=name_of(label, 40), **series(index))
+        ax.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
+        _unit_square(ax, "false positive rate (1 - specificity)", "true positive rate (sensitivity)")
+        legend_above(figure, ax)
+    alt = f"ROC curves of {', '.join(label for label, _ in lines)}."
+    caption = "From the histograms of scores of all silos together; scores in one bin count as ties."
+    return Picture("ROC curve", alt, caption, figure)
+
+
+def calibration(runs: Sequence[RunData]) -> Picture | None:
+    """Share of the class against the mean score, of the pooled scores of each run's models in spans."""
+    lines = _of_findings(runs, lambda found: found.calibration)
+    if not lines:
+        return None
+    with canvas(height=3.6) as (figure, ax):
+        for index, (label, points) in enumerate(lines):
+            scores, shares, counts = (list(column) for column in zip(*points, strict=True))
+            style = {**series(index), "marker": MARKERS[index % SERIES], "markersize": 0}
+            ax.plot(scores, shares, label=name_of(label, 40), **style)
+            sizes = [10 + 90 * count / max(max(counts), 1) for count in counts]
+            ax.scatter(scores, shares, s=sizes, marker=MARKERS[index % SERIES], color=series(index)["color"])
+        ax.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="as predicted")
+        _unit_square(ax, "mean score (predicted probability)", "share of the class (observed)")
+        legend_above(figure, ax)
+    alt = f"Calibration curves of {', '.join(label for label, _ in lines)}."
+    caption = (
+        "Scores of all silos together, in spans of equal width; the larger a mark, the more samples are behind it."
+    )
+    return Picture("Calibration", alt, caption, figure)
+
+
+def _of_findings(
+    runs: Sequence[RunData], curve_of: Callable[[Findings], Sequence[tuple[float, ...]]]
+) -> list[tuple[str, Sequence[tuple[float, ...]]]]:
+    """Curves with their labels: of one run all models on the test split, of several the main one of each."""
+    if len(runs) > 1:
+        mains = [(run.label, run.results.main) for run in runs[:SERIES]]
+        return [(label, curve_of(main)) for label, main in mains if main is not None and curve_of(main)]
+    findings = runs[0].results.findings
+    test = [found for found in findings if found.split == "test"] or list(findings)
+    return [(found.title, curve_of(found)) for found in test if curve_of(found)]
+
+
+def _unit_square(ax: Axes, x: str, y: str) -> None:
+    ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xlabel=x, ylabel=y)

@@ -1,0 +1,144 @@
+"""The sections of the page about how good the models are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from fedsync.observe.report import draw_results, fairness
+from fedsync.observe.report.data import RunData
+from fedsync.observe.report.heat_map import gains, heat_map
+from fedsync.observe.report.html import FigureIds, table
+from fedsync.observe.report.results import SUBJECTS, Estimates, Findings, KeptVersion
+from fedsync.observe.report.style import thin
+
+MOST_CHARTS = 8
+"""Metrics that get a chart over rounds; all are in the tables."""
+MOST_SILOS = 200
+"""Rows of a table of silos; of more, as many evenly spaced."""
+
+INTERVALS = "In brackets: 95 % intervals. Not estimable: too few samples of a class to say."
+
+
+def results(runs: Sequence[RunData]) -> str:
+    """Numbers with intervals, pooled and by silo, the versions that are kept, and how evenly silos are served."""
+    if len(runs) > 1:
+        return _side_by_side(runs)
+    run = runs[0]
+    parts = [_kept(run.results.kept), _pooled(run.results.findings)]
+    if run.results.main is not None:
+        parts += [_silos(run.results.main), _fairness(run.results.main, run.results.lower)]
+    return "\n".join(part for part in parts if part)
+
+
+def curves(runs: Sequence[RunData], ids: FigureIds) -> str:
+    return ids.figures([draw_results.roc(runs), draw_results.calibration(runs)])
+
+
+def over_rounds(runs: Sequence[RunData], ids: FigureIds) -> str:
+    """A chart for each metric."""
+    names = metric_names(run.results.rounds for run in runs)
+    charts = ids.figures([draw_results.over_rounds(runs, name) for name in names[:MOST_CHARTS]])
+    left = names[MOST_CHARTS:]
+    return charts + (f"<p>Without a chart: {escape(', '.join(left))}.</p>" if left else "")
+
+
+def cross_site(run: RunData, *, named: bool) -> str:
+    """The matrix of each metric; the first is open."""
+    matrix = run.results.cross_site
+    if matrix is None:
+        return ""
+    parts = [f"<h3>{escape(run.label)}</h3>"] if named else []
+    for index, metric in enumerate(matrix.matrix):
+        body = heat_map(matrix, metric, lower=metric in run.results.lower) + _gains(run, metric)
+        if body:
+            opened = "" if index else " open"
+            parts.append(f"<details{opened}><summary>{escape(metric)}</summary>{body}</details>")
+    if not matrix.silos:
+        parts.append("<p>Numbers of single silos are sealed, so there is no matrix.</p>")
+    parts.append(_cross_pooled(run))
+    if matrix.missing:
+        parts.append("<p>Missing:</p><ul>" + "".join(f"<li>{escape(each)}</li>" for each in matrix.missing) + "</ul>")
+    return "\n".join(part for part in parts if part)
+
+
+def metric_names(of: Iterable[Iterable[str]]) -> list[str]:
+    """All names, in the order in which they come first."""
+    return list(dict.fromkeys(name for names in of for name in names))
+
+
+def words(numbers: Estimates, metrics: Sequence[str]) -> list[str]:
+    """Numbers with intervals, whose ends stay together on narrow screens."""
+    return [numbers[metric].words.replace(", ", ",\u00a0") if metric in numbers else "-" for metric in metrics]
+
+
+def _kept(kept: Sequence[KeptVersion]) -> str:
+    rows = [(each.file, str(each.version), each.why or "-", each.digest) for each in kept]
+    return table("Models in the folder of the run", ["file", "version", "why", "SHA-256"], rows) if rows else ""
+
+
+def _pooled(findings: Sequence[Findings]) -> str:
+    if not findings:
+        return ""
+    metrics = metric_names(found.pooled for found in findings)
+    rows = [(metric, *(words(found.pooled, [metric])[0] for found in findings)) for metric in metrics]
+    caption = f"All silos' samples together. {INTERVALS}"
+    notes = "" if any(found.split == "test" for found in findings) else _ONLY_VALIDATION
+    return table(caption, ["", *(found.title for found in findings)], rows) + notes
+
+
+_ONLY_VALIDATION = "<p>No test split was evaluated: these numbers chose the version, so they flatter it.</p>"
+
+
+def _silos(found: Findings) -> str:
+    if not found.silos:
+        return "<p>Numbers of single silos are sealed, or nobody told them.</p>" if found.pooled else ""
+    metrics = metric_names(found.silos.values())
+    names = thin(list(found.silos), MOST_SILOS)
+    rows = [(silo, _samples(found.silos[silo]), *words(found.silos[silo], metrics)) for silo in names]
+    return table(f"Each silo: {found.title}. {INTERVALS}", ["silo", "samples", *metrics], rows)
+
+
+def _samples(numbers: Estimates) -> str:
+    """Samples behind a silo's numbers, by class where there are classes."""
+    most = max((each.support for each in numbers.values()), key=len, default={})
+    if len(most) < 2:
+        return str(sum(most.values())) if most else "-"
+    return f"{sum(most.values())} ({', '.join(f'{label}: {count}' for label, count in list(most.items())[:10])})"
+
+
+def _fairness(found: Findings, lower: frozenset[str]) -> str:
+    rows = [fairness.cells(row) for row in fairness.fairness(found, lower)]
+    return table(f"How evenly silos are served: {found.title}", fairness.HEAD, rows) if rows else ""
+
+
+def _side_by_side(runs: Sequence[RunData]) -> str:
+    """The main finding of each run."""
+    mains = [(run, run.results.main) for run in runs]
+    metrics = metric_names(main.pooled for _, main in mains if main is not None)
+    rows = [
+        (metric, *("-" if main is None else words(main.pooled, [metric])[0] for _, main in mains)) for metric in metrics
+    ]
+    if not rows:
+        return ""
+    what = ("of", *("-" if main is None else main.title for _, main in mains))
+    return table(f"All silos' samples together. {INTERVALS}", ["", *(run.label for run in runs)], [what, *rows])
+
+
+def _gains(run: RunData, metric: str) -> str:
+    matrix = run.results.cross_site
+    head, rows = ([], []) if matrix is None else gains(matrix, metric)
+    caption = f"{metric}: gain over the model that the silo trained alone; positive is better"
+    return table(caption, head, thin(rows, MOST_SILOS)) if rows else ""
+
+
+def _cross_pooled(run: RunData) -> str:
+    matrix = run.results.cross_site
+    pooled = {} if matrix is None else matrix.pooled
+    subjects = metric_names(pooled.values())
+    rows = [
+        (SUBJECTS.get(subject, subject), *(words(pooled[name], [subject])[0] for name in pooled))
+        for subject in subjects
+    ]
+    caption = f"All silos' test samples together; a silo's own model on its own samples. {INTERVALS}"
+    return table(caption, ["model", *pooled], rows) if rows else ""

@@ -1,0 +1,190 @@
+"""Reads `Results` from the files of a run's folder.
+
+Files may come from another machine: what is not as it should be is refused by name, and a number that is not finite
+counts as none.
+
+| file | what is read |
+|---|---|
+| ``summary.json`` | ``evaluation``, by split and subject; ``best`` and ``last``, the models that are kept |
+| ``evaluation.json`` | ``curves``, likewise by split and subject |
+| ``rounds.jsonl`` | ``evaluation`` of each version, pooled and by silo |
+| ``cross_site.json`` | all of it, see `fedsync.observe.cross_site` |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsync.core.errors import ConfigError
+from fedsync.observe.cross_site import FILE as CROSS_SITE
+from fedsync.observe.report.results import (
+    SUBJECTS,
+    CrossSite,
+    Estimate,
+    Estimates,
+    Findings,
+    KeptVersion,
+    Results,
+    RoundNumbers,
+    number_of,
+)
+
+
+def read_results(folder: Path, summary: Mapping[str, Any] | None) -> Results:
+    """What a run came to.
+
+    Args:
+        folder: of the run.
+        summary: of ``summary.json``; None where the run has not ended.
+
+    Raises:
+        ConfigError: a file is something else than what a run writes; names it.
+    """
+    lower = {"loss"}
+    cross_site = _read_cross_site(folder / CROSS_SITE, lower)
+    with _Shape(folder / "summary.json"):
+        evaluation = (summary or {}).get("evaluation") or {}
+        lower.update(name for name, better in (evaluation.get("higher_is_better") or {}).items() if not better)
+        kept = tuple(_kept(summary or {}))
+    curves = _read_object(folder / "evaluation.json") or {}
+    with _Shape(folder / "evaluation.json"):
+        findings = sorted(_findings(evaluation, curves), key=_importance)
+    return Results(tuple(findings), _read_rounds(folder / "rounds.jsonl"), cross_site, kept, frozenset(lower))
+
+
+def _read_cross_site(path: Path, lower: set[str]) -> CrossSite | None:
+    """A ``cross_site.json``; None where there is none.
+
+    Args:
+        path: of the file.
+        lower: metrics of which less is better, to which the file's come.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
+    document = _read_object(path)
+    if document is None:
+        return None
+    with _Shape(path):
+        metrics = document["metrics"]
+        lower.update(name for name, metric in metrics.items() if not metric["higher_is_better"])
+        return CrossSite(
+            tuple(str(silo) for silo in document["silos"]),
+            tuple(_model(row) for row in document["models"]),
+            {name: [[_cell(each) for each in row] for row in metric["matrix"]] for name, metric in metrics.items()},
+            {
+                name: {subject: {silo: _cell(each) for silo, each in row.items()} for subject, row in gains.items()}
+                for name, metric in metrics.items()
+                if (gains := metric["gain"])
+            },
+            {name: _cells(metric["pooled"]) for name, metric in metrics.items()},
+            tuple(f"{_model(row)}: {row['reason']}" for row in document["missing"]),
+        )
+
+
+def _model(row: Mapping[str, Any]) -> str:
+    subject, silo, version = str(row["subject"]), row.get("silo"), row.get("version")
+    if silo is not None:
+        return f"{silo}, {subject}"
+    return f"{subject} version" + ("" if version is None else f" ({version})") if subject in SUBJECTS else subject
+
+
+def _cell(value: Mapping[str, Any] | None) -> Estimate | None:
+    """An estimate as files have it; None of null."""
+    if value is None:
+        return None
+    low, high = number_of(value.get("low")), number_of(value.get("high"))
+    support = {str(label): int(count) for label, count in (value.get("support") or {}).items()}
+    return Estimate(number_of(value["value"]), low, high, support)
+
+
+def _cells(values: Mapping[str, Any]) -> Estimates:
+    """Estimates by name; what nobody evaluated is left out."""
+    found = {str(name): _cell(value) for name, value in values.items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is no file.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), f"not JSON: {error}", "Run it again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(str(path), "not what a run writes", "Run it again")
+    return value
+
+
+class _Shape:
+    """Turns what a file of another shape makes Python raise into one clear error."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        if isinstance(error, KeyError | TypeError | ValueError | AttributeError | IndexError | OverflowError):
+            problem = f"not of the shape that a run writes: {type(error).__name__} {error}"
+            raise ConfigError(str(self._path), problem, "Run it again") from error
+
+
+def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Iterator[Findings]:
+    for split in ("test", "validation"):
+        for subject, found in (evaluation.get(split) or {}).items():
+            drawn = ((curves.get(split) or {}).get(subject) or {}).get("curves") or {}
+            yield Findings(
+                str(subject),
+                split,
+                found.get("version"),
+                _cells(found["pooled"]),
+                {str(silo): _cells(each) for silo, each in (found.get("silos") or {}).items()},
+                tuple((float(wrong), float(right)) for wrong, right in drawn.get("roc") or ()),
+                tuple((float(score), float(share), float(n)) for score, share, n in drawn.get("calibration") or ()),
+            )
+
+
+def _importance(found: Findings) -> tuple[bool, int]:
+    order = list(SUBJECTS)
+    return found.split != "test", order.index(found.subject) if found.subject in order else len(order)
+
+
+def _kept(summary: Mapping[str, Any]) -> Iterator[KeptVersion]:
+    for name in ("best", "last"):
+        model = summary.get(name)
+        if model:
+            metrics = _numbers(model["metrics"])
+            yield KeptVersion(
+                f"{name}.pt", int(model["version"]), str(model.get("why", "")), str(model["digest"]), metrics
+            )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): number for name, value in values.items() if (number := number_of(value)) is not None}
+
+
+def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
+    """By metric, what each version scored; a line that a killed run did not finish is left out."""
+    rounds: dict[str, list[RoundNumbers]] = {}
+    if not path.is_file():
+        return rounds
+    with path.open(encoding="utf-8", errors="replace") as file, _Shape(path):
+        for line in file:
+            if not line.endswith("\n"):
+                break
+            row = json.loads(line)
+            found = row.get("evaluation") or {}
+            silos = {str(silo): _numbers(told) for silo, told in (found.get("silos") or {}).items()}
+            for name, value in _numbers(found.get("pooled") or {}).items():
+                own = {silo: told[name] for silo, told in silos.items() if name in told}
+                rounds.setdefault(name, []).append(RoundNumbers(int(row["round"]), value, own))
+    return rounds

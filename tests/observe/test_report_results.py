@@ -1,0 +1,172 @@
+"""What the page says of how good the models are; how it stands hostile names, odd numbers and many silos."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsync.core.errors import ConfigError
+from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
+from fedsync.observe.report.fairness import fairness
+from fedsync.observe.report.heat_map import heat_map
+from fedsync.observe.report.page import page
+from fedsync.observe.report.read_results import read_results
+from fedsync.observe.report.results import Estimate, Findings, RoundNumbers
+from tests.observe.evaluations import METRICS, add_results
+from tests.observe.runs import two_silos
+from tests.observe.test_report_page import Reader
+
+EVIL = '</style><script>alert("x")</script><img src=x onerror=y>$mathdefault$&|`'
+SECTIONS = {"results", "cross-site", "curves", "learning"}
+
+
+def told(tmp_path: Path, silos: list[str], metrics: dict[str, bool] | None = None) -> RunData:
+    two_silos(tmp_path)
+    add_results(tmp_path, silos, metrics)
+    return read_run(tmp_path)
+
+
+def said(text: str) -> str:
+    return " ".join(" ".join(Reader(text).words).replace("\u00a0", " ").split())
+
+
+def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path: Path) -> None:
+    words = said(page([told(tmp_path, ["a", "b", "c"])]))
+    # By hand: pooled AUROC 0.9 - 0.03, a 0.9 - 0.1; of c's 33 samples 2 are of one class.
+    assert "auroc 0.870 [0.860, 0.880] 0.850 [0.840, 0.860] 0.860 [0.850, 0.870]" in words
+    assert "a 70 (0: 40, 1: 30) 0.800 [0.770, 0.830]" in words
+    assert "c 33 (0: 31, 1: 2) not estimable not estimable" in words
+    assert "best.pt 9 auroc, pooled, validation split" in words
+    assert "b5" * 32 in words
+    assert "c, local: it failed to train: training diverged" in words
+    assert "a +0.060 [+0.010, +0.110]" in words
+
+
+@pytest.mark.parametrize(
+    ("estimate", "words"),
+    [
+        (Estimate(0.91234, 0.9, 0.9349), "0.912 [0.900, 0.935]"),
+        (Estimate(0.5), "0.500 [not estimable]"),
+        (Estimate(None), "not estimable"),
+        (Estimate(1234.5, 1e9, 2e9), "1.23e+03 [1.00e+09, 2.00e+09]"),
+    ],
+)
+def test_an_estimate_in_words(estimate: Estimate, words: str) -> None:
+    assert estimate.words == words
+
+
+def test_fairness_knows_which_end_is_the_worst() -> None:
+    """By hand: 0.9, 0.7, 0.8 have the mean 0.8, the variance 0.02 / 3 and the gap 0.2."""
+    silos = {"a": 0.9, "b": 0.7, "c": 0.8}
+    own = {silo: {"auroc": Estimate(value), "brier": Estimate(value)} for silo, value in silos.items()}
+    own["d"] = {"auroc": Estimate(None)}
+    more, less = fairness(Findings("best", "test", 9, {"auroc": Estimate(0.8), "brier": Estimate(0.8)}, own), {"brier"})
+    assert (more.worst, more.best) == (("b", 0.7), ("a", 0.9))
+    assert (less.worst, less.best) == (("a", 0.9), ("b", 0.7))
+    assert (more.gap, more.mean, more.variance) == pytest.approx((0.2, 0.8, 0.02 / 3))
+    assert (more.silos, more.left_out) == (3, 1)
+
+
+def test_a_run_without_any_of_it_has_the_page_as_before(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    assert SECTIONS.isdisjoint(Reader(page([read_run(tmp_path)])).ids)
+    add_results(tmp_path, ["a", "b"])
+    assert set(Reader(page([read_run(tmp_path)])).ids) >= SECTIONS
+
+
+def test_names_of_silos_and_metrics_are_escaped(tmp_path: Path) -> None:
+    run = told(tmp_path, [EVIL, f"{EVIL}2", f"{EVIL}3"], {EVIL: True, "m" * 200: False, "auroc": True})
+    read = Reader(page([run]))
+    assert read.of("script") == read.of("img") == []
+    assert EVIL in "".join(read.words)
+    assert all(named.get("title", "") == "" or "onerror" not in named for _, named in read.attributes)
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_any_number_of_silos_has_a_page(tmp_path: Path, count: int) -> None:
+    text = page([told(tmp_path, [f"silo-{number}" for number in range(count)], {"auroc": True})])
+    assert set(Reader(text).ids) >= SECTIONS
+    assert len(text.encode()) < 5_000_000
+
+
+def test_numbers_that_are_none_are_not_estimable(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    for name in ("summary.json", "cross_site.json", "rounds.jsonl"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text.replace('{"value": 0.8', '{"value": NaN, "x": 0.8').replace("0.1,", "NaN,"))
+    words = said(page([read_run(tmp_path)]))
+    assert "not estimable" in words
+    assert " nan" not in words.lower()
+
+
+def test_a_killed_run_shows_the_versions_that_it_wrote(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    for name in ("summary.json", "evaluation.json", "cross_site.json"):
+        (tmp_path / name).unlink()
+    text = (tmp_path / "rounds.jsonl").read_text()
+    (tmp_path / "rounds.jsonl").write_text(text[: len(text) - 40])
+    run = read_run(tmp_path)
+    assert [row.round for row in run.results.rounds["auroc"]] == [1, 2]
+    assert SECTIONS & set(Reader(page([run])).ids) == {"learning"}
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "cross_site.json", "rounds.jsonl"])
+@pytest.mark.parametrize(
+    "text", ['{"metrics": 3, "test": 3, "evaluation": 3}\n', "[1]\n", "{\n", '{"test": {"best": 1}}\n']
+)
+def test_a_file_of_another_shape_is_named(tmp_path: Path, name: str, text: str) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    (tmp_path / name).write_text(text)
+    if name == "rounds.jsonl" and text.startswith('{"test'):
+        assert read_results(tmp_path, None).rounds == {}
+        return
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        read_run(tmp_path)
+
+
+def test_a_matrix_of_sealed_runs_has_pooled_numbers_alone(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    document = json.loads((tmp_path / "cross_site.json").read_text())
+    for metric in document["metrics"].values():
+        metric.update(matrix=[], gain={})
+    (tmp_path / "cross_site.json").write_text(json.dumps({**document, "silos": [], "models": [], "missing": []}))
+    words = said(page([read_run(tmp_path)]))
+    assert "Numbers of single silos are sealed, so there is no matrix." in words
+    assert "trained by the silo alone 0.800 [0.790, 0.810]" in words
+
+
+def test_the_best_cell_of_a_matrix_has_the_last_shade(tmp_path: Path) -> None:
+    """In the example 0.85 is the best AUROC. If less were better, it would be the worst."""
+    matrix = told(tmp_path, ["a", "b"]).results.cross_site
+    assert matrix is not None
+    assert 'class="h6" title="0.850' in heat_map(matrix, "auroc", lower=False)
+    assert 'class="h0" title="0.850' in heat_map(matrix, "auroc", lower=True)
+
+
+def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path: Path) -> None:
+    """Which loads in less than two seconds, as bench/cost/report.py measures."""
+    silos = [f"hospital-{number}" for number in range(20)]
+    run = told(tmp_path, silos)
+    spans = tuple(
+        OrderSpan(silo, at, at + 0.8 + 0.01 * place, 8 + (at + place) % 5, True, 0.5, 100, 90.0)
+        for at in range(500)
+        for place, silo in enumerate(silos)
+    )
+    points = tuple(Point(at + 1, float(at + 1), 1.0 / (at + 1), at / 500, (0,) * 20) for at in range(500))
+    rounds = {
+        name: [
+            RoundNumbers(
+                at, 0.5 + at / 2000, {silo: 0.4 + (at * 7 + place) % 97 / 200 for place, silo in enumerate(silos)}
+            )
+            for at in range(500)
+        ]
+        for name in (*METRICS, "average_precision", "balanced_accuracy", "loss")
+    }
+    results = replace(run.results, rounds=rounds)
+    text = page([replace(run, silos=tuple(silos), orders=spans, points=points, results=results)])
+    assert len(text.encode()) < 5_000_000
