@@ -37,7 +37,7 @@ def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path
     assert "auroc 0.870 [0.860, 0.880] 0.850 [0.840, 0.860] 0.860 [0.850, 0.870]" in words
     assert "a 70 (0: 40, 1: 30) 0.800 [0.770, 0.830]" in words
     assert "c 33 (0: 31, 1: 2) not estimable not estimable" in words
-    assert "best.pt 9 auroc, pooled, validation split" in words
+    assert "best.pt 9 best accuracy over all silos" in words
     assert "b5" * 32 in words
     assert "c, local: it failed to train: training diverged" in words
     assert "a +0.060 [+0.010, +0.110]" in words
@@ -47,7 +47,8 @@ def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path
     ("estimate", "words"),
     [
         (Estimate(0.91234, 0.9, 0.9349), "0.912 [0.900, 0.935]"),
-        (Estimate(0.5), "0.500 [not estimable]"),
+        (Estimate(0.5), "0.500 [no interval]"),
+        (Estimate(0.5, support={"0": 3}), "0.500 [not estimable]"),
         (Estimate(None), "not estimable"),
         (Estimate(1234.5, 1e9, 2e9), "1.23e+03 [1.00e+09, 2.00e+09]"),
     ],
@@ -122,10 +123,36 @@ def test_a_file_of_another_shape_is_named(tmp_path: Path, name: str, text: str) 
     add_results(tmp_path, ["a", "b"])
     (tmp_path / name).write_text(text)
     if name == "rounds.jsonl" and text.startswith('{"test'):
-        assert read_results(tmp_path, None).rounds == {}
+        assert read_results(tmp_path, None, {}).rounds == {}
         return
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
         read_run(tmp_path)
+
+
+def test_where_there_is_nothing_else_the_kept_versions_have_numbers_without_intervals(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    del summary["evaluation"]
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert "auroc 0.870 [no interval] 0.910 [no interval]" in said(page([read_run(tmp_path)]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({}, "best accuracy over all silos"),
+        ({"metric": "auroc", "by": "worst"}, "best auroc of the worst silo"),
+        ({"metric": "auroc", "by": "rules:mine"}, "best auroc by rules:mine"),
+        ("odd", "best accuracy over all silos"),
+    ],
+)
+def test_why_a_version_is_the_best(tmp_path: Path, rule: object, words: str) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (best,) = read_results(tmp_path, summary, {"evaluation": {"best": rule}}).kept
+    assert best.why == words
 
 
 def test_a_matrix_of_sealed_runs_has_pooled_numbers_alone(tmp_path: Path) -> None:

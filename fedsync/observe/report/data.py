@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
@@ -104,6 +106,15 @@ class RunData:
     results: Results = field(default_factory=Results)
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """The resolved strategy; empty where it cannot be read."""
+        try:
+            parsed = yaml.safe_load(self.config)
+        except yaml.YAMLError:
+            return {}
+        return parsed if isinstance(parsed, dict) else {}
+
+    @property
     def clock(self) -> str:
         """What a second of this run is."""
         return "virtual seconds" if self.summary["runtime"] == "virtual" else "seconds"
@@ -125,7 +136,7 @@ def read_run(folder: Path) -> RunData:
     """
     summary = read_summary(folder / "summary.json")
     run = _read_books(folder, summary)
-    return replace(run, results=read_results(folder, summary))
+    return replace(run, results=read_results(folder, summary, run.settings))
 
 
 def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from fedsync.observe.report.results import CrossSite, Estimate, short
+from fedsync.observe.report.results import CrossSiteTable, Estimate, short
 from fedsync.observe.report.style import thin
 
 SHADES = 7
@@ -20,7 +20,7 @@ SPACIOUS = 8
 """Silos up to which intervals stand in the cells; with more, they show when a cell is pointed at."""
 
 
-def heat_map(matrix: CrossSite, metric: str, *, lower: bool) -> str:
+def heat_map(matrix: CrossSiteTable, metric: str, *, lower: bool) -> str:
     """One metric of all models at all silos, as HTML; "" where single silos are sealed.
 
     Args:
@@ -89,7 +89,7 @@ def _cell(cell: Estimate | None, scale: _Scale, spacious: bool) -> str:
     return f'<td class="h{scale.shade(cell.value)}" title="{escape(cell.words)}">{number}{inside}</td>'
 
 
-def gains(matrix: CrossSite, metric: str) -> tuple[list[str], list[list[str]]]:
+def gains(matrix: CrossSiteTable, metric: str) -> tuple[list[str], list[list[str]]]:
     """What federation brought each silo over its own local model: head and rows of a table, positive is better."""
     subjects: Mapping[str, Mapping[str, Estimate | None]] = matrix.gain.get(metric, {})
     if not any(cell is not None for row in subjects.values() for cell in row.values()):

@@ -9,8 +9,6 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-import yaml
-
 from fedsync import __version__
 from fedsync.observe.report import draw, page_results
 from fedsync.observe.report.data import RunData
@@ -164,17 +162,10 @@ def _differences(runs: Sequence[RunData]) -> str:
     """Keys that are not the same in all runs."""
     if len(runs) < 2:
         return ""
-    flat = [dict(_flatten(_parsed(run.config))) for run in runs]
+    flat = [dict(_flatten(run.settings)) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     rows = [(key, *(one.get(key, "-") for one in flat)) for key in keys if len({one.get(key) for one in flat}) > 1]
     return table("What differs", ["", *(run.label for run in runs)], rows) if rows else "<p>All the same.</p>"
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:

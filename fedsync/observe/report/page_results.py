@@ -73,8 +73,8 @@ def words(numbers: Estimates, metrics: Sequence[str]) -> list[str]:
 
 
 def _kept(kept: Sequence[KeptVersion]) -> str:
-    rows = [(each.file, str(each.version), each.why or "-", each.digest) for each in kept]
-    return table("Models in the folder of the run", ["file", "version", "why", "SHA-256"], rows) if rows else ""
+    rows = [(each.file, str(each.version), each.why, each.digest or "-") for each in kept]
+    return table("Models that are kept", ["file", "version", "why", "SHA-256"], rows) if rows else ""
 
 
 def _pooled(findings: Sequence[Findings]) -> str:

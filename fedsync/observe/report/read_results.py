@@ -14,7 +14,7 @@ counts as none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.observe.cross_site import FILE as CROSS_SITE
 from fedsync.observe.report.results import (
     SUBJECTS,
-    CrossSite,
+    CrossSiteTable,
     Estimate,
     Estimates,
     Findings,
@@ -33,29 +33,30 @@ from fedsync.observe.report.results import (
 )
 
 
-def read_results(folder: Path, summary: Mapping[str, Any] | None) -> Results:
+def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Results:
     """What a run came to.
 
     Args:
         folder: of the run.
+        config: the resolved strategy, or as much of it as is known.
         summary: of ``summary.json``; None where the run has not ended.
 
     Raises:
         ConfigError: a file is something else than what a run writes; names it.
     """
-    lower = {"loss"}
+    lower, why = {"loss"}, _rule(config)
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
     with _Shape(folder / "summary.json"):
         evaluation = (summary or {}).get("evaluation") or {}
         lower.update(name for name, better in (evaluation.get("higher_is_better") or {}).items() if not better)
-        kept = tuple(_kept(summary or {}))
+        kept = tuple(_kept(summary or {}, why))
     curves = _read_object(folder / "evaluation.json") or {}
     with _Shape(folder / "evaluation.json"):
-        findings = sorted(_findings(evaluation, curves), key=_importance)
+        findings = sorted(_findings(evaluation, curves), key=_importance) or list(_of_kept(kept))
     return Results(tuple(findings), _read_rounds(folder / "rounds.jsonl"), cross_site, kept, frozenset(lower))
 
 
-def _read_cross_site(path: Path, lower: set[str]) -> CrossSite | None:
+def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     """A ``cross_site.json``; None where there is none.
 
     Args:
@@ -71,7 +72,7 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSite | None:
     with _Shape(path):
         metrics = document["metrics"]
         lower.update(name for name, metric in metrics.items() if not metric["higher_is_better"])
-        return CrossSite(
+        return CrossSiteTable(
             tuple(str(silo) for silo in document["silos"]),
             tuple(_model(row) for row in document["models"]),
             {name: [[_cell(each) for each in row] for row in metric["matrix"]] for name, metric in metrics.items()},
@@ -138,6 +139,15 @@ class _Shape:
             raise ConfigError(str(self._path), problem, "Run it again") from error
 
 
+def _rule(config: Mapping[str, Any]) -> str:
+    """By what the best version of a run with this strategy is chosen, in words."""
+    section = config.get("evaluation")
+    rule = section.get("best") if isinstance(section, dict) else None
+    metric, by = (rule.get("metric"), rule.get("by")) if isinstance(rule, dict) else (None, None)
+    how = {"pooled": "over all silos", "worst": "of the worst silo"}.get(by or "pooled", f"by {by}")
+    return f"best {metric or 'accuracy'} {how}"
+
+
 def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Iterator[Findings]:
     for split in ("test", "validation"):
         for subject, found in (evaluation.get(split) or {}).items():
@@ -153,18 +163,32 @@ def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Itera
             )
 
 
+def _of_kept(kept: Iterable[KeptVersion]) -> Iterator[Findings]:
+    """Pooled numbers without intervals, where there is nothing else."""
+    for split in ("test", "validation"):
+        for each in kept:
+            numbers = each.test if split == "test" else each.metrics
+            if numbers:
+                pooled = {name: Estimate(value) for name, value in numbers.items()}
+                yield Findings(each.subject, split, each.version, pooled, {})
+
+
 def _importance(found: Findings) -> tuple[bool, int]:
     order = list(SUBJECTS)
     return found.split != "test", order.index(found.subject) if found.subject in order else len(order)
 
 
-def _kept(summary: Mapping[str, Any]) -> Iterator[KeptVersion]:
-    for name in ("best", "last"):
-        model = summary.get(name)
-        if model:
-            metrics = _numbers(model["metrics"])
+def _kept(summary: Mapping[str, Any], why: str) -> Iterator[KeptVersion]:
+    for subject in ("best", "last"):
+        model = summary.get(subject)
+        if model and model.get("version") is not None:
             yield KeptVersion(
-                f"{name}.pt", int(model["version"]), str(model.get("why", "")), str(model["digest"]), metrics
+                subject,
+                int(model["version"]),
+                why if subject == "best" else "the last one",
+                str(model.get("digest") or ""),
+                _numbers(model.get("metrics") or {}),
+                _numbers(model.get("test") or {}),
             )
 
 

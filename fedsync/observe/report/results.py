@@ -36,11 +36,11 @@ class Estimate:
 
     @property
     def words(self) -> str:
-        """``0.912 [0.880, 0.934]``; in words what is not estimable."""
+        """``0.912 [0.880, 0.934]``; in words what is not estimable, or that nobody told an interval."""
         if self.value is None:
             return "not estimable"
         if self.low is None or self.high is None:
-            return f"{short(self.value)} [not estimable]"
+            return f"{short(self.value)} [{'not estimable' if self.support else 'no interval'}]"
         return f"{short(self.value)} [{short(self.low)}, {short(self.high)}]"
 
     @property
@@ -82,7 +82,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossSite:
+class CrossSiteTable:
     """How each model does at each silo.
 
     Args:
@@ -113,21 +113,28 @@ class RoundNumbers:
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A version whose model is kept as a file.
+    """A version of the model that is kept.
 
     Args:
-        file: its name in the run's folder.
+        subject: ``best`` or ``last``.
         version: of the model.
         why: in words, by what it was chosen.
-        digest: of the model.
-        metrics: pooled numbers by name.
+        digest: SHA-256 of its file in the run's folder; "" where only silos have the model.
+        metrics: pooled numbers by name, by which it was chosen.
+        test: likewise, on the test splits at the end.
     """
 
-    file: str
+    subject: str
     version: int
     why: str
     digest: str
     metrics: Mapping[str, float]
+    test: Mapping[str, float]
+
+    @property
+    def file(self) -> str:
+        """Its name in the run's folder, or where else the model is."""
+        return f"{self.subject}.pt" if self.digest else "at the silos"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ class Results:
 
     findings: tuple[Findings, ...] = ()
     rounds: Mapping[str, Sequence[RoundNumbers]] = field(default_factory=dict)
-    cross_site: CrossSite | None = None
+    cross_site: CrossSiteTable | None = None
     kept: tuple[KeptVersion, ...] = ()
     lower: frozenset[str] = frozenset({"loss"})
 
