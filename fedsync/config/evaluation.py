@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedsync.config.cross_site import CrossSiteConfig
 from fedsync.config.section import Section
 from fedsync.config.tasks_kinds import TaskSection
 from fedsync.core.errors import ConfigError
@@ -21,6 +22,9 @@ class EvaluationConfig(Section):
 
     classes: Annotated[int, Field(ge=2)] | None = None
     """Number of classes that there are to tell apart; left out, the task says."""
+
+    cross_site: CrossSiteConfig | None = None
+    """Every silo's test samples under models of the run and of silos alone; left out, those of the run only."""
 
     @property
     def wanted(self) -> Wanted:
@@ -41,7 +45,7 @@ class EvaluationConfig(Section):
             # The data are elsewhere, or only silos know the model: what is asked for by name has to do without.
             told = Wanted()
         names = list(told.names) if self.metrics is None else self.metrics
-        found = EvaluationConfig(metrics=names, classes=self.classes or told.classes)
+        found = self.model_copy(update={"metrics": names, "classes": self.classes or told.classes})
         statistics_of(found.built(task))
         return found
 

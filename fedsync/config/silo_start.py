@@ -135,6 +135,10 @@ class SiloStartConfig(Section):
     emulate: bool = False
     """Whether runs may have the silo pretend to be another machine, under that machine's name."""
 
+    share_local: bool = False
+    """Whether the model that this silo trains alone may go to the server, and to other silos, which evaluate it
+    (``evaluation.cross_site``). In the clear only: under encryption no silo's own model travels."""
+
     errors: Literal["codes", "text"] = "codes"
     """What the server is told of a failure at this silo: one word of a closed list (``codes``), or in runs in the clear
     also the error's ``text``, which may hold paths and values of the data. A silo with keys sends words only."""

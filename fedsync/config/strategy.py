@@ -24,6 +24,7 @@ from fedsync.config.user_config import UserConfig
 from fedsync.config.waiting import WaitingConfig
 from fedsync.config.wire import WireConfig
 from fedsync.config.yaml_file import YamlFile
+from fedsync.core.apart import CrossSite
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
@@ -157,6 +158,8 @@ class StrategyConfig(Section):
             raise ValueError(
                 "fraction_evaluate 0 leaves stop.target_accuracy and stop.patience nothing to go by; write 1.0"
             )
+        if self.fraction_evaluate == 0 and self.evaluation.cross_site is not None:
+            raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
         masked = isinstance(self.cipher, MaskedConfig)
         if self.fraction_evaluate < 1 and (masked or sealed_metrics(self.cipher) is not None):
             raise ValueError(
@@ -398,7 +401,7 @@ class StrategyConfig(Section):
         Args:
             silos: number of silos in the silo file, or None without one.
         """
-        local, sealed = self.local, sealed_metrics(self.cipher)
+        local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
@@ -410,4 +413,5 @@ class StrategyConfig(Section):
             tally=0 if sealed is None else sealed.limit,
             evaluate=self.fraction_evaluate,
             metrics=self.evaluation.built(self.task),
+            cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
         )

@@ -91,12 +91,16 @@ class KeepBest:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Have ``silos`` evaluate a model, which is ``version``, on a split; by default the newest, as in every round."""
+    """Have ``silos`` evaluate a model, which is ``version``, on a split; by default the newest, as in every round.
+
+    With an ``owner`` the model is that silo's, which others evaluate.
+    """
 
     version: int
     silos: tuple[str, ...]
     split: Split = Split.VALIDATION
     subject: Subject = Subject.LAST
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,17 @@
 |---|---|---|
 | tally | where figures are sealed: orders that only score; what is in work is halted | all are in, failed or lost |
 | commit | likewise: their updates, which change nothing, as one more version | |
-| questions | `Evaluate`, one question of `QUESTIONS` after the other | all have answered |
+| halt | where silos train apart: what is in work is halted | nobody is at work |
+| questions | `Evaluate`, one question after the other | all have answered |
+| apart | before a question about a model that silos train themselves: orders (`fedsync.core.apart`) | all are done |
 
 | question | why | not asked if |
 |---|---|---|
 | last version, validation split | it may be the best; sealed, it brings the sum of scores | all have evaluated it |
 | last version, test split | what the run came to, by samples that decided nothing | nobody has a validation split |
 | best version, test split | likewise | likewise, or it is the last |
+| models of silos' own, test split | what the run has brought each silo | it does not say `cross_site` |
+| another silo's local model, test split | likewise | likewise, or its owner keeps it |
 
 Sealed figures can be added up in a version only. So the last version of training is scored by a version that follows
 it, under all rules that hold for versions: who must be in it, what it is built on, and that there is one of it. A silo
@@ -20,7 +24,7 @@ have evaluated then. Only a time limit ends it there, and leaves that version wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedsync.core.actions import Action, Discard, Dispatch, Evaluate, HaltEarly
@@ -31,7 +35,14 @@ from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 
-QUESTIONS = ((Subject.LAST, Split.VALIDATION), (Subject.LAST, Split.TEST), (Subject.BEST, Split.TEST))
+Question = tuple[Subject, Split, str]
+"""Which model, on which samples, and whose model it is; nobody's where each silo has its own, or all have it."""
+
+QUESTIONS: tuple[Question, ...] = (
+    (Subject.LAST, Split.VALIDATION, ""),
+    (Subject.LAST, Split.TEST, ""),
+    (Subject.BEST, Split.TEST, ""),
+)
 """In this order: the first may still change which version is the best."""
 
 
@@ -45,19 +56,18 @@ def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None
 
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     """Training is over."""
+    if policies.cross_site.subjects:
+        _halt(state, state.silos, actions)
     if not (policies.tally and state.commits) or _evaluated(state):
-        _ask(state, policies, actions)
+        if not _awaited(state, policies):
+            _ask(state, policies, actions)
         return
     actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
     state.pending.clear()
     here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
     here.sort(key=lambda name: state.silos[name].busy)
     state.owing = set(here[: policies.tally])
-    for name in here[: policies.tally]:
-        order = state.silos[name].order
-        if order is not None and state.halted.get(name) != order.update_id:
-            state.halted[name] = order.update_id
-            actions.append(HaltEarly(name, order.update_id))
+    _halt(state, here[: policies.tally], actions)
 
 
 def advance(
@@ -83,54 +93,111 @@ def advance(
             order = replace(state.next_order(name, plan()[name], Verdict(), policies.seed), learning_rate=0.0)
             state.silos[name] = state.silos[name].begun(order, now_s)
             actions.append(Dispatch(name, order))
-        if state.owing:
+        if state.owing or _awaited(state, policies):
             return False
         if state.pending:
             metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
             state.version += 1
             actions.append(policies.weighed(metas, state.version, recent))
-    while not state.awaiting and state.asked < len(QUESTIONS):
+    while not state.awaiting and state.asked < len(questions(state, policies)):
+        if not _trained(state, policies, plan, now_s, actions):
+            return False
         _ask(state, policies, actions)
     return not state.awaiting
 
 
-def answers(state: CoordinatorState, event: Evaluated) -> bool:
+def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
+    """All questions, as far as they are known: which silos share their local models turns out once they have them."""
+    found = list(QUESTIONS)
+    for subject in policies.cross_site.subjects:
+        found.append((subject, Split.TEST, ""))
+        if subject is Subject.LOCAL:
+            found.extend((subject, Split.TEST, owner) for owner in state.apart.shared)
+    return found
+
+
+def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bool:
     """Whether it is the answer of a silo that the last question waits for."""
-    asked = (event.subject, event.split) == QUESTIONS[state.asked - 1]
+    asked = (event.subject, event.split, event.owner) == questions(state, policies)[state.asked - 1]
     return event.silo in state.awaiting and asked and event.version == _version(state, event.subject)
 
 
 def decides(state: CoordinatorState) -> bool:
-    """Whether the answers to the last question may change which version is the best."""
-    return QUESTIONS[state.asked - 1][1] is Split.VALIDATION
+    """Whether the answers to the last question may change which version is the best: only the first does."""
+    return state.asked == 1
+
+
+def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) -> None:
+    """Have silos end what they are at, as far as they are at something and were not told before."""
+    for name in names:
+        order = state.silos[name].order
+        if order is not None and state.halted.get(name) != order.update_id:
+            state.halted[name] = order.update_id
+            actions.append(HaltEarly(name, order.update_id))
+
+
+def _awaited(state: CoordinatorState, policies: Policies) -> bool:
+    """Whether an order of the run is in work, and silos are to train apart: they do one thing at a time."""
+    return bool(policies.cross_site.subjects) and any(silo.busy for silo in state.silos.values())
+
+
+def _trained(
+    state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
+) -> bool:
+    """Have silos train what the next question is about, if they have to; whether they are at the end of it."""
+    subject, _, owner = questions(state, policies)[state.asked]
+    apart, rules = state.apart, policies.cross_site
+    version = _version(state, subject)
+    if not subject.own or owner or policies.tally or version < 0:
+        return True
+    apart.begin({name: plan()[name] for name in state.silos})
+    for name in [name for name, silo in state.silos.items() if not silo.busy]:
+        following = apart.next(name, subject, rules)
+        if following is not None:
+            work, after, share = following
+            order = state.next_order(name, work, Verdict(), policies.seed, evaluate=False)
+            order = replace(order, base_version=version, subject=subject, after=after, share=share)
+            state.silos[name] = state.silos[name].begun(order, now_s)
+            actions.append(Dispatch(name, order))
+    if any(silo.busy for silo in state.silos.values()):
+        return False
+    apart.finish(subject, rules)
+    return True
 
 
 def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     """Ask the next question, if it is worth asking, and anybody is to evaluate anything."""
-    subject, split = QUESTIONS[state.asked]
+    subject, split, owner = questions(state, policies)[state.asked]
     state.asked += 1
-    version = _version(state, subject)
-    if not (state.silos and policies.evaluate):
+    version, silos = _version(state, subject), tuple(state.silos)
+    if owner:
+        silos = tuple(name for name in silos if name != owner)
+    elif subject.own:
+        silos = tuple(name for name in state.apart.trained.get(subject, ()) if name in state.silos)
+    if not (silos and policies.evaluate):
         return
     if split is Split.VALIDATION:
         if state.scores.covers(version, state.silos):
             return
         state.scores.restart(version)
-        state.scores.begin(version, len(state.silos))
-    elif policies.tally or not _worth_testing(state, subject):
+        state.scores.begin(version, len(silos))
+    elif policies.tally or not _worth_testing(state, policies, subject):
         return
-    state.awaiting = set(state.silos)
-    actions.append(Evaluate(version, tuple(state.silos), split, subject))
+    state.awaiting = set(silos)
+    actions.append(Evaluate(version, silos, split, subject, owner))
 
 
-def _worth_testing(state: CoordinatorState, subject: Subject) -> bool:
-    """Whether the test split tells of a model what nobody knows yet."""
+def _worth_testing(state: CoordinatorState, policies: Policies, subject: Subject) -> bool:
+    """Whether the test split tells of a model what nobody knows yet, or is to be asked of every model."""
     known = subject is Subject.BEST and state.best.version in (-1, state.version)
-    return not known and any(silo.facts.validates for silo in state.silos.values())
+    asked = bool(policies.cross_site.subjects) or any(silo.facts.validates for silo in state.silos.values())
+    return not known and asked
 
 
 def _version(state: CoordinatorState, subject: Subject) -> int:
-    return state.best.version if subject is Subject.BEST else state.version
+    if subject is Subject.LOCAL:
+        return 0
+    return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version
 
 
 def _evaluated(state: CoordinatorState) -> bool:

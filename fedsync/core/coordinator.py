@@ -193,7 +193,7 @@ class Coordinator:
                     done = min(max(steps, 0), order.max_steps)
                     state.silos[name] = replace(state.silos[name], progress_steps=done)
             case Evaluated(_, name, version, evaluation, pooled):
-                if closing.answers(state, event):
+                if closing.answers(state, self._policies, event):
                     state.attest(name, pooled, self._policies, actions)
                     state.awaiting.discard(name)
                     if event.split is Split.VALIDATION:
@@ -242,12 +242,16 @@ class Coordinator:
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         state.attest(meta.silo, report.pooled, self._policies, actions)
-        if state.closing is not None and not order.scores_only:
+        if order.apart:
+            state.apart.end(meta.silo, shares=order.share and meta.nbytes > 0)
+        elif state.closing is not None and not order.scores_only:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
         else:
             state.pending[meta.update_id] = meta
         if order.scores_only:
             state.owing.discard(meta.silo)
+        elif not order.apart:
+            state.apart.count(meta.silo, report.samples)
         if report.batch_cap is not None:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
@@ -262,6 +266,8 @@ class Coordinator:
         assert silo.order is not None
         if silo.order.scores_only:
             self._state.owing.discard(name)
+        if silo.order.apart:
+            self._state.apart.fail(name)
         self._end_evaluation(silo.order.base_version, name, None)
         self._state.silos[name] = replace(silo, order=None, since_s=at_s, failures=silo.failures + 1, progress_steps=0)
         if silo.failures + 1 >= MAX_FAILURES:

@@ -79,6 +79,7 @@ class Evaluated:
     pooled: tuple[PooledFigures, ...] = ()
     split: Split = Split.VALIDATION
     subject: Subject = Subject.LAST
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

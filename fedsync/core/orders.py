@@ -67,6 +67,11 @@ class Subject(StrEnum):
     TUNED = auto()
     """The silo's own, which it made of the best one."""
 
+    @property
+    def own(self) -> bool:
+        """Whether it is a model that each silo trains for itself, and has."""
+        return self in (Subject.LOCAL, Subject.TUNED)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
@@ -96,6 +101,7 @@ class WorkOrder:
         evaluate: evaluate the base model on the silo's validation split before training; see `Split`.
         subject: which model is trained. One that the silo keeps for itself is brought on, and nothing travels back.
         after: orders of the subject behind that model, which begins with what comes along if there is none.
+        share: send that model back, for other silos to evaluate; the silo does if its owner allows it.
     """
 
     update_id: str
@@ -110,6 +116,7 @@ class WorkOrder:
     evaluate: bool = True
     subject: Subject = Subject.LAST
     after: int = 0
+    share: bool = False
 
     @property
     def planned_samples(self) -> int:
@@ -124,7 +131,7 @@ class WorkOrder:
     @property
     def apart(self) -> bool:
         """Whether it trains a model that the silo keeps for itself."""
-        return self.subject in (Subject.LOCAL, Subject.TUNED) and not self.scores_only
+        return self.subject.own and not self.scores_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from fedsync.core.actions import Action, Commit
+from fedsync.core.apart import Apart, CrossSite
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
@@ -45,6 +46,7 @@ class Policies:
         evaluate: part of the silos that evaluates a version, drawn for each; 0 has nobody evaluate anything.
         metrics: numbers that are worked out of what silos sum at an evaluation.
         selection: which version is the best.
+        cross_site: what silos train apart when training is over.
     """
 
     seed: int
@@ -58,6 +60,7 @@ class Policies:
     evaluate: float = 1.0
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection = field(default_factory=Selection)
+    cross_site: CrossSite = field(default_factory=CrossSite)
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
@@ -130,6 +133,7 @@ class CoordinatorState:
         owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
         asked: questions of the end that silos were asked, or were not worth asking.
         awaiting: silos that are still to answer the last of them.
+        apart: how far silos are with what they train for themselves.
         halted: the order of each silo that was told to stop last.
         alarms: when the barrier is to be asked again, the earliest last: each one set was earlier than those before.
         timed: the end by time is on the clock.
@@ -154,6 +158,7 @@ class CoordinatorState:
     owing: set[str] = field(default_factory=set)
     asked: int = 0
     awaiting: set[str] = field(default_factory=set)
+    apart: Apart = field(default_factory=Apart)
     halted: dict[str, str] = field(default_factory=dict)
     alarms: list[float] = field(default_factory=list)
     timed: bool = False

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.actions import Commit
@@ -21,6 +22,9 @@ from fedsync.core.orders import PooledFigures, Subject, WorkOrder, WorkReport
 
 Payload = NDArray[Any]
 """One flat array: float32 values in the clear, or uint8 sealed bytes."""
+
+NO_PAYLOAD: Payload = np.empty(0, np.uint8)
+"""Nothing, of what a silo trains for itself."""
 
 MAX_SEALED_BYTES = 2**32
 """Largest payload that a silo accepts: 500 million parameters at 16 bits."""
@@ -74,6 +78,19 @@ class Aggregator(Protocol):
 
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         """What ``silo`` needs in order to have the current model, or the best one."""
+
+    def apart(self, order: WorkOrder) -> Payload:
+        """What a silo needs for an order that trains a model of its own; `NO_PAYLOAD` where it has all."""
+
+    def put_own(self, silo: str, model: Payload) -> None:
+        """Keep a silo's local model for others to evaluate, after the checks of `put`.
+
+        Raises:
+            ProtocolError: the silo sent something else.
+        """
+
+    def own(self, silo: str) -> Payload:
+        """A silo's local model, as it came."""
 
     def holds(self, silo: str, version: int) -> None:
         """The silo is known to have this version of the model; what it does not need to be sent again."""

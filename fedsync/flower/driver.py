@@ -58,7 +58,7 @@ from fedsync.core.events import (
 )
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
-from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch
 from fedsync.flower.checkpoints import Checkpoints, Moment
@@ -247,12 +247,15 @@ class FlowerDriver:
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
                     return self._update(name, order, reply, _needed(payload, name), now_s)
-                case EvaluateModel(version, split, subject), Attestation(pooled):
+                case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)
-                    return Evaluated(now_s, name, version, None, pooled, split, subject)
-                case EvaluateModel(version, split, subject), Evaluation() if not self._aggregator.seals_figures:
-                    self._aggregator.holds(name, version)
-                    return Evaluated(now_s, name, version, reply, (), split, subject)
+                    return _answered(asked, name, now_s, None, pooled)
+                case EvaluateModel(version, subject=subject) as asked, Evaluation() if (
+                    not self._aggregator.seals_figures
+                ):
+                    if not subject.own:
+                        self._aggregator.holds(name, version)
+                    return _answered(asked, name, now_s, reply)
                 case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
                     if announcement:
                         self._aggregator.announce(name, announcement)
@@ -280,8 +283,8 @@ class FlowerDriver:
         match sent.request:
             case Train(order):
                 return WorkFailed(now_s, name, order.update_id, reason)
-            case EvaluateModel(version, split, subject):
-                return Evaluated(now_s, name, version, None, (), split, subject)
+            case EvaluateModel() as asked:
+                return _answered(asked, name, now_s, None)
             case Question():
                 self._aggregator.give_up(name)
                 self._go_on_if_open()
@@ -295,7 +298,7 @@ class FlowerDriver:
         self._aggregator.holds(name, holds)
         if sent.again or self._aggregator.blocked:
             raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
-        if sent.order is not None and sent.order.base_version != self._coordinator.version:
+        if sent.order is not None and not sent.order.apart and sent.order.base_version != self._coordinator.version:
             raise ProtocolError(name, "order", "it is lost, and the model has moved on since")
         if sent.order is not None and sent.order.budget_s is not None and sent.collecting:
             raise ProtocolError(name, "order", "it is lost, and its time with it")
@@ -305,8 +308,12 @@ class FlowerDriver:
         self._answered = name
         if self._aggregator.seals_figures:
             check_sealed(name, report)
-        self._aggregator.put(name, order.update_id, update)
-        self._aggregator.holds(name, order.base_version)
+        if not order.apart:
+            self._aggregator.put(name, order.update_id, update)
+        elif order.share and update.nbytes:
+            self._aggregator.put_own(name, update)
+        if order.after == 0:
+            self._aggregator.holds(name, order.base_version)
         meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], update.nbytes)
         return UpdateArrived(now_s, meta, report)
 
@@ -370,7 +377,8 @@ class FlowerDriver:
             return
         match action:
             case Dispatch(silo, order):
-                self._aggregator.begin(order.update_id)
+                if not order.apart:
+                    self._aggregator.begin(order.update_id)
                 self._outbox.train(silo, order, self._now_s())
             case Commit(version, _):
                 self._aggregator.commit(action)
@@ -410,6 +418,16 @@ class FlowerDriver:
         """Push what waits; a node that is not known any more is an answer too."""
         lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]
+
+
+def _question(action: Evaluate) -> EvaluateModel:
+    return EvaluateModel(action.version, action.split, action.subject, action.owner)
+
+
+def _answered(
+    asked: EvaluateModel, name: str, now_s: float, found: Evaluation | None, pooled: tuple[PooledFigures, ...] = ()
+) -> Evaluated:
+    return Evaluated(now_s, name, asked.version, found, pooled, asked.split, asked.subject, asked.owner)
 
 
 def _needed(payload: Payload | None, sender: str) -> Payload:

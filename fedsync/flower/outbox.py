@@ -25,8 +25,8 @@ from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
 from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.orders import Subject, WorkOrder
-from fedsync.core.transfer import MAX_SEALED_BYTES, DurableAggregator, Payload
+from fedsync.core.orders import WorkOrder
+from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
 from fedsync.flower.nodes import Nodes
@@ -213,12 +213,25 @@ class Outbox:
         """Post an order or an evaluation, with what its silo needs to have the model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
-        subject = sent.request.subject if isinstance(sent.request, EvaluateModel) else Subject.LAST
-        payload, fetches = self._aggregator.outgoing(silo, subject), sent.node in self._fetching
+        payload, fetches = self._payload(self._aggregator, sent.request, silo), sent.node in self._fetching
         # Made once where it is the same for all.
         if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
             self._packed = payload, fetches, self._pack(payload, fetches=fetches)
         self._post(sent, sent.request, self._packed[2], now_s)
+
+    @staticmethod
+    def _payload(aggregator: DurableAggregator, request: Request, silo: str) -> Payload:
+        match request:
+            case Train(order) if order.apart:
+                return aggregator.apart(order)
+            case EvaluateModel(owner=owner) if owner:
+                return aggregator.own(owner)
+            case EvaluateModel(subject=subject) if subject.own:
+                return NO_PAYLOAD
+            case EvaluateModel(subject=subject):
+                return aggregator.outgoing(silo, subject)
+            case _:
+                return aggregator.outgoing(silo)
 
     def _pack(self, payload: Payload, *, fetches: bool) -> payloads.Packed:
         parcel = None
@@ -316,8 +329,10 @@ class Outbox:
     def _most_bytes(self, request: Request) -> int:
         """Bytes that may come beside a reply."""
         match request:
-            case Train() if self._aggregator is not None:
+            case Train(order) if self._aggregator is not None and not order.apart:
                 return self._aggregator.upload_bytes
+            case Train(order) if order.share:
+                return self._model_bytes
             case AskModel() | AskSnapshot():
                 return self._model_bytes + _SMALL_ANSWER_BYTES
             case _:

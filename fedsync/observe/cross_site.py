@@ -36,17 +36,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedsync.core.actions import Dispatch, Evaluate, KeepBest
+from fedsync.core.checks import usable
+from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.journal import JournalEntry
 from fedsync.core.metrics.base import AnyMetric, number, statistics_of
 from fedsync.core.metrics.pool import SumsPool
-from fedsync.core.orders import Evaluation, Subject
+from fedsync.core.orders import Evaluation, Split, Subject
 
 FILE = "cross_site.json"
 
 Document = dict[str, Any]
 """What the file says; see above."""
-
-OWN = (Subject.LOCAL, Subject.TUNED)
-"""Models that a silo has for itself."""
 
 _SEED = 0
 _PLAIN = {"accuracy": True, "loss": False}
@@ -152,7 +153,7 @@ class Matrix:
         """How much better a subject is than the local model, by silo."""
         gains: Document = {}
         for silo in self.silos:
-            own = silo if subject in OWN else None
+            own = silo if subject == Subject.TUNED else None
             pair = [found.get((each, silo)) for each in (ModelRow(subject, own), ModelRow(Subject.LOCAL, silo))]
             values = [None if each is None or name not in each else each[name]["value"] for each in pair]
             gain = None
@@ -164,3 +165,83 @@ class Matrix:
 
 def _mean(total: float, samples: int) -> float | None:
     return total / samples if samples else None
+
+
+def without_matrix(document: Document) -> Document:
+    """What of a document goes into the run's summary: all but single cells."""
+    metrics = {name: {"pooled": each["pooled"], "gain": each["gain"]} for name, each in document["metrics"].items()}
+    return {**document, "metrics": metrics}
+
+
+class CrossSiteBooks:
+    """Follows a journal, and knows what of it makes the matrix.
+
+    Args:
+        metrics: of the run.
+    """
+
+    def __init__(self, metrics: Sequence[AnyMetric] = ()) -> None:
+        self._metrics = metrics
+        self._known = statistics_of(metrics)
+        self._silos: dict[str, None] = {}
+        self._orders: dict[str, tuple[str, Subject]] = {}
+        self._samples: dict[tuple[Subject, str], int] = {}
+        self._problems: dict[tuple[Subject, str], str] = {}
+        self._found: dict[tuple[Subject, str, str], Evaluation] = {}
+        self._versions: dict[Subject, int] = {}
+
+    def add(self, entry: JournalEntry) -> None:
+        """One more entry."""
+        for event in entry.events:
+            match event:
+                case SiloJoined(_, name):
+                    self._silos[name] = None
+                case UpdateArrived(_, meta, report) if meta.update_id in self._orders:
+                    name, subject = self._orders.pop(meta.update_id)
+                    self._samples[subject, name] = self._samples.get((subject, name), 0) + report.samples
+                    self._problems.pop((subject, name), None)
+                case WorkFailed(_, _, update_id, reason) if update_id in self._orders:
+                    name, subject = self._orders.pop(update_id)
+                    self._problems[subject, name] = reason
+                case SiloLost(_, lost, reason):
+                    for name, subject in self._orders.values():
+                        if name == lost:
+                            self._problems[subject, name] = f"it was lost: {reason}"
+                case Evaluated(split=Split.TEST) as told:
+                    found = usable(told.silo, told.evaluation, self._known)
+                    if found is not None:
+                        self._found[told.subject, told.owner, told.silo] = found
+        for action in entry.actions:
+            match action:
+                case Dispatch(name, order) if order.apart:
+                    self._orders[order.update_id] = name, order.subject
+                case KeepBest(score):
+                    self._versions[Subject.BEST] = score.version
+                case Evaluate(version, _, Split.TEST, subject):
+                    self._versions[subject] = version
+
+    def document(self) -> Document | None:
+        """See the module; None where nothing was trained apart."""
+        subjects = {subject for subject, _ in (*self._samples, *self._problems)}
+        if not subjects:
+            return None
+        matrix = Matrix(list(self._silos), self._metrics)
+        for (subject, owner, silo), found in self._found.items():
+            for row in self._rows(subject, owner or silo):
+                matrix.cells[row, silo] = found
+        for subject in Subject:
+            for silo in self._silos if subject in subjects else ():
+                if (subject, "", silo) not in self._found:
+                    reason = self._problems.get((subject, silo), "it did not answer")
+                    matrix.missing.append((ModelRow(subject, silo), reason))
+        return matrix.document()
+
+    def _rows(self, subject: Subject, owner: str) -> list[ModelRow]:
+        """The rows that an evaluation belongs to: the last version may be the best."""
+        if subject.own:
+            return [ModelRow(subject, owner, {"samples": self._samples.get((subject, owner), 0)})]
+        version = self._versions.get(subject)
+        same = [subject]
+        if subject is Subject.LAST and self._versions.get(Subject.BEST) == version:
+            same.append(Subject.BEST)
+        return [ModelRow(each, None, {"version": version}) for each in same]

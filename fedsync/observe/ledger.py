@@ -138,8 +138,8 @@ class Ledger:
         self._settle()
         for action in entry.actions:
             match action:
-                case Dispatch(_, order) if order.scores_only:
-                    self._end_training()
+                case Dispatch(_, order) if order.scores_only or order.apart:
+                    self._end_training(int(order.after == 0))
                 case Dispatch(name, order):
                     self._dispatch(entry.at_s, name, order)
                 case Commit(version, weights):

@@ -14,6 +14,7 @@ from fedsync import __version__
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
+from fedsync.observe.cross_site import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger, Round
@@ -71,11 +72,12 @@ class Recorder:
             "seed": config["seed"],
             "sealed_share": sealed_share,
         }
+        self._cross_site = CrossSiteBooks()
         self._exporters = exporters
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
         _write_yaml(out / "config.yaml", config)
-        for name in ("silos.yaml", "rounds.jsonl", "summary.json", *([] if resume else [JOURNAL])):
+        for name in ("silos.yaml", "rounds.jsonl", "summary.json", FILE, *([] if resume else [JOURNAL])):
             (out / name).unlink(missing_ok=True)
         if silos is not None:
             _write_yaml(out / "silos.yaml", {"silos": silos})
@@ -109,6 +111,7 @@ class Recorder:
 
     def _follow(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
+        self._cross_site.add(entry)
         if self._rounds is not None:
             for row in self._feed.closed(self.ledger):
                 self._rounds.write(json.dumps(round_row(row)) + "\n")
@@ -143,6 +146,10 @@ class Recorder:
         summary = {**self._identity, **self.ledger.summary()}
         for name, digest in (files or {}).items():
             summary[name] = {**(summary[name] or {}), "digest": digest}
+        compared = self._cross_site.document()
+        if compared is not None:
+            summary["evaluation"] = {"cross_site": without_matrix(compared)}
+            self.keep(FILE, compared)
         # Whole or not at all: others wait for it.
         unfinished = self.out / "summary.tmp"
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.apart import CrossSite
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.layout import Vector
 from fedsync.core.state import Policies
@@ -57,6 +58,11 @@ class RunBuilder:
 
     def policies(self) -> Policies:
         """Everything that decides."""
+        if not self.trains:
+            return replace(self._policies(), cross_site=CrossSite())  # there are no models to compare
+        return self._policies()
+
+    def _policies(self) -> Policies:
         if self.cluster is None:
             return self.config.policies()
         # Only a simulated machine can be late; a real process that emulates one is there from the start.

@@ -56,12 +56,12 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
-from fedsync.core.orders import Evaluation, SiloFacts, Split, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.transfer import Aggregator, Payload, Replica
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages
-from fedsync.trainer.protocol import Attestation, Completed
+from fedsync.trainer.protocol import Attestation, Completed, EvaluateModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Worker(Protocol):
     def train(self, order: WorkOrder, received: Payload) -> Completed | Untrained:
         """Carry out an order; the times in the report are made virtual, and it has no speeds where nobody trains."""
 
-    def evaluate(self, received: Payload, version: int, split: Split) -> Evaluation | Attestation | None:
-        """Evaluate the model ``version`` on a split of the silo; None where there is none.
+    def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation | None:
+        """Evaluate a model on a split of the silo; None where there is none.
 
         Where figures are sealed, what silos found together in the commits that came with it.
         """
@@ -267,7 +267,10 @@ class VirtualDriver:
                 if self._aggregator.seals_figures:
                     check_sealed(silo, outcome.report)
                 self._aggregator.holds(silo, worker.replica.holds)
-                self._aggregator.put(silo, order.update_id, outcome.update)
+                if not order.apart:
+                    self._aggregator.put(silo, order.update_id, outcome.update)
+                elif order.share and outcome.update.nbytes:
+                    self._aggregator.put_own(silo, outcome.update)
         except FedSyncError as error:
             self._aggregator.holds(silo, worker.replica.holds)
             return WorkFailed(now_s, silo, order.update_id, str(error))
@@ -296,14 +299,14 @@ class VirtualDriver:
     def _evaluate(self, now_s: float, silo: str, asked: Evaluate, received: Payload) -> Evaluated:
         worker = self._workers[silo]
         try:
-            found = worker.evaluate(received, asked.version, asked.split)
+            found = worker.evaluate(received, EvaluateModel(asked.version, asked.split, asked.subject, asked.owner))
         except FedSyncError:
             found = None
         self._aggregator.holds(silo, worker.replica.holds)
         evaluation, pooled = (None, found.pooled) if isinstance(found, Attestation) else (found, ())
         if self._aggregator.seals_figures:
             evaluation = None
-        return Evaluated(now_s, silo, asked.version, evaluation, pooled, asked.split, asked.subject)
+        return Evaluated(now_s, silo, asked.version, evaluation, pooled, asked.split, asked.subject, asked.owner)
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:
@@ -326,19 +329,27 @@ class VirtualDriver:
                 self._aggregator.discard(update_id)
             case KeepBest(score):
                 self._aggregator.keep_best(score.version)
-            case Evaluate(_, silos, _, subject):
+            case Evaluate(_, silos):
                 for silo in silos:
-                    question = _Question(silo, action, self._aggregator.outgoing(silo, subject))
-                    self._push(now_s, _Priority.ANSWER, question)
+                    self._push(now_s, _Priority.ANSWER, _Question(silo, action, self._model_of(action, silo)))
             case WakeAt(at_s):
                 self._push(max(at_s, now_s), _Priority.TIMER, TimerFired(at_s))
             case Stop():
                 self._stop = action
 
+    def _model_of(self, asked: Evaluate, silo: str) -> Payload:
+        """What a silo needs to have the model that it is asked about."""
+        if asked.owner:
+            return self._aggregator.own(asked.owner)
+        return NO_PAYLOAD if asked.subject.own else self._aggregator.outgoing(silo, asked.subject)
+
     def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        self._aggregator.begin(order.update_id)
         machine = self._machines[silo]
-        received = self._aggregator.outgoing(silo)
+        if order.apart:
+            received = self._aggregator.apart(order)
+        else:
+            self._aggregator.begin(order.update_id)
+            received = self._aggregator.outgoing(silo)
         start_s = now_s + machine.transfer_s(received.nbytes)
         course = machine.course(order, start_s)
         if order.budget_s is not None:

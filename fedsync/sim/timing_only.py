@@ -21,14 +21,15 @@ from fedsync.core.actions import Commit
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.downlink import download_bytes
 from fedsync.core.errors import ConfigError
-from fedsync.core.orders import SiloFacts, Split, Subject, WorkOrder
+from fedsync.core.orders import SiloFacts, Subject, WorkOrder
 from fedsync.core.plain_replica import RECEIVED, PlainReplica
-from fedsync.core.transfer import InTheClear, Payload, Replica
+from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload, Replica
 from fedsync.core.wire import FP32, Wire
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.sim.engine import Untrained, VirtualDriver
 from fedsync.sim.machine import Machine
+from fedsync.trainer.protocol import EvaluateModel
 
 MODEL_BYTES = 1_000_000
 """Bytes of the model and of each update, unless told otherwise: 250,000 values."""
@@ -58,7 +59,7 @@ class TimingWorker:
     def train(self, order: WorkOrder, received: Payload) -> Untrained:
         return Untrained({RECEIVED: float(received.nbytes)}) if self.tells else _NOTHING
 
-    def evaluate(self, received: Payload, version: int, split: Split) -> None: ...
+    def evaluate(self, received: Payload, asked: EvaluateModel) -> None: ...
 
 
 class NoAggregator(InTheClear):
@@ -83,6 +84,14 @@ class NoAggregator(InTheClear):
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         held = self._held.get(silo)
         return _zeros(download_bytes(self._values, self._down, None if held is None else self._version - held))
+
+    def apart(self, order: WorkOrder) -> Payload:
+        return self.outgoing("") if order.after == 0 else NO_PAYLOAD
+
+    def put_own(self, silo: str, model: Payload) -> None: ...
+
+    def own(self, silo: str) -> Payload:
+        return NO_PAYLOAD
 
     def begin(self, update_id: str) -> None: ...
 

@@ -56,6 +56,9 @@ class OwnerPolicy(Section):
     statistics: Literal["sealed", "plain"] = "plain"
     """Whether the server may read what the silo's columns hold, where the run is in the clear."""
 
+    share_local: bool | None = None
+    """Whether the model that the silo trains alone may go to others; None where nobody but the run says."""
+
     emulate: bool = True
     """Whether the silo may pretend to be another machine."""
 
@@ -74,6 +77,7 @@ class OwnerPolicy(Section):
             limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
             statistics=config.statistics,
+            share_local=config.share_local,
             emulate=config.emulate,
             first_model=config.first_model,
             errors=config.errors,

@@ -102,11 +102,12 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateModel:
-    """Evaluate the model ``version`` on a split; ``subject`` says why it is asked."""
+    """Evaluate the model ``version`` on a split; ``subject`` says which it is, ``owner`` that it is another silo's."""
 
     version: int
     split: Split = Split.VALIDATION
     subject: Subject = Subject.LAST
+    owner: str = ""
 
     @classmethod
     def of(cls, action: Evaluate) -> Self:

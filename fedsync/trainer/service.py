@@ -205,7 +205,10 @@ class TrainerService:
             if self._evaluated is None or self._evaluated[0] != what:
                 self._owner.begin_evaluation()
                 try:
-                    self._evaluated = what, self._session.evaluate(received, request.version, request.split)
+                    self._evaluated = (
+                        what,
+                        self._session.evaluate(received, request),
+                    )
                 except OtherVersion as error:
                     return error.mismatch
             return self._evaluated[1]

@@ -25,10 +25,10 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.orders import Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
-from fedsync.core.transfer import OtherVersion, Payload, Replica
+from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
 from fedsync.train.guest_code import named
 from fedsync.train.local import LocalTrainer
@@ -42,7 +42,7 @@ from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
-from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, Identity
+from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, EvaluateModel, Identity
 from fedsync.trainer.survey import open_survey, surveyed
 
 if TYPE_CHECKING:
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from fedsync.cipher.silo.sealing import Pipeline
 
 logger = logging.getLogger(__name__)
-
-NO_UPDATE: Payload = np.empty(0, np.uint8)
-"""What travels of an order that trains a model of the silo's own."""
 
 _SEALERS = 4
 """Most processes that seal for one silo."""
@@ -93,6 +90,7 @@ class SiloSession:
         self.name = machine.name if machine else identity.name
         keys = None if isinstance(spec.cipher, PlainConfig) else ring(self.name)
         self._owner = owner or OwnerPolicy()
+        self._emulated = machine is not None
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
@@ -179,7 +177,8 @@ class SiloSession:
         """
         if order.apart:
             report = self._own.report(order) or self._train_apart(order, received, watch)
-            return self._over(LastOrder(order, Completed(report, NO_UPDATE), self.cursor, self.replica.owed))
+            shared = self._own.model(order.subject)[0] if order.share and self._shares else NO_PAYLOAD
+            return self._over(LastOrder(order, Completed(report, shared), self.cursor, self.replica.owed))
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
@@ -215,7 +214,7 @@ class SiloSession:
         before = self._own.before(order)
         if before is None:
             alone = order.subject is Subject.LOCAL
-            before = self._origin(order, received), Cursor() if alone else self.cursor
+            before = self._first(order, received), Cursor() if alone else self.cursor
         base, cursor = before
         with named():
             outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
@@ -224,12 +223,9 @@ class SiloSession:
         self._own.keep(order, base + outcome.update, report, outcome.cursor)
         return report
 
-    def _origin(self, order: WorkOrder, received: Payload) -> Vector:
-        """The model that the first order apart begins with, float32 [values]: what came with it, in the clear."""
-        if not self.sealed:
-            FP32.check(received, self.layout.size, SERVER)
-            return FP32.decode(received, 0, self.layout.size)
-        return self.initial_model()
+    def _first(self, order: WorkOrder, received: Payload) -> Vector:
+        """The model that the first order apart begins with, float32 [values]: in the clear it came with the order."""
+        return self.initial_model() if self.sealed else self._receive(received, order.base_version)
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
         """``watch``, which may not end an order before the samples that the owner demands are behind it.
@@ -244,16 +240,30 @@ class SiloSession:
 
         return go_on if watch is not None or order.scores_only else None
 
-    def evaluate(self, received: Payload, version: int, split: Split = Split.VALIDATION) -> Evaluation | Attestation:
-        """What the server is told of the model ``version`` on a split; raises as `train`.
+    @property
+    def _shares(self) -> bool:
+        """Whether the local model may leave the silo; under encryption none does. Emulated silos have no owner."""
+        allowed = self._owner.share_local
+        return not self.sealed and (self._emulated if allowed is None else allowed)
+
+    def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation:
+        """What the server is told of a model; raises as `train`.
 
         Where figures are sealed, the model is not even looked at: the server hears what the sums say that came with it.
         """
-        model, pooled = self._receive(received, version), self.replica.pooled
-        if pooled is not None:
-            return Attestation(pooled)
+        if asked.owner:
+            if self.sealed:
+                raise ProtocolError(SERVER, "subject", "under encryption no silo's own model travels")
+            FP32.check(received, self.layout.size, SERVER)
+            model, cursor = FP32.decode(received, 0, self.layout.size), Cursor()
+        elif asked.subject.own:
+            model, cursor = self._own.model(asked.subject)
+        else:
+            model, cursor = self._receive(received, asked.version), self.cursor
+            if (pooled := self.replica.pooled) is not None:
+                return Attestation(pooled)
         with named():
-            return self._trainer.evaluate(model, self.cursor, split)
+            return self._trainer.evaluate(model, cursor, asked.split)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.

@@ -19,11 +19,11 @@ from fedsync.core.actions import Dispatch, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.plain_replica import RECEIVED, PlainReplica
 from fedsync.core.transfer import Payload, Replica
 from fedsync.observe.replay import replay
-from fedsync.trainer.protocol import Completed
+from fedsync.trainer.protocol import Completed, EvaluateModel
 from tests.sim.fake import Result, machines, simulate
 
 SIZE = 600
@@ -69,8 +69,8 @@ class Silo:
         self.replica.owe(self.replica.owed)
         return Completed(self.replica.disclosed(report), payload)
 
-    def evaluate(self, received: Payload, version: int, split: Split) -> Evaluation:
-        self.model(received, version)
+    def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation:
+        self.model(received, asked.version)
         return Evaluation(1.0, 1.0, 2)
 
 

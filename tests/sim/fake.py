@@ -13,7 +13,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import Replica
 from fedsync.observe.ledger import Ledger
@@ -21,7 +21,7 @@ from fedsync.observe.recorder import Recorder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.sim.engine import VirtualDriver, Worker
 from fedsync.sim.machine import Machine
-from fedsync.trainer.protocol import Completed
+from fedsync.trainer.protocol import Completed, EvaluateModel
 
 Twist = Callable[[WorkOrder, Vector, WorkReport], tuple[Vector, WorkReport]]
 
@@ -55,14 +55,14 @@ class FakeWorker:
             compute_s=123.0,  # the driver puts virtual times in place of these
             loss=1.0 / (1 + order.base_version),
             overhead_s={"nonsense": 9.0},
-            evaluation=self.evaluate(base, order.base_version) if order.evaluate else None,
+            evaluation=self.evaluate(base, EvaluateModel(order.base_version)) if order.evaluate else None,
         )
         update = np.ones_like(base)
         if self.twist is not None:
             update, report = self.twist(order, update, report)
         return Completed(report, update)
 
-    def evaluate(self, received: Vector, version: int, split: Split = Split.VALIDATION) -> Evaluation:
+    def evaluate(self, received: Vector, asked: EvaluateModel) -> Evaluation:
         return Evaluation(loss=40.0, correct=20.0, samples=40)
 
 

@@ -10,8 +10,9 @@ from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.errors import FedSyncError, ProtocolError, RunError
 from fedsync.core.events import Evaluated, SiloJoined, UpdateArrived, WorkFailed
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.observe.replay import replay
+from fedsync.trainer.protocol import EvaluateModel
 from tests.sim.fake import FakeWorker, Result, Twist, machines, simulate, spoil, strategy
 
 HETERO = machines(*({"speed": speed} for speed in (300.0, 250.0, 200.0, 150.0, 100.0)))
@@ -213,10 +214,10 @@ def test_a_bug_is_not_taken_for_a_failure_of_the_silo(tmp_path: Path) -> None:
 
 def test_a_silo_that_cannot_evaluate_does_not_end_the_run(tmp_path: Path) -> None:
     class Blind(FakeWorker):
-        def evaluate(self, received: Vector, version: int, split: Split = Split.VALIDATION) -> Evaluation:
+        def evaluate(self, received: Vector, asked: EvaluateModel) -> Evaluation:
             if received[0] >= 2.9:
                 raise ProtocolError("b", "evaluation", "lost its test data")
-            return super().evaluate(received, version, split)
+            return super().evaluate(received, asked)
 
     workers = {"a": FakeWorker(HETERO[0]), "b": Blind(HETERO[1])}
     result = simulate(tmp_path, HETERO[:2], workers=dict(workers))

@@ -20,7 +20,7 @@ from fedsync.train.parts import FrozenTensors, frozen_digest, parts_of
 from fedsync.train.sampler import Cursor
 from fedsync.train.weights import TaskModel
 from fedsync.trainer.last_order import LastOrder
-from fedsync.trainer.protocol import ANSWER, Identity
+from fedsync.trainer.protocol import ANSWER, EvaluateModel, Identity
 from fedsync.trainer.session import SiloSession
 from tests.train.make import order
 
@@ -91,16 +91,16 @@ def test_a_killed_order_begins_anew_from_the_private_parts_before_it(tmp_path: P
     assert found.report.evaluation == expected[1].report.evaluation != expected[0].report.evaluation
     assert (found.update == expected[1].update).all()
     assert again.cursor == calm.cursor and again.cursor.private
-    assert again.evaluate(base, 0) == calm.evaluate(base, 0)
+    assert again.evaluate(base, EvaluateModel(0)) == calm.evaluate(base, EvaluateModel(0))
 
 
 def test_an_evaluation_is_by_ones_own_private_parts(tmp_path: Path, spec: RunSpec) -> None:
     silos = [session(spec, tmp_path / str(index), index) for index in range(2)]
     base = silos[0].initial_model()
     for silo in silos:
-        fresh = silo.evaluate(base, 0)
+        fresh = silo.evaluate(base, EvaluateModel(0))
         silo.train(order(batch_size=8, max_steps=30), base)
-        assert silo.evaluate(base, 0) != fresh
+        assert silo.evaluate(base, EvaluateModel(0)) != fresh
     assert silos[0].cursor.private != silos[1].cursor.private
 
 

@@ -9,8 +9,9 @@ import pytest
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Subject, WorkOrder
+from fedsync.core.transfer import NO_PAYLOAD
 from fedsync.trainer import last_order
-from fedsync.trainer.session import NO_UPDATE, SiloSession
+from fedsync.trainer.session import SiloSession
 from tests.trainer.test_wire import session
 
 LOCAL = [
@@ -32,7 +33,7 @@ def local(silo: SiloSession) -> Vector:
 
 def trained(silo: SiloSession, first: Vector, orders: int = 3) -> Vector:
     for order in LOCAL[:orders]:
-        silo.train(order, first if order.after == 0 else NO_UPDATE)
+        silo.train(order, first if order.after == 0 else NO_PAYLOAD)
     return local(silo)
 
 
@@ -60,7 +61,7 @@ def test_a_trainer_that_died_goes_on_with_its_model(tmp_path: Path, silo: SiloSe
     expected = trained(silo, first)
     trained(session(tmp_path / "b", "{}"), first, orders=2)
     again = session(tmp_path / "b", "{}")
-    again.train(LOCAL[2], NO_UPDATE)
+    again.train(LOCAL[2], NO_PAYLOAD)
     np.testing.assert_array_equal(local(again), expected)
 
 
@@ -81,9 +82,9 @@ def test_an_order_is_done_once_though_its_answer_was_lost(
     with monkeypatch.context() as killed:
         killed.setattr(last_order.LastOrder, "save", dies)
         with pytest.raises(ConfigError, match="killed"):
-            shaken.train(LOCAL[1], NO_UPDATE)
+            shaken.train(LOCAL[1], NO_PAYLOAD)
     again = session(tmp_path / "b", "{}")
-    report = again.train(LOCAL[1], NO_UPDATE).report
+    report = again.train(LOCAL[1], NO_PAYLOAD).report
     np.testing.assert_array_equal(local(again), expected)
     assert report.samples == 16
 
@@ -102,7 +103,7 @@ def test_a_server_that_was_set_back_finds_what_is_done(silo: SiloSession) -> Non
 def test_an_order_that_continues_what_is_not_here_is_refused(silo: SiloSession, order: WorkOrder) -> None:
     silo.train(LOCAL[0], silo.initial_model())
     with pytest.raises(ProtocolError, match="is not here"):
-        silo.train(order, NO_UPDATE)
+        silo.train(order, NO_PAYLOAD)
 
 
 def test_tuning_from_another_version_begins_anew(silo: SiloSession) -> None:

@@ -37,9 +37,9 @@ from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import PolicyError, ProtocolError, RunError
 from fedsync.core.layout import Vector, as_bytes
-from fedsync.core.orders import Subject
+from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.saved import Names, fill, named
-from fedsync.core.transfer import Payload
+from fedsync.core.transfer import NO_PAYLOAD, Payload
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +172,15 @@ class EncryptedAggregator:
         if not -1 <= version <= self._chain.newest:
             raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._chain.newest}")
         self._held[silo] = version if self._chain.continues(version) else -1
+
+    def apart(self, order: WorkOrder) -> Payload:
+        return NO_PAYLOAD
+
+    def put_own(self, silo: str, model: Payload) -> None:
+        raise ProtocolError(silo, "model", "nobody asked for one")
+
+    def own(self, silo: str) -> Payload:
+        raise PolicyError("under encryption no silo's own model travels")
 
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current one."""

@@ -12,11 +12,11 @@ from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.downlink import PublicModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Subject
+from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.spans import give_back, spans
-from fedsync.core.transfer import InTheClear, Payload
-from fedsync.core.wire import MAX_MAGNITUDE, Wire
+from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
+from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
 
 _NAMES: Names = {
     "model": "_exact",
@@ -26,6 +26,8 @@ _NAMES: Names = {
     "pending": "_pending",
     "bases": "_bases",
     "best": "_best",
+    "first": "_first",
+    "own": "_own",
 }
 """What a checkpoint holds."""
 
@@ -58,7 +60,8 @@ class PlainAggregator(InTheClear):
         self._pending: dict[str, Payload] = {}
         self._remembered = self._exact, self._exact
         self._bases: dict[str, tuple[int, Vector]] = {}
-        self._best = 0, self.model
+        self._best = self._first = 0, self.model
+        self._own: dict[str, Payload] = {}
 
     @property
     def model(self) -> Vector:
@@ -82,6 +85,18 @@ class PlainAggregator(InTheClear):
         if subject is Subject.BEST:
             return self._public.whole(*self._best)
         return self._public.payload(self._held.get(silo, -1))
+
+    def apart(self, order: WorkOrder) -> Payload:
+        if order.after:
+            return NO_PAYLOAD
+        return self._public.whole(*(self._first if order.subject is Subject.LOCAL else self._best))
+
+    def put_own(self, silo: str, model: Payload) -> None:
+        self._check(FP32, silo, model)
+        self._own[silo] = self._keeper.keep(model)
+
+    def own(self, silo: str) -> Payload:
+        return self._own[silo]
 
     def begin(self, update_id: str) -> None:
         """An order starts from the current model, which stays until its update is committed or discarded.
@@ -109,17 +124,20 @@ class PlainAggregator(InTheClear):
         """
         if update_id in self._pending:
             raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
+        self._check(self._wire.up, silo, update)
+        self._pending[update_id] = self._keeper.keep(update)
+
+    def _check(self, wire: WireFormat, silo: str, update: Payload) -> None:
         size = self.model.size
-        self._wire.up.check(update, size, silo)
+        wire.check(update, size, silo)
         for start, stop in spans(size, 4):
-            span = self._wire.up.decode(update, start, stop)
+            span = wire.decode(update, start, stop)
             # NaN fails every comparison, so two passes without a temporary find it and infinity too.
             low, high = np.min(span), np.max(span)
             give_back(update)
             if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
                 told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
                 raise ProtocolError(silo, "finite", told)
-        self._pending[update_id] = self._keeper.keep(update)
 
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model as `Commit` says, in the order of ``commit.weights``.
