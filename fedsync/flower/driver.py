@@ -47,7 +47,6 @@ from fedsync.core.checks import check_sealed
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.events import (
-    Evaluated,
     Event,
     Progressed,
     SiloJoined,
@@ -58,7 +57,7 @@ from fedsync.core.events import (
 )
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
-from fedsync.core.orders import Evaluation, PooledFigures, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch
 from fedsync.flower.checkpoints import Checkpoints, Moment
@@ -249,13 +248,13 @@ class FlowerDriver:
                     return self._update(name, order, reply, _needed(payload, name), now_s)
                 case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)
-                    return _answered(asked, name, now_s, None, pooled)
+                    return asked.answered(now_s, name, None, pooled)
                 case EvaluateModel(version, subject=subject) as asked, Evaluation() if (
                     not self._aggregator.seals_figures
                 ):
                     if not subject.own:
                         self._aggregator.holds(name, version)
-                    return _answered(asked, name, now_s, reply)
+                    return asked.answered(now_s, name, reply)
                 case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
                     if announcement:
                         self._aggregator.announce(name, announcement)
@@ -284,7 +283,7 @@ class FlowerDriver:
             case Train(order):
                 return WorkFailed(now_s, name, order.update_id, reason)
             case EvaluateModel() as asked:
-                return _answered(asked, name, now_s, None)
+                return asked.answered(now_s, name, None)
             case Question():
                 self._aggregator.give_up(name)
                 self._go_on_if_open()
@@ -418,16 +417,6 @@ class FlowerDriver:
         """Push what waits; a node that is not known any more is an answer too."""
         lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]
-
-
-def _question(action: Evaluate) -> EvaluateModel:
-    return EvaluateModel(action.version, action.split, action.subject, action.owner)
-
-
-def _answered(
-    asked: EvaluateModel, name: str, now_s: float, found: Evaluation | None, pooled: tuple[PooledFigures, ...] = ()
-) -> Evaluated:
-    return Evaluated(now_s, name, asked.version, found, pooled, asked.split, asked.subject, asked.owner)
 
 
 def _needed(payload: Payload | None, sender: str) -> Payload:

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
 from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
@@ -231,7 +231,7 @@ class Outbox:
             case EvaluateModel(subject=subject):
                 return aggregator.outgoing(silo, subject)
             case _:
-                return aggregator.outgoing(silo)
+                return aggregator.outgoing(silo, Subject.LAST)
 
     def _pack(self, payload: Payload, *, fetches: bool) -> payloads.Packed:
         parcel = None

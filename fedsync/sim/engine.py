@@ -299,14 +299,14 @@ class VirtualDriver:
     def _evaluate(self, now_s: float, silo: str, asked: Evaluate, received: Payload) -> Evaluated:
         worker = self._workers[silo]
         try:
-            found = worker.evaluate(received, EvaluateModel(asked.version, asked.split, asked.subject, asked.owner))
+            found = worker.evaluate(received, EvaluateModel.of(asked))
         except FedSyncError:
             found = None
         self._aggregator.holds(silo, worker.replica.holds)
         evaluation, pooled = (None, found.pooled) if isinstance(found, Attestation) else (found, ())
         if self._aggregator.seals_figures:
             evaluation = None
-        return Evaluated(now_s, silo, asked.version, evaluation, pooled, asked.split, asked.subject, asked.owner)
+        return EvaluateModel.of(asked).answered(now_s, silo, evaluation, pooled)
 
     def _carry_out(self, action: Action, now_s: float) -> None:
         match action:

@@ -38,6 +38,7 @@ from fedsync.core import codec
 from fedsync.core.actions import Evaluate
 from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.core.events import Evaluated
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
@@ -111,7 +112,14 @@ class EvaluateModel:
 
     @classmethod
     def of(cls, action: Evaluate) -> Self:
-        return cls(action.version, action.split, action.subject)
+        """What each silo is asked."""
+        return cls(action.version, action.split, action.subject, action.owner)
+
+    def answered(
+        self, at_s: float, silo: str, found: Evaluation | None, pooled: tuple[PooledFigures, ...] = ()
+    ) -> Evaluated:
+        """What it means that a silo answers so."""
+        return Evaluated(at_s, silo, self.version, found, pooled, self.split, self.subject, self.owner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ def test_what_the_file_says_arrives_at_the_trainer(
         counts="/s/orders.json",
         statistics="sealed",
         emulate=False,
+        share_local=False,
         first_model=None,
     )
 
