@@ -14,6 +14,7 @@ from fedsync import __version__
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
+from fedsync.core.metrics.base import AnyMetric
 from fedsync.observe.cross_site import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
@@ -44,6 +45,7 @@ class Recorder:
         listeners: called after every entry.
         exporters: likewise; closed with the files.
         resume: continue the journal that is in the folder, which says what has been; the books begin with it.
+        metrics: what is worked out of silos' evaluations.
         journal: off, there is neither ``journal.jsonl`` nor ``rounds.jsonl``, and of each round only the
             slowest silo is kept: for runs of very many silos.
     """
@@ -62,6 +64,7 @@ class Recorder:
         exporters: Sequence[Exporter] = (),
         journal: bool = True,
         resume: bool = False,
+        metrics: Sequence[AnyMetric] = (),
     ) -> None:
         out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
         self.out = out
@@ -72,7 +75,7 @@ class Recorder:
             "seed": config["seed"],
             "sealed_share": sealed_share,
         }
-        self._cross_site = CrossSiteBooks()
+        self._cross_site = CrossSiteBooks(metrics)
         self._exporters = exporters
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)

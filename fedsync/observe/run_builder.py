@@ -125,4 +125,5 @@ class RunBuilder:
             exporters=open_exporters(self.config.export, self.out, {**config, "runtime": self.runtime}),
             journal=journal,
             resume=resume,
+            metrics=self.config.evaluation.built(self.config.task),
         )
