@@ -157,6 +157,18 @@ class Aggregator(Protocol):
         """
 
 
+def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload) -> None:
+    """Keep what came of an order: an update, a silo's own model if it was asked for and sent, or nothing.
+
+    Raises:
+        ProtocolError: the silo sent something else.
+    """
+    if not order.apart:
+        aggregator.put(silo, order.update_id, update)
+    elif order.share and update.nbytes:
+        aggregator.put_own(silo, update)
+
+
 class InTheClear:
     """What a `Aggregator` need not do where updates travel in the clear, and nothing is kept at the silos."""
 

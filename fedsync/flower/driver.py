@@ -59,7 +59,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.parts import CommonForm
-from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch
+from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, store
 from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
@@ -249,11 +249,9 @@ class FlowerDriver:
                 case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)
                     return asked.answered(now_s, name, None, pooled)
-                case EvaluateModel(version, subject=subject) as asked, Evaluation() if (
-                    not self._aggregator.seals_figures
-                ):
-                    if not subject.own:
-                        self._aggregator.holds(name, version)
+                case EvaluateModel() as asked, Evaluation() if not self._aggregator.seals_figures:
+                    if not asked.subject.own:
+                        self._aggregator.holds(name, asked.version)
                     return asked.answered(now_s, name, reply)
                 case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
                     if announcement:
@@ -307,12 +305,8 @@ class FlowerDriver:
         self._answered = name
         if self._aggregator.seals_figures:
             check_sealed(name, report)
-        if not order.apart:
-            self._aggregator.put(name, order.update_id, update)
-        elif order.share and update.nbytes:
-            self._aggregator.put_own(name, update)
-        if order.after == 0:
-            self._aggregator.holds(name, order.base_version)
+        store(self._aggregator, name, order, update)
+        self._aggregator.holds(name, order.base_version)
         meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], update.nbytes)
         return UpdateArrived(now_s, meta, report)
 

@@ -57,7 +57,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica
+from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Course, Machine, speed_windows
 from fedsync.sim.outages import Outage, outages
@@ -267,10 +267,7 @@ class VirtualDriver:
                 if self._aggregator.seals_figures:
                     check_sealed(silo, outcome.report)
                 self._aggregator.holds(silo, worker.replica.holds)
-                if not order.apart:
-                    self._aggregator.put(silo, order.update_id, outcome.update)
-                elif order.share and outcome.update.nbytes:
-                    self._aggregator.put_own(silo, outcome.update)
+                store(self._aggregator, silo, order, outcome.update)
         except FedSyncError as error:
             self._aggregator.holds(silo, worker.replica.holds)
             return WorkFailed(now_s, silo, order.update_id, str(error))
