@@ -127,7 +127,19 @@ CORE: Changes = {
         ),
         (
             "a-run-ends-before-the-scores-of-its-last-version-are-in",
-            "        if state.owing:\n            return False\n",
+            "        if state.owing or _awaited(state, policies):\n            return False\n",
+            "",
+        ),
+    ),
+    "core/apart.py": (
+        (
+            "alone-a-silo-trains-less-than-it-did-in-the-run",
+            "max(-(-self.processed.get(name, 0) // each), 1)",
+            "1",
+        ),
+        (
+            "what-fails-apart-is-tried-for-ever",
+            " or self.failed.get(name, 0) >= MOST_FAILURES",
             "",
         ),
     ),

@@ -315,6 +315,18 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
+    "trainer/own_models.py": (
+        (
+            "a-model-of-ones-own-is-trained-twice-after-a-crash",
+            "kept is None or order.after > kept.order.after",
+            "kept is None or order.after >= kept.order.after",
+        ),
+        (
+            "tuning-goes-on-from-another-version",
+            " or order.base_version != kept.order.base_version",
+            "",
+        ),
+    ),
     "trainer/last_order.py": (
         (
             "an-order-is-done-twice-after-a-crash",
