@@ -40,18 +40,14 @@ from fedsync.core.actions import Dispatch, Evaluate, KeepBest
 from fedsync.core.checks import usable
 from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.metrics.base import AnyMetric, number, statistics_of
-from fedsync.core.metrics.pool import SumsPool
+from fedsync.core.metrics.base import AnyMetric, statistics_of
 from fedsync.core.orders import Evaluation, Split, Subject
+from fedsync.observe.evaluations import cells, higher_is_better
 
 FILE = "cross_site.json"
 
 Document = dict[str, Any]
 """What the file says; see above."""
-
-_SEED = 0
-_PLAIN = {"accuracy": True, "loss": False}
-"""Figures that every evaluation has, and whether more is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +84,9 @@ class Matrix:
     def document(self) -> Document:
         """See the module."""
         models = sorted({model for model, _ in self.cells}, key=self._place)
-        found = {key: self._figures([each]) for key, each in self.cells.items()}
-        pooled = {subject: self._figures(each) for subject, each in self._by_subject(models).items()}
-        names = {**_PLAIN, **{metric.name: metric.higher_is_better for metric in self.metrics}}
+        found = {key: cells([each], self.metrics) for key, each in self.cells.items()}
+        pooled = {subject: cells(each, self.metrics) for subject, each in self._by_subject(models).items()}
+        names = higher_is_better(self.metrics)
         metrics = {
             name: {
                 "higher_is_better": better,
@@ -124,31 +120,6 @@ class Matrix:
                     found.setdefault(model.subject, []).append(each)
         return found
 
-    def _figures(self, evaluations: Sequence[Evaluation]) -> dict[str, Document]:
-        """Cells by name of the figure, of all these evaluations together."""
-        known, pool = statistics_of(self.metrics), SumsPool()
-        for each in evaluations:
-            pool.add(each.sums, known)
-        samples = sum(each.samples for each in evaluations)
-        plain = {}
-        for name, told in (
-            ("accuracy", [(each.correct, each.samples) for each in evaluations if each.correct is not None]),
-            ("loss", [(each.loss, each.samples) for each in evaluations if each.loss is not None]),
-        ):
-            if told:
-                plain[name] = _mean(sum(value for value, _ in told), sum(count for _, count in told))
-        found = {
-            name: {"value": value, "low": None, "high": None, "support": {"samples": samples}}
-            for name, value in plain.items()
-        }
-        for metric in self.metrics:
-            sums = pool.sums(metric.statistic.key)
-            if sums is not None:
-                low, high = metric.interval(sums, _SEED) or (None, None)
-                support = dict(metric.support(sums)) or {"samples": samples}
-                found[metric.name] = {"value": number(metric, sums), "low": low, "high": high, "support": support}
-        return found
-
     def _gains(self, found: Mapping[tuple[ModelRow, str], Document], subject: str, name: str, sign: int) -> Document:
         """How much better a subject is than the local model, by silo."""
         gains: Document = {}
@@ -161,10 +132,6 @@ class Matrix:
                 gain = {"value": sign * (values[0] - values[1]), "low": None, "high": None}
             gains[silo] = gain
         return gains
-
-
-def _mean(total: float, samples: int) -> float | None:
-    return total / samples if samples else None
 
 
 def without_matrix(document: Document) -> Document:

@@ -29,7 +29,8 @@ def figures(row: Round) -> Iterator[Figure]:
     """All figures of a round that are known. A metric that has the name of one of FedSync's own is left out."""
     own = ((name, getattr(row, name)) for name in ROUND)
     yield from (Figure(name, value) for name, value in own if value is not None)
-    yield from (Figure(name, value) for name, value in row.metrics.items() if name not in ROUND)
+    other = {**row.metrics, **row.numbers}
+    yield from (Figure(name, value) for name, value in other.items() if name not in ROUND)
     for silo, share in row.silos.items():
         yield from (Figure(name, getattr(share, name), silo) for name in SHARE)
         yield from (Figure(name, value, silo) for name, value in share.metrics.items() if name not in SHARE)

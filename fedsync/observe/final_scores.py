@@ -9,7 +9,7 @@ from fedsync.core.actions import Evaluate
 from fedsync.core.checks import usable
 from fedsync.core.events import Evaluated
 from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.orders import Evaluation, Subject
+from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.core.scores import Scores, Settled
 
 
@@ -18,10 +18,10 @@ class FinalScores:
     """Answers by model. Nothing is decided by them; see `fedsync.core.closing`.
 
     Args:
-        measured: metrics of the run.
+        measured: metrics of the run; None where they are not known, and answers are believed without.
     """
 
-    measured: tuple[AnyMetric, ...] = ()
+    measured: tuple[AnyMetric, ...] | None = None
     _asked: dict[Subject, Evaluate] = field(default_factory=dict)
     _found: dict[Subject, dict[str, Evaluation | None]] = field(default_factory=dict)
 
@@ -34,18 +34,23 @@ class FinalScores:
         """A silo's first answer to a question counts."""
         question = self._asked.get(event.subject)
         if question is not None and event.silo in question.silos and event.version == question.version:
-            known = Scores(self.measured).known
+            known = None if self.measured is None else Scores(self.measured).known
             self._found[event.subject].setdefault(event.silo, usable(event.silo, event.evaluation, known))
 
     def of(self, subject: Subject) -> Settled | None:
         """The score of a model, and what each silo found; None where nobody was asked, or nobody could say."""
         if subject not in self._asked:
             return None
-        scores, version, found = Scores(self.measured), self._asked[subject].version, self._found[subject]
+        scores, version, found = Scores(self.measured or ()), self._asked[subject].version, self._found[subject]
         scores.begin(version, max(len(found), 1))
         for silo, evaluation in found.items():
             scores.end(version, silo, evaluation)
         return next(iter(scores.settle()), None)
+
+    def models(self) -> dict[tuple[Split, Subject], Settled]:
+        """The same of the run's models, by split and subject."""
+        found = {subject: self.of(subject) for subject in (Subject.LAST, Subject.BEST)}
+        return {(Split.TEST, subject): settled for subject, settled in found.items() if settled is not None}
 
     def numbers(self, subject: Subject) -> Mapping[str, float] | None:
         """The score of a model by name, over all silos."""

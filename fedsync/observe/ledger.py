@@ -14,10 +14,11 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import PooledFigures, Score, Split, Subject, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.plain_replica import RECEIVED
-from fedsync.core.scores import Scores
+from fedsync.core.scores import Scores, Settled
+from fedsync.observe.evaluations import JudgedModels, numbers
 from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
-from fedsync.observe.shares import SiloShare, WaitingUpdate, shares_of
+from fedsync.observe.shares import SiloShare, SiloTotals, WaitingUpdate, shares_of
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
@@ -38,6 +39,8 @@ class Round:
         test_loss: mean loss on the test splits, likewise.
         metrics: figures that silos reported, pooled over the updates in it, and those of evaluations of the version.
         tested: samples behind the latter.
+        numbers: all that the version scored, by name.
+        found: what each silo that evaluated it found, likewise.
     """
 
     round: int
@@ -49,27 +52,13 @@ class Round:
     test_loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     tested: dict[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    found: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def slowest(self) -> str:
         """The silo whose update came last."""
         return min(self.silos, key=lambda name: self.silos[name].wait_s)
-
-
-@dataclass(slots=True)
-class SiloTotals:
-    """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead."""
-
-    orders: int = 0
-    failures: int = 0
-    steps: int = 0
-    samples: int = 0
-    compute_s: float = 0.0
-    busy_s: float = 0.0
-    batch_size: int = 0
-    order: WorkOrder | None = None
-    since_s: float = 0.0
-    metrics: MetricPool = field(default_factory=MetricPool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +81,9 @@ class Ledger:
         model_bytes: size of the model that every order brings, as far as silos do not say that it was less.
         detail: keep every silo's share of every round; off, only the slowest silo's.
         on_end: called with every order that ends.
-        measured: metrics of the run.
+        measured: metrics of the run; None where they are not known, and evaluations are believed without.
         tested: what silos found on their test splits when all was decided.
+        judged: what was found before.
         best: version that is kept.
         last: newest version that has a score.
     """
@@ -102,7 +92,7 @@ class Ledger:
     model_bytes: int = 0
     detail: bool = True
     on_end: Callable[[EndedOrder], None] | None = None
-    measured: tuple[AnyMetric, ...] = ()
+    measured: tuple[AnyMetric, ...] | None = None
     rounds: list[Round] = field(default_factory=list)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -111,6 +101,7 @@ class Ledger:
     bytes_down: int = 0
     metrics: MetricPool = field(default_factory=MetricPool)
     tested: FinalScores = field(init=False)
+    judged: JudgedModels = field(default_factory=JudgedModels)
     best: KeepBest | None = None
     last: Score | None = None
     _begin_s: float | None = None
@@ -127,7 +118,7 @@ class Ledger:
     _sealed: bool = False
 
     def __post_init__(self) -> None:
-        self._scores, self.tested = Scores(self.measured), FinalScores(self.measured)
+        self._scores, self.tested = Scores(self.measured or ()), FinalScores(self.measured)
 
     def add(self, entry: JournalEntry) -> None:
         if not self._closing:
@@ -149,12 +140,13 @@ class Ledger:
                 case Evaluate(_, names):
                     self.bytes_down += self.model_bytes * len(names)
                     self.tested.ask(action)
-                case KeepBest():
-                    self.best = action
                 case Discard(update_id, _):
                     self._arrived.pop(update_id, None)
                 case Attested(figures):
                     self._attest(figures)
+                case KeepBest():
+                    self.best = action
+                    self.judged.keep(action)
                 case Note(text):
                     self.notes.append(text)
                 case Stop():
@@ -245,6 +237,14 @@ class Ledger:
             ],
         }
 
+    def models(self) -> dict[tuple[Split, Subject], Settled]:
+        """All that was found of the models that are kept, by split."""
+        found = {**self.judged.models(), **self.tested.models()}
+        last = found.get((Split.TEST, Subject.LAST))
+        if last is not None and self.best is not None and self.best.score.version == last.score.version:
+            found.setdefault((Split.TEST, Subject.BEST), last)  # silos are asked once
+        return found
+
     def _models(self) -> dict[str, Any]:
         """What is known of the versions that are kept: found while the run went on, and on the test splits."""
         kept = {Subject.BEST: None if self.best is None else self.best.score, Subject.LAST: self.last}
@@ -261,7 +261,8 @@ class Ledger:
         match event:
             case UpdateArrived(at_s, meta, report):
                 self._arrive(at_s, meta, report, discarded)
-            case SiloJoined(at_s, name, _):
+            case SiloJoined(at_s, name, facts):
+                self.judged.validates |= facts.validates
                 self._lose(name, at_s)
                 self.silos.setdefault(name, SiloTotals(since_s=at_s))
             case SiloLost(at_s, name, _):
@@ -374,20 +375,25 @@ class Ledger:
         self.rounds.append(row)
 
     def _evaluated(self, version: int, name: str, told: WorkReport | Evaluated | None) -> None:
-        found = usable(name, told.evaluation if told else None, self._scores.known)
-        row = self._by_version.get(version)
+        known, row = None if self.measured is None else self._scores.known, self._by_version.get(version)
+        found = usable(name, told.evaluation if told else None, known)
         self._scores.end(version, name, found)
         if found is not None and row is not None:
             row.metrics = with_tested(row.metrics, row.tested, found.metrics)
+            if self.detail:
+                row.found[name] = numbers(found, self.measured or ())
 
     def _settle(self) -> None:
-        for settled in self._scores.settle():
-            self._score(settled.score)
+        settled = self._scores.settle()
+        for each in settled:
+            self._score(each.score)
+        if settled:
+            self.judged.settle(settled)
 
     def _score(self, score: Score) -> None:
         row = self._by_version.get(score.version)
         if row is not None:
-            row.accuracy, row.test_loss = score.accuracy, score.loss
+            row.accuracy, row.test_loss, row.numbers = score.accuracy, score.loss, score.numbers
         # The version that a rollback makes has no row, yet it may be what the run ends with.
         if self.last is None or score.version >= self.last.version:
             self.last = score
@@ -401,3 +407,4 @@ class Ledger:
             row.loss = figures.loss
         if figures.score is not None:
             self._score(figures.score)
+            self.judged.settle([Settled(figures.score, {})])

@@ -15,6 +15,7 @@ from fedsync.common.files import OWNER_FOLDER
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.core.metrics.base import AnyMetric
+from fedsync.observe import evaluations
 from fedsync.observe.cross_site import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
@@ -30,7 +31,9 @@ class Listener(Protocol):
 
 
 class Recorder:
-    """Writes ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl`` and ``summary.json``.
+    """Writes ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl``, ``summary.json``.
+
+    And ``evaluation.json``, where there is something in it; see `fedsync.observe.evaluations`.
 
     The two YAML files are what ``fedsync run`` reads, so that a run can be repeated from its folder.
 
@@ -68,7 +71,9 @@ class Recorder:
     ) -> None:
         out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
         self.out = out
-        self.ledger = Ledger(target_accuracy=target_accuracy, model_bytes=model_bytes, detail=journal)
+        self.ledger = Ledger(
+            target_accuracy=target_accuracy, model_bytes=model_bytes, detail=journal, measured=tuple(metrics)
+        )
         self._identity = {
             "strategy": config["name"],
             "runtime": runtime,
@@ -80,7 +85,8 @@ class Recorder:
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
         _write_yaml(out / "config.yaml", config)
-        for name in ("silos.yaml", "rounds.jsonl", "summary.json", FILE, *([] if resume else [JOURNAL])):
+        outputs = ("rounds.jsonl", "summary.json", evaluations.FILE, FILE)
+        for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
             (out / name).unlink(missing_ok=True)
         if silos is not None:
             _write_yaml(out / "silos.yaml", {"silos": silos})
@@ -146,18 +152,20 @@ class Recorder:
         Raises:
             RunError: they cannot be written.
         """
-        summary = {**self._identity, **self.ledger.summary()}
+        estimates, drawn = evaluations.summary(self.ledger.models(), self.ledger.measured or ())
+        summary = {**self._identity, **self.ledger.summary(), "evaluation": estimates}
         for name, digest in (files or {}).items():
             summary[name] = {**(summary[name] or {}), "digest": digest}
         compared = self._cross_site.document()
         if compared is not None:
-            summary["evaluation"] = {"cross_site": without_matrix(compared)}
+            summary["evaluation"]["cross_site"] = without_matrix(compared)
             self.keep(FILE, compared)
         # Whole or not at all: others wait for it.
         unfinished = self.out / "summary.tmp"
         try:
             with open_private(unfinished) as file:
                 file.write(json.dumps(summary, indent=2) + "\n")
+            self.keep(evaluations.FILE, drawn or None)
             unfinished.replace(self.out / "summary.json")
             self.close()
         except OSError as error:
@@ -184,6 +192,7 @@ def round_row(row: Round) -> dict[str, Any]:
         "slowest": row.slowest,
         "batch_sizes": {name: share.batch_size for name, share in row.silos.items()},
         "metrics": row.metrics,
+        "evaluation": {"pooled": row.numbers, "silos": row.found},
         "silos": {
             name: dict(zip(SHARE, _share(share), strict=True), metrics=share.metrics)
             for name, share in row.silos.items()

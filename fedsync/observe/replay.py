@@ -10,6 +10,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import FedSyncError
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.journal import replay as replay_entries
+from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import Ledger
 
 
@@ -44,7 +45,8 @@ def read_ledger(path: Path) -> Ledger:
         FedSyncError: not a journal.
     """
     header, entries = read_journal(path)
-    ledger = Ledger(target_accuracy=header["target_accuracy"], model_bytes=header["model_bytes"])
+    measured = metrics_of(header["config"])
+    ledger = Ledger(target_accuracy=header["target_accuracy"], model_bytes=header["model_bytes"], measured=measured)
     for entry in entries:
         ledger.add(entry)
     return ledger

@@ -1,12 +1,12 @@
-"""What each silo did for one commit."""
+"""What each silo did, for one commit and in all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedsync.core.orders import UpdateMeta, WorkReport, fast_dataclass
-from fedsync.observe.metric_pool import pooled
+from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
+from fedsync.observe.metric_pool import MetricPool, pooled
 
 
 @fast_dataclass
@@ -35,6 +35,22 @@ class WaitingUpdate:
     batch_size: int
     at_s: float
     busy_s: float
+
+
+@dataclass(slots=True)
+class SiloTotals:
+    """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead."""
+
+    orders: int = 0
+    failures: int = 0
+    steps: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    busy_s: float = 0.0
+    batch_size: int = 0
+    order: WorkOrder | None = None
+    since_s: float = 0.0
+    metrics: MetricPool = field(default_factory=MetricPool)
 
 
 def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:

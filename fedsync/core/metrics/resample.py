@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.metrics.base import FEWEST, LEVEL, Interval, Sums, Values
 
-DRAWS = 1000
+DRAWS = 500
 """Samples of the same kind that a bootstrap draws."""
 
 _T = (
@@ -39,15 +40,23 @@ def bootstrap(
     there = totals > 0
     if not there.any() or totals[there].min() < FEWEST:
         return None
-    drawn = np.zeros((DRAWS, *strata.shape), np.int64)
-    shares = strata[there] / totals[there, None]
-    generator = np.random.default_rng(seed)
-    drawn[:, there] = generator.multinomial(totals[there].astype(np.int64), shares, (DRAWS, int(there.sum())))
+    drawn = _drawn(strata.tobytes(), strata.shape, seed)
     found = values(rebuilt(drawn).astype(np.float64))
     if not np.isfinite(found).all():
         return None
     low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=1)
+def _drawn(strata: bytes, shape: tuple[int, ...], seed: int) -> NDArray[np.int64]:
+    """Counts [draws, n, cells]; the metrics of one statistic are asked one after the other, and see the same draws."""
+    counts = np.frombuffer(strata).reshape(shape)
+    totals = counts.sum(axis=1)
+    there, drawn = totals > 0, np.zeros((DRAWS, *shape), np.int64)
+    sizes, shares = totals[there].astype(np.int64), counts[there] / totals[there, None]
+    drawn[:, there] = np.random.default_rng(seed).multinomial(sizes, shares, (DRAWS, len(sizes)))
+    return drawn
 
 
 def flat(drawn: NDArray[np.int64]) -> NDArray[Any]:

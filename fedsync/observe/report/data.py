@@ -15,6 +15,7 @@ import yaml
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
+from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_results import read_results
@@ -177,7 +178,12 @@ class _Books:
 
     def __init__(self, header: dict[str, Any]) -> None:
         self._header = header
-        self._ledger = Ledger(header.get("target_accuracy"), int(header.get("model_bytes") or 0), on_end=self._end)
+        self._ledger = Ledger(
+            header.get("target_accuracy"),
+            int(header.get("model_bytes") or 0),
+            on_end=self._end,
+            measured=metrics_of(header.get("config") or {}),
+        )
         predictions = Predictions.of(header)
         self._forecasts = predictions if isinstance(predictions, str) else ""
         self._predictions = None if isinstance(predictions, str) else predictions
