@@ -25,7 +25,8 @@ def test_two_runs_of_digits_write_the_same_bytes_and_replay(tmp_path: Path) -> N
     assert summaries[0]["samples"] == 3 * 5 * 20 * 32, "balancing keeps the total"
 
     journal = tmp_path / "one" / "journal.jsonl"
-    ledger = Ledger(model_bytes=read_ledger(journal).model_bytes)
+    known = read_ledger(journal)
+    ledger = Ledger(model_bytes=known.model_bytes, measured=known.measured)
     for entry in replay(journal):
         ledger.add(entry)
     figures = json.loads(json.dumps(ledger.summary()))
@@ -35,3 +36,14 @@ def test_two_runs_of_digits_write_the_same_bytes_and_replay(tmp_path: Path) -> N
         assert hashlib.sha256(file).hexdigest() == written[name].pop("digest")
     assert figures == {name: written[name] for name in figures}, "the summary follows from the journal alone"
     assert written["accuracy"] > 0.1, "it has learnt something: ten classes"
+
+    found = written["evaluation"]["test"]["last"]
+    assert found["version"] == 3
+    assert found["pooled"]["accuracy"]["value"] == written["accuracy"]
+    name = next(iter(found["silos"]))
+    assert found["pooled"].keys() == found["silos"][name].keys() == {"accuracy", "loss", "balanced_accuracy", "f1"}
+    cell = found["silos"][name]["f1"]
+    assert cell["low"] < cell["value"] < cell["high"] and sum(cell["support"].values()) == 360
+    (*_, row) = (json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines())
+    assert row["evaluation"]["pooled"] == {name: each["value"] for name, each in found["pooled"].items()}
+    assert row["evaluation"]["silos"][name]["f1"] == cell["value"]
