@@ -1,20 +1,24 @@
-"""Memory that a large model takes in the clear, by stage: at the server's aggregator and checkpoints, and at a silo.
+"""Memory that a large model takes, by stage: at the server's aggregator and checkpoints, and at a silo.
 
-No transport: updates come as maps of files, as the server's gate takes them. Each case is a process of its own. The
+In the clear, and at a silo under `bfv` too; what the server takes then, `encrypted_large.py` says. No transport:
+updates come as maps of files, as the server's gate takes them. Each case is a process of its own. The
 figure of a stage is the most that was resident (VmHWM, pages of mapped files too) beyond what was before the first
-stage, over the model. At the silo the gradient, which is torch's, is one of them.
+stage, over the model. At a silo the model and its gradient, which are torch's, are two of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,16 +27,22 @@ import numpy as np
 
 from bench.common import print_table, write_json
 from bench.cost import large_model
+from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
+from fedsync.cipher.keys.keyring import open_ring
+from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.common.files import private_folder, write_pieces
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.core.spans import map_file, spans
+from fedsync.core.spans import map_file, pieces, spans
+from fedsync.core.transfer import Payload
 from fedsync.flower.checkpoints import Checkpoints, Origin
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.trainer.protocol import EvaluateModel, Identity, Train, exchange
+from fedsync.trainer.session import SiloSession
 
 ROUNDS = 3
 
@@ -94,21 +104,92 @@ def server(folder: Path, values: int, silos: int) -> dict[str, tuple[float, floa
     return stages.found
 
 
+def spec_of(values: int, *settings: str) -> RunSpec:
+    task = f"task={{kind: custom, file: {large_model.__file__}, options: {{parameters: {values}}}}}"
+    return RunSpec.of(StrategyConfig.load("fedavg", [task, *settings]), None, 2)
+
+
+def order_of(silo: str, number: int) -> WorkOrder:
+    return WorkOrder(f"{silo}/{number}", number - 1, number, 8, 1, 0.1, seed=number)
+
+
 def silo(folder: Path, values: int) -> dict[str, tuple[float, float]]:
-    """Orders of one step, and an evaluation, once the task is loaded."""
+    """A task is loaded, and there are orders of one step, and evaluations."""
     from fedsync.trainer.service import TrainerService
 
-    task = f"task={{kind: custom, file: {large_model.__file__}, options: {{parameters: {values}}}}}"
-    spec = RunSpec.of(StrategyConfig.load("fedavg", [task]), None, 2)
-    trainer = TrainerService(Identity(spec.dump(), 0, "a"), folder)
-    model = received(folder / "model", values, 0)
+    opened(spec_of(1000), 0, "tiny", None, folder)  # all is imported
     stages = Stages(4 * values)
+    with stages.stage("task"):
+        trainer = TrainerService(Identity(spec_of(values).dump(), 0, "a"), folder)
+    model = received(folder / "model", values, 0)
     for number in range(1, ROUNDS + 1):
         with stages.stage("order"):
-            exchange(trainer.ask, Train(WorkOrder(f"a/{number}", number, 0, 8, 1, 0.1, seed=number)), model)
+            exchange(trainer.ask, Train(order_of("a", number)), model)
         with stages.stage("evaluation"):
-            exchange(trainer.ask, EvaluateModel(number), model)
+            exchange(trainer.ask, EvaluateModel(number - 1), model)
     return stages.found
+
+
+def sealed_silo(folder: Path, values: int) -> dict[str, tuple[float, float]]:
+    """The same under encryption; the other silo and the server are in another process."""
+    keys, spec = emulated_keys(("a", "b"), folder / "keys", seed=1), spec_of(values, "cipher={kind: bfv}")
+    opened(spec_of(1000, "cipher={kind: bfv}"), 0, "b", keys, folder)  # all is imported
+    stages, came, left = Stages(4 * values), folder / "came", folder / "left"
+    with stages.stage("task"):
+        session = opened(spec, 0, "a", keys, folder)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin_others, (folder, values, keys)) as others:
+        with stages.stage("greeting"):
+            greeting = session.replica.greeting()
+        others.submit(greet, greeting).result()
+        for number in range(1, ROUNDS + 1):
+            others.submit(send, came).result()
+            with stages.stage("order"):
+                done = session.train(order_of("a", number), map_file(came, remove=True))
+            write_pieces(left, pieces(done.update))
+            others.submit(commit, number, left).result()
+            others.submit(send, came).result()
+            with stages.stage("evaluation"):
+                session.evaluate(map_file(came, remove=True), number)
+    return stages.found
+
+
+def opened(spec: RunSpec, index: int, name: str, keys: EmulatedKeys | None, folder: Path) -> SiloSession:
+    private_folder(folder / name)
+    return SiloSession(
+        Identity(spec.dump(), index, name), spec, lambda silo: open_ring(keys.silos[silo]), folder=folder / name
+    )
+
+
+others: dict[str, Any] = {}
+
+
+def begin_others(folder: Path, values: int, keys: EmulatedKeys) -> None:
+    """In their process: the server, and a silo that does what the measured one does."""
+    spec = spec_of(values, "cipher={kind: bfv}")
+    session = opened(spec, 1, "b", keys, folder)
+    plan = spec.encryption_plan(session.layout)
+    assert plan is not None
+    server = EncryptedAggregator(plan, keys.server, folder=folder / "sums")
+    server.greet("b", -1, session.replica.greeting())
+    others.update(server=server, silo=session)
+
+
+def greet(greeting: Payload) -> None:
+    others["server"].greet("a", -1, greeting)
+
+
+def send(file: Path) -> None:
+    write_pieces(file, pieces(others["server"].outgoing("a")))
+
+
+def commit(number: int, file: Path) -> None:
+    server, silo = others["server"], others["silo"]
+    updates = {"a": map_file(file, remove=True), "b": silo.train(order_of("b", number), server.outgoing("b")).update}
+    for name, update in updates.items():
+        server.begin(f"{name}/{number}")
+        server.put(name, f"{name}/{number}", update)
+        server.holds(name, number - 1)
+    server.commit(Commit(number, {f"{name}/{number}": 1 / 2 for name in updates}))
 
 
 def main() -> None:
@@ -117,18 +198,21 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--silos", type=int, nargs="+", default=[2, 16])
     parser.add_argument("--out", type=Path, default=Path("bench/results/memory.json"))
-    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=("server", "silo", "sealed"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
         with tempfile.TemporaryDirectory(prefix="memory-") as name:
             folder, values = Path(name), options.parameters
-            write_json(options.out, server(folder, values, options.case) if options.case else silo(folder, values))
+            folder.chmod(0o700)
+            made = {"silo": silo, "sealed": sealed_silo, "server": partial(server, silos=options.silos[0])}
+            write_json(options.out, made[options.case](folder, values))
         return
-    cases = {**{f"server, {silos} silos": silos for silos in options.silos}, "silo": 0}
+    cases = {f"server, {silos} silos": ["server", "--silos", str(silos)] for silos in options.silos}
+    cases |= {"silo": ["silo"], "silo, bfv": ["sealed"]}
     measured: dict[str, dict[str, tuple[float, float]]] = {}
     for name, case in cases.items():
-        given = ["--parameters", str(options.parameters), "--case", str(case), "--out", str(options.out)]
-        subprocess.run([sys.executable, __file__, *given], check=True)
+        given = ["--parameters", str(options.parameters), "--out", str(options.out), "--case", *case]
+        subprocess.run([sys.executable, "-m", "bench.cost.memory", *given], check=True)
         measured[name] = json.loads(options.out.read_text(encoding="utf-8"))
     rows = [
         [name, stage, f"{seconds:.2f}", f"{taken:.2f}"]
