@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -135,21 +135,26 @@ def sealed_silo(folder: Path, values: int) -> dict[str, tuple[float, float]]:
     keys, spec = emulated_keys(("a", "b"), folder / "keys", seed=1), spec_of(values, "cipher={kind: bfv}")
     opened(spec_of(1000, "cipher={kind: bfv}"), 0, "b", keys, folder)  # all is imported
     stages, came, left = Stages(4 * values), folder / "came", folder / "left"
-    with stages.stage("task"):
-        session = opened(spec, 0, "a", keys, folder)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin_others, (folder, values, keys)) as others:
+    spawn = multiprocessing.get_context("spawn")
+    # A trainer has a thread for all this, whose memory the system's library keeps apart.
+    with (
+        ProcessPoolExecutor(1, spawn, begin_others, (folder, values, keys)) as others,
+        ThreadPoolExecutor(1) as trainer,
+    ):
+        with stages.stage("task"):
+            session = trainer.submit(opened, spec, 0, "a", keys, folder).result()
         with stages.stage("greeting"):
-            greeting = session.replica.greeting()
+            greeting = trainer.submit(session.replica.greeting).result()
         others.submit(greet, greeting).result()
         for number in range(1, ROUNDS + 1):
             others.submit(send, came).result()
             with stages.stage("order"):
-                done = session.train(order_of("a", number), map_file(came, remove=True))
+                done = trainer.submit(session.train, order_of("a", number), map_file(came, remove=True)).result()
             write_pieces(left, pieces(done.update))
             others.submit(commit, number, left).result()
             others.submit(send, came).result()
             with stages.stage("evaluation"):
-                session.evaluate(map_file(came, remove=True), number)
+                trainer.submit(session.evaluate, map_file(came, remove=True), number).result()
     return stages.found
 
 

@@ -172,6 +172,8 @@ class Trainer(LocalTrainer):
             going = pace.step()
             if not (going if rank is None else rank.agree(going)):
                 break
+        for parameter in self._parameters:
+            parameter.grad = None  # as large as the model, and of no more use
         cap = self._cap.largest if rank is None else self._settle(rank, buffers)
         pace.finish()
         # What only scores changes no model: neither what travels nor what stays.

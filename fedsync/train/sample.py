@@ -49,5 +49,6 @@ def likely_update(
         update = trainer.run(order, trainer.initial_model(), Cursor()).update
     except Diverged:
         update = np.full(trainer.layout.size, _LARGEST)
-    update = np.clip(update, -_LARGEST, _LARGEST) * np.float32(steps / count)
+    np.clip(update, -_LARGEST, _LARGEST, out=update)
+    update *= np.float32(steps / count)
     return update, steps, steps * order.batch_size

@@ -165,6 +165,7 @@ def test_in_files_and_in_memory_all_comes_to_the_same_bits(rounds: dict[str, Rou
         updates = one.turn(0) | one.turn(1)
         assert {file_part(update) is not None for update in updates.values()} == {kind == "files"}
         models[kind] = one.model(2)
+        assert (file_part(models[kind]) is not None) == (kind == "files")
     np.testing.assert_array_equal(models["files"], models["memory"])
     assert np.abs(models["files"]).max() > 0.01
     assert len(files_in(tmp_path / "sums")) == 3, "two sums, and what brings the newest version"

@@ -40,6 +40,13 @@ def test_the_update_is_what_a_bare_loop_computes() -> None:
     assert (outcome.report.base_version, outcome.report.steps, outcome.report.samples) == (3, 12, 96)
 
 
+def test_after_an_order_nothing_is_left_of_its_gradients() -> None:
+    """They are as large as the model; what follows, the update, takes as much."""
+    subject = trainer()
+    subject.run(order(), subject.initial_model(), Cursor())
+    assert [parameter.grad for parameter in subject._parameters] == [None] * len(subject._parameters)
+
+
 @pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions("adam")])
 def test_the_same_inputs_give_the_same_bits_whatever_ran_between(options: LocalOptions) -> None:
     subject, other = trainer(Dropping(), 0, options), trainer(Dropping(), 1, options)

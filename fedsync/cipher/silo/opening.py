@@ -47,6 +47,7 @@ from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures
+from fedsync.core.spans import give_back, spans
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class Opener:
             case LinkKind.UNDO:
                 for entry in link.entries:
                     opened = self._change(state, entry, self._added(state, entry), {})
-                    state = replace(state, model=np.subtract(state.model, opened.change, out=opened.change))
+                    state = replace(state, model=_moved(state.model, opened.change, np.subtract))
             case LinkKind.EMPTY:
                 pass
         state = replace(state, version=state.version + 1)
@@ -149,8 +150,7 @@ class Opener:
         pool, figures = state.pool, None
         if opened.tally is not None:
             pool, figures = pool.after(entry.version, opened.tally, members, self._plan.quorum)
-        # The change becomes the model: nobody else has it, and a model is large.
-        model = np.add(state.model, opened.change, out=opened.change)
+        model = _moved(state.model, opened.change, np.add)
         return replace(state, model=model, scales=scales, added=added, pool=pool), figures
 
     def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
@@ -236,6 +236,14 @@ class Opener:
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:
         members, tensors = len(sealed.head.members), len(self._plan.sealed.names)
         return tally.read(slots, members, self._plan.cap, tensors, SERVER)
+
+
+def _moved(model: Vector, change: Vector, by: np.ufunc) -> Vector:
+    """The next model, in the memory of the change: nobody else has it, and a model is large."""
+    for start, stop in spans(model.size, model.itemsize):
+        by(model[start:stop], change[start:stop], out=change[start:stop])
+        give_back(model)
+    return change
 
 
 def _bounded(change: Vector) -> bool:

@@ -42,6 +42,7 @@ from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, PooledFigures, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
+from fedsync.core.spans import digest
 from fedsync.core.transfer import OtherVersion, Payload
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ class EncryptedReplica:
         """
         if not self._plan.seal_metrics:
             return None, 0.0
-        evaluated, self._evaluated = self._evaluated, hashlib.blake2b(self._state.model.data).digest()
+        evaluated, self._evaluated = self._evaluated, digest(self._state.model, hashlib.blake2b)
         known = evaluated == self._evaluated or not order.evaluate
         return None if known else report.evaluation or Evaluation(0.0, 0.0, 0), report.loss or 0.0
 
@@ -289,7 +290,7 @@ class EncryptedReplica:
             state, pooled = self._follow(received)
             self._chain_log.enter(state.history.known())
             if self._file is not None:
-                state.save(self._file)
+                state = state.save(self._file)
             self._state, self._pooled = state, pooled[-MAX_POOLED:]
             if self._masking is not None:
                 self._masking.settle(version)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,6 +40,9 @@ _HIDDEN = 3
 
 _LONGEST = -1.2345678901234567e-308
 """A number with as many digits as any has."""
+
+_ALIGNED = 32
+"""As long as a checksum, so that values behind one are where a processor wants them."""
 
 SEEN = 64
 """Serials remembered of each silo's updates; older ones count as added."""
@@ -155,13 +158,14 @@ class ReplicaState:
         added = dict.fromkeys(names, (number,) * SEEN)
         figures = FigurePool(names, number, _LONGEST, names, number, _LONGEST, _LONGEST, number**3)
         fullest = cls(number, np.empty(0, np.float32), scales, added, History(b""), figures)
-        return History.MOST_BYTES + 8 + len(fullest._about()) + 4 * values
+        return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + 4 * values
 
     @property
     def pieces(self) -> tuple[bytes | memoryview, ...]:
-        """Bytes for a file or a snapshot, without a copy of the model."""
-        text = self._about()
-        return self.history.to_bytes(), len(text).to_bytes(8, "little"), text, as_bytes(self.model).data
+        """Bytes for a file or a snapshot, without a copy of the model, which begins at a multiple of `_ALIGNED`."""
+        history, text = self.history.to_bytes(), self._about()
+        text += b" " * (-(len(history) + 8 + len(text)) % _ALIGNED)
+        return history, len(text).to_bytes(8, "little"), text, as_bytes(self.model).data
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, values: int, tensors: int) -> ReplicaState:
@@ -199,14 +203,22 @@ class ReplicaState:
             raise ValueError(f"version {version} of a model, which is not finite or has another's history")
         return cls(version, model, Scales(exponents, count, voters, votes, shown), added, history, pool)
 
-    def save(self, file: Path) -> None:
+    def save(self, file: Path) -> Self:
         """Write the file; it is on disk when this returns.
+
+        Returns:
+            The same, whose model is a map of the file; the next state replaces the file, not what is in it.
 
         Raises:
             ConfigError: the disk does not take it.
         """
-        pieces = self.pieces
-        write_pieces(file, (checksum(*pieces), *pieces), OWNER_FILE)
+        parts = self.pieces
+        write_pieces(file, (checksum(*parts), *parts), OWNER_FILE)
+        return self._mapped(file)
+
+    def _mapped(self, file: Path) -> Self:
+        model = map_file(file, "<f4", file.stat().st_size - self.model.nbytes) if self.model.size else self.model
+        return replace(self, model=model)
 
     @classmethod
     def load(cls, file: Path, values: int, tensors: int) -> ReplicaState | None:
@@ -223,7 +235,7 @@ class ReplicaState:
             body = undigested(map_file(file).data)
             if body is None:
                 raise ValueError("its checksum does not fit")
-            return cls.from_bytes(body, values, tensors)
+            return cls.from_bytes(body, values, tensors)._mapped(file)
         except (OSError, ValueError) as error:
             logger.warning(
                 "%s is damaged: %s. This silo begins without a model, and the server sends it what it needs; if it "

@@ -13,6 +13,7 @@ from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.checksums import digested
 from fedsync.core.errors import ConfigError
+from fedsync.core.spans import file_part
 
 COUNTERS = np.zeros((2, BINS), dtype=np.int64)
 COUNTERS[0, 3], COUNTERS[1, 5:7] = 2, 1
@@ -42,6 +43,18 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.model, STATE.model)
     assert (again.version, dict(again.added), again.scales.exponents) == (7, {"a": (1, 4)}, ((0, 1), (-1, 2)))
     assert b"".join(again.pieces) == b"".join(STATE.pieces)
+
+
+def test_the_model_of_a_state_on_disk_is_a_map_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "copy.bin"
+    saved, loaded = STATE.save(file), _load(file)
+    assert loaded is not None
+    for one in (saved, loaded):
+        part = file_part(one.model)
+        assert part is not None and part.path == file and part.offset % 32 == 0 and one.model.flags.aligned
+        assert one.model.tolist() == STATE.model.tolist() and one.digest == STATE.digest
+    replace(STATE, model=np.zeros(3, np.float32)).save(file)
+    assert saved.model.tolist() == STATE.model.tolist(), "whoever has the version before still has it"
 
 
 def test_a_file_that_is_damaged_anywhere_is_as_good_as_none_and_the_log_says_so(
