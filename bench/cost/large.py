@@ -123,11 +123,9 @@ def _kind(command: Sequence[str]) -> str | None:
     return next((kind for kind, words in KINDS.items() if any(word in text for word in words)), None)
 
 
-def fedsync_side(folder: Path, silos: int, parameters: int, rounds: int, settings: Sequence[str]) -> list[float]:
+def fedsync_side(folder: Path, silos: int, model: str, rounds: int, settings: Sequence[str]) -> list[float]:
     """Seconds of each round of the `local` runtime, training apart."""
-    task = (
-        f"{{kind: custom, file: {Path(__file__).with_name('large_model.py')}, options: {{parameters: {parameters}}}}}"
-    )
+    task = f"{{kind: custom, file: {Path(__file__).with_name('large_model.py')}, options: {{{model}}}}}"
     usual = [f"task={task}", "local.steps=1", "local.batch_size=8", f"stop.rounds={rounds}"]
     config = StrategyConfig.load("fedavg", [*usual, *settings])
     machines = [{"name": f"silo-{index}", "speed": 1e6} for index in range(silos)]
@@ -195,18 +193,20 @@ def case(options: argparse.Namespace) -> Side:
             rounds_s = flwr_side(folder, options.silos, options.parameters, options.rounds)
         else:
             settings = [f"cipher={{kind: {options.cipher}}}", *options.set]
-            rounds_s = fedsync_side(folder, options.silos, options.parameters, options.rounds, settings)
+            model = f"parameters: {options.parameters}, frozen: {options.frozen}"
+            rounds_s = fedsync_side(folder, options.silos, model, options.rounds, settings)
     traffic = (_traffic() - before) / options.rounds if options.apart else None
     return Side(rounds_s, seen.peak, seen.own, traffic, seen.cpu_s)
 
 
-def run(options: argparse.Namespace, which: str, parameters: int, rounds: int) -> Side:
+def run(options: argparse.Namespace, which: str, parameters: int, frozen: int, rounds: int) -> Side:
     """One federation, in a process and, where that may be, in a network of its own."""
     apart = subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
     with tempfile.TemporaryDirectory(prefix="large-") as folder:
         out = Path(folder) / "side.json"
         command = [sys.executable, __file__, "--case", which, "--out", str(out), "--cipher", options.cipher]
         command += ["--silos", str(options.silos), "--parameters", str(parameters), "--rounds", str(rounds)]
+        command += ["--frozen", str(frozen)]
         command += [*(["--apart"] if apart else []), *(part for each in options.set for part in ("--set", each))]
         subprocess.run([*(_NAMESPACE if apart else ()), *command], check=True)
         return Side(**json.loads(out.read_text(encoding="utf-8")))
@@ -240,6 +240,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--silos", type=int, default=2)
     parser.add_argument("--parameters", type=int, default=25_000_000)
+    parser.add_argument(
+        "--frozen", type=int, default=0, help="of the parameters, those that do not travel; FedSync only"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="with the first one, which does not count")
     parser.add_argument("--cipher", choices=("plain", "bfv"), default="plain", help="of FedSync; flwr has none")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of FedSync's strategy")
@@ -251,11 +254,11 @@ def main() -> None:
     if options.case is not None:
         write_json(options.out, asdict(case(options)))
         return
-    model_bytes = 4 * options.parameters
+    model_bytes = 4 * (options.parameters - options.frozen)
     measured: dict[str, Any] = {}
     for which in options.sides:
-        tiny = run(options, which, TINY, TINY_ROUNDS)
-        whole = run(options, which, options.parameters, options.rounds)
+        tiny = run(options, which, TINY, 0, TINY_ROUNDS)
+        whole = run(options, which, options.parameters, options.frozen, options.rounds)
         measured[which] = {"figures": figures(whole, tiny, model_bytes), "whole": asdict(whole), "idle": asdict(tiny)}
     columns = ("", "flwr's FedAvg", f"FedSync, {' '.join([options.cipher, *options.set])}", "flwr's is")
     found = {which: side["figures"] for which, side in measured.items()}
@@ -265,11 +268,11 @@ def main() -> None:
         columns = ("", which)
     else:
         rows = _rows(found)
-    size = f"{options.parameters / 1e6:g} M parameters ({model_bytes / MIB:.0f} MiB)"
+    size = f"{options.parameters / 1e6:g} M parameters, of which {model_bytes / MIB:.0f} MiB travel"
     title = f"{options.silos} silos, {size}, TLS on both sides"
     print_table(title, columns, rows)
     print(markdown_table(columns, rows))
-    arguments = {name: getattr(options, name) for name in ("silos", "parameters", "rounds", "cipher", "set")}
+    arguments = {name: getattr(options, name) for name in ("silos", "parameters", "frozen", "rounds", "cipher", "set")}
     write_json(options.out, {"arguments": arguments, **measured})
 
 

@@ -22,16 +22,23 @@ def sizes(parameters: int) -> Iterator[int]:
 
 
 class _Wide(nn.Module):
-    """A linear classifier, and tensors of which it adds one value each, so that all of them have a gradient."""
+    """A linear classifier, and tensors of which it adds one value each, so that all that may have a gradient have one.
 
-    def __init__(self, parameters: int) -> None:
+    Args:
+        parameters: of all.
+        frozen: how many have no gradient; they are bfloat16, as a language model is loaded.
+    """
+
+    def __init__(self, parameters: int, frozen: int) -> None:
         super().__init__()
         self.head = nn.Linear(8, 2)
-        beside = sum(each.numel() for each in self.head.parameters())
+        beside = frozen + sum(each.numel() for each in self.head.parameters())
         self.body = nn.ParameterList(nn.Parameter(torch.randn(size)) for size in sizes(parameters - beside))
+        for size in sizes(frozen):
+            self.body.append(nn.Parameter(torch.randn(size).bfloat16(), requires_grad=False))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        moved: torch.Tensor = self.head(inputs) + torch.stack([each[0] for each in self.body]).sum()
+        moved: torch.Tensor = self.head(inputs) + torch.stack([each[0].float() for each in self.body]).sum()
         return moved
 
 
@@ -40,13 +47,15 @@ class Large(Task):
 
     Args:
         parameters: of the model.
+        frozen: of them, how many do not train, and do not travel.
     """
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, parameters: int, frozen: int = 0) -> None:
         self._parameters = parameters
+        self._frozen = frozen
 
     def model(self) -> nn.Module:
-        return _Wide(self._parameters)
+        return _Wide(self._parameters, self._frozen)
 
     def data(self, slot: SiloSlot) -> SiloData:
         generator = torch.Generator().manual_seed(slot.seed + slot.index)
