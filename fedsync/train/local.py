@@ -28,6 +28,9 @@ from fedsync.train.weights import load_model, save_state
 
 _STEPS_AT_A_TIME = 64
 
+_LARGE_BYTES = 2**25
+"""A model for which ten milliseconds are not much."""
+
 BeginPace = Callable[[], Pace]
 """Starts the clock of an order's first step."""
 
@@ -258,6 +261,8 @@ class LocalTrainer(ABC):
                     evaluation = usable(self._name, self._evaluate(Split.VALIDATION))
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
+            if self.layout.nbytes >= _LARGE_BYTES:
+                devices.free_heap()  # of gradients; the update takes as much
             update, finite = self._weights.read(), True
             for start, stop in spans(update.size, update.itemsize):
                 part = update[start:stop]

@@ -232,9 +232,9 @@ SILO: Changes = {
             "a-model-is-used-before-its-chain-is-noted",
             "            self._chain_log.enter(state.history.known())\n"
             "            if self._file is not None:\n"
-            "                state.save(self._file)\n",
+            "                state = state.save(self._file)\n",
             "            if self._file is not None:\n"
-            "                state.save(self._file)\n"
+            "                state = state.save(self._file)\n"
             "            self._chain_log.enter(state.history.known())\n",
         ),
         (
