@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,19 @@ class ArrayKeeper:
         for start, stop in spans(size, kind.itemsize):
             whole[start:stop] = part(start, stop)
         return _still(whole)
+
+    def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+        """Bytes of arrays, one behind the other.
+
+        Raises:
+            ConfigError: the disk does not take them, and memory may not.
+        """
+        if self._folder is not None and is_large(sum(part.nbytes for part in parts)):
+            try:
+                return _in_file(self._folder, chain.from_iterable(map(pieces, parts)), np.dtype(np.uint8))
+            except ConfigError as error:
+                self._do_without(error)
+        return _still(np.concatenate([part.view(np.uint8) for part in parts]))
 
     def write(self, nbytes: int, parts: Iterable[bytes | memoryview]) -> NDArray[np.uint8]:
         """Bytes of parts that come once, one after the other.

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.spans import give_back, spans
@@ -61,12 +62,14 @@ class PublicModel:
     Args:
         model: version 0, float32 [values].
         wire: how differences travel; as float32, every order brings the whole model instead, and silos hold none.
+        keeper: keeps models and what silos are sent; by default in memory.
     """
 
-    def __init__(self, model: Vector, wire: WireFormat) -> None:
+    def __init__(self, model: Vector, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
         self.model = model
         self.version = 0
         self._wire = wire
+        self._keeper = keeper or ArrayKeeper()
         self._differences: list[Payload] = []
         self._made: dict[int, Payload] = {}
         self._earlier: tuple[int, Payload] | None = None
@@ -79,10 +82,10 @@ class PublicModel:
             self.model = exact
             return
         wanted = exact - self.model
-        difference = self._wire.encode(wanted)
-        # In the memory of what was wanted: who began with the version before still has that one.
-        before, self.model = self.model, _moved(self._wire, self.model, [difference], wanted)
-        give_back(exact, before)
+        give_back(exact, self.model)
+        difference = self._keeper.keep(self._wire.encode(wanted))
+        del wanted  # as large as the model that is made now
+        self.model = _moved(self._wire, self.model, [difference], self._keeper)
         kept = differences_kept(exact.size, self._wire)
         self._differences = [*self._differences, difference][-kept:] if kept else []
 
@@ -102,7 +105,7 @@ class PublicModel:
             held, behind = -1, 0
         if held not in self._made:
             parts = self._differences[len(self._differences) - behind :] if held >= 0 else [self.model]
-            self._made[held] = _headed(held, self.version, parts)
+            self._made[held] = self._headed(held, self.version, parts)
         return self._made[held]
 
     def whole(self, version: int, model: Vector) -> Payload:
@@ -110,8 +113,11 @@ class PublicModel:
         if self._wire is FP32:
             return model
         if self._earlier is None or self._earlier[0] != version:
-            self._earlier = version, _headed(-1, version, [model])
+            self._earlier = version, self._headed(-1, version, [model])
         return self._earlier[1]
+
+    def _headed(self, held: int, version: int, parts: Sequence[Payload]) -> Payload:
+        return self._keeper.join([np.array([held, version], np.int64), *parts])
 
 
 class HeldModel:
@@ -120,9 +126,11 @@ class HeldModel:
     Args:
         values: of the model.
         wire: as the server's.
+        keeper: keeps the model; by default in memory.
     """
 
-    def __init__(self, values: int, wire: WireFormat) -> None:
+    def __init__(self, values: int, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
+        self._keeper = keeper or ArrayKeeper()
         self.version = -1
         self.model: Vector = np.empty(0, np.float32)
         self._values = values
@@ -162,29 +170,28 @@ class HeldModel:
         parts = [payload[start : start + nbytes] for start in range(0, count * nbytes, nbytes)] if nbytes else []
         for part in parts:
             self._wire.check(part, self._values, SERVER)
-        model = _moved(self._wire, self.model, parts, np.empty_like(self.model))
+        model = _moved(self._wire, self.model, parts, self._keeper)
         _check_finite(model)
         return model
 
 
-def _headed(held: int, version: int, parts: Sequence[Payload]) -> Payload:
-    head = np.array([held, version], np.int64)
-    return np.concatenate([head.view(np.uint8), *(part.view(np.uint8) for part in parts)])
+def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], keeper: ArrayKeeper) -> Vector:
+    """``model`` after these differences."""
 
-
-def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], out: Vector) -> Vector:
-    """``model`` after these differences, in ``out``, which is another array of its size."""
-    for start, stop in spans(model.size, 4):
-        moved = out[start:stop]
-        moved[:] = model[start:stop]
+    def part(start: int, stop: int) -> Vector:
+        moved = model[start:stop].copy()
         for difference in differences:
             moved += wire.decode(difference, start, stop)
-    return out
+        give_back(model, *differences)
+        return moved
+
+    return keeper.make(np.float32, model.size, part)
 
 
 def _check_finite(model: Vector) -> None:
     for start, stop in spans(model.size, 4):
         low, high = np.min(model[start:stop]), np.max(model[start:stop])
+        give_back(model)
         if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):  # NaN fails every comparison
             told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
             raise ProtocolError(SERVER, "finite", told)

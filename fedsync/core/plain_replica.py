@@ -22,12 +22,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.downlink import HeldModel
 from fedsync.core.errors import SERVER, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
-from fedsync.core.spans import spans
+from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
 from fedsync.core.wire import FP32, Wire
@@ -44,16 +45,22 @@ class PlainReplica:
         wire: how both travel.
         weighting: how a commit weighs updates, as far as silos know; None where they do not.
         examples: training samples that the silo holds.
+        keeper: keeps the model, where the silo has one; by default in memory.
     """
 
     def __init__(
-        self, values: int, wire: Wire | None = None, weighting: Weighting | None = None, examples: int = 1
+        self,
+        values: int,
+        wire: Wire | None = None,
+        weighting: Weighting | None = None,
+        examples: int = 1,
+        keeper: ArrayKeeper | None = None,
     ) -> None:
         self._values = values
         self._wire = wire = wire or Wire()
         self._weighting = weighting or Weighting()
         self._examples = examples
-        self._held = None if wire.down is FP32 else HeldModel(values, wire.down)
+        self._held = None if wire.down is FP32 else HeldModel(values, wire.down, keeper)
         self._received_bytes = 0
         self._lost = 0.0
         self._owed: Vector | None = None
@@ -86,21 +93,24 @@ class PlainReplica:
         up = self._wire.up
         if up is FP32:
             return up.encode(update)
-        wanted, factor = update, self._factor(report)
-        if self._owed is not None:
-            wanted = update + self._owed / np.float32(factor)
-        payload = up.encode(wanted, generator(order.seed, Stream.ROUNDING))
-        owed = np.empty_like(update) if up.feedback else None
-        lost_square = square = 0.0
+        factor, square, lost_square = np.float32(self._factor(report)), 0.0, 0.0
+        # In the memory of the update comes what is wanted, then what is owed of it: each is as large as the model.
         for start, stop in spans(update.size, 4):
-            lost = wanted[start:stop] - up.decode(payload, start, stop)
-            lost_square += _square(lost)
-            square += _square(update[start:stop])
-            if owed is not None:
-                np.multiply(lost, np.float32(factor), out=owed[start:stop])
+            part = update[start:stop]
+            square += _square(part)
+            if self._owed is not None:
+                part += self._owed[start:stop] / factor
+                give_back(self._owed)
+        payload = up.encode(update, generator(order.seed, Stream.ROUNDING))
+        for start, stop in spans(update.size, 4):
+            part = update[start:stop]
+            part -= up.decode(payload, start, stop)
+            lost_square += _square(part)
+            if up.feedback:
+                part *= factor
         self._lost = math.sqrt(lost_square / square) if square else 0.0
-        if owed is not None:
-            self._owed_next = owed
+        if up.feedback:
+            self._owed_next = update
         return payload
 
     def _factor(self, report: WorkReport) -> float:

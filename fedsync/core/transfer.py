@@ -241,7 +241,7 @@ class Replica(Protocol):
         """
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """An update, float32 [values], as it travels."""
+        """An update, float32 [values], as it travels; what is in its memory then is nobody's business."""
 
     @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:

@@ -202,8 +202,13 @@ class TopK:
         if not count:
             return np.empty(0, np.int64)
         sizes = np.abs(vector)
-        least = np.partition(sizes, -count)[-count]
-        above, equal = np.flatnonzero(sizes > least), np.flatnonzero(sizes == least)
+        sizes.partition(vector.size - count)
+        least = sizes[vector.size - count]
+        del sizes  # as large as the model
+        above, equal = (
+            np.concatenate([start + np.flatnonzero(test(np.abs(vector[start:stop]), least)) for start, stop in parts])
+            for test, parts in ((np.greater, spans(vector.size, 4)), (np.equal, spans(vector.size, 4)))
+        )
         return np.sort(np.concatenate([above, equal[: count - above.size]]))
 
     def check(self, payload: Payload, values: int, sender: str) -> None:

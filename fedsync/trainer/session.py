@@ -23,6 +23,7 @@ import numpy as np
 
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from fedsync.cipher.silo.sealing import Pipeline
 
 logger = logging.getLogger(__name__)
+
+HELD = "held"
+"""Folder, in the trainer's, of the model of a silo that is sent differences."""
 
 _SEALERS = 4
 """Most processes that seal for one silo."""
@@ -117,7 +121,7 @@ class SiloSession:
             validates=self._trainer.validates,
         )
         self.form = ModelForm.of(self._trainer.layout, _frozen(self._trainer.frozen_digest, spec, identity, keys))
-        self.replica: Replica = _plain(spec, self._trainer)
+        self.replica: Replica = _plain(spec, self._trainer, folder)
         if plan is not None and keys is not None:
             self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
         self._throttle = (
@@ -329,9 +333,10 @@ def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None)
     return keys.group.conceal(hashlib.sha256(b"fedsync frozen 1\0" + run + digest).digest()).hex()
 
 
-def _plain(spec: RunSpec, trainer: LocalTrainer) -> PlainReplica:
+def _plain(spec: RunSpec, trainer: LocalTrainer, folder: Path | None) -> PlainReplica:
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
-    return PlainReplica(trainer.layout.size, spec.wire.formats, weighting, trainer.examples)
+    keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
+    return PlainReplica(trainer.layout.size, spec.wire.formats, weighting, trainer.examples, keeper)
 
 
 def _encrypted(

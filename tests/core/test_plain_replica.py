@@ -31,7 +31,7 @@ def updates(count: int) -> list[Vector]:
 
 def send(replica: PlainReplica, up: WireFormat, number: int, update: Vector, done: WorkReport) -> Vector:
     """What arrives of an update that the silo then saves as done."""
-    payload = replica.send(update, order(number), done).view(np.uint8)
+    payload = replica.send(update.copy(), order(number), done).view(np.uint8)
     replica.owe(replica.owed)
     up.check(payload, SIZE, "a")
     return up.decode(payload, 0, SIZE)
@@ -85,11 +85,11 @@ def test_an_order_that_is_done_again_has_the_same_bytes() -> None:
     one, other, third = updates(3)
     replica = PlainReplica(SIZE, Wire(Int8()))
     send(replica, Int8(), 1, one, report())
-    replica.send(third, order(2), report())  # killed before it was saved
-    again = replica.send(other, order(2), report())
+    replica.send(third.copy(), order(2), report())  # killed before it was saved
+    again = replica.send(other.copy(), order(2), report())
     straight = PlainReplica(SIZE, Wire(Int8()))
     send(straight, Int8(), 1, one, report())
-    np.testing.assert_array_equal(again, straight.send(other, order(2), report()))
+    np.testing.assert_array_equal(again, straight.send(other.copy(), order(2), report()))
 
 
 def test_the_server_is_told_what_was_lost_and_what_came() -> None:
@@ -102,7 +102,7 @@ def test_the_server_is_told_what_was_lost_and_what_came() -> None:
     replica.receive(whole, 0)
     update = np.zeros(SIZE, np.float32)
     update[: SIZE // 2], update[-1] = 2, 1
-    replica.send(update, order(1), report())
+    replica.send(update.copy(), order(1), report())
     own = replace(report(), metrics={"own": 3.0})
     told = replica.disclosed(own).metrics
     assert told == {"own": 3.0, RECEIVED: 16 + 4 * SIZE, LOST: pytest.approx(1 / np.sqrt(4 * SIZE / 2 + 1))}

@@ -55,7 +55,7 @@ class PlainAggregator(InTheClear):
         self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
         self._exact: Vector = self._keeper.keep(model)
-        self._public = PublicModel(self._exact, self._wire.down)
+        self._public = PublicModel(self._exact, self._wire.down, self._keeper)
         self._held: dict[str, int] = {}
         self._pending: dict[str, Payload] = {}
         self._remembered = self._exact, self._exact
@@ -171,8 +171,6 @@ class PlainAggregator(InTheClear):
 
         self._exact = self._keeper.make(np.float32, before.size, fold)
         self._public.advance(self._exact)
-        if self.model is not self._exact:
-            self._public.model = self._keeper.keep(self.model)
 
     def savepoint(self) -> None:
         self._remembered = self._exact, self.model
