@@ -240,11 +240,11 @@ SILO: Changes = {
         (
             "a-model-is-used-before-it-is-on-disk",
             "            if self._file is not None:\n"
-            "                state.save(self._file)\n"
+            "                state = state.save(self._file)\n"
             "            self._state, self._pooled = state, pooled[-MAX_POOLED:]",
             "            self._state, self._pooled = state, pooled[-MAX_POOLED:]\n"
             "            if self._file is not None:\n"
-            "                state.save(self._file)",
+            "                state = state.save(self._file)",
         ),
         (
             "another-past-is-followed",
