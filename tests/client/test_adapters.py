@@ -187,11 +187,28 @@ def test_lightning_may_have_its_own_batches() -> None:
     assert report.compute_s > 0
 
 
+class Itself(nn.Module):
+    """A model whose forward pass says its loss, as those of transformers do."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.net(inputs) - inputs).square().mean()}
+
+
 @pytest.mark.parametrize("last", [99, 4])
-def test_a_stock_app_gives_fit_the_steps_of_its_message(last: int) -> None:
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_a_stock_app_gives_a_trainer_the_steps_of_its_message(
+    library: str, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unshuffled = DataLoader(loader(8).dataset, batch_size=8)
+
     def by_hand(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for (inputs,) in steps(msg, loader(8)):
+        for (inputs,) in steps(msg, unshuffled):
             optimizer.zero_grad()
             (net(inputs) - inputs).square().mean().backward()
             optimizer.step()
@@ -203,7 +220,30 @@ def test_a_stock_app_gives_fit_the_steps_of_its_message(last: int) -> None:
 
     def by_lightning(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(Same(net, 0.1), steps(msg, loader(8)))
+        lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(Same(net, 0.1), steps(msg, unshuffled))
+        return {}
+
+    def by_transformers(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
+        arguments = transformers.TrainingArguments(
+            output_dir="unused",
+            per_device_train_batch_size=msg.content["config"]["batch-size"],
+            num_train_epochs=1,
+            learning_rate=0.1,
+            lr_scheduler_type="constant",
+            optim="sgd",
+            max_grad_norm=0.0,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            remove_unused_columns=False,
+            train_sampling_strategy="sequential",
+        )
+        rows = [{"inputs": inputs} for (inputs,) in unshuffled.dataset]
+        theirs = transformers.Trainer(model=Itself(net), args=arguments, train_dataset=rows)
+        batches = steps(msg, theirs.get_train_dataloader())
+        theirs.get_train_dataloader = lambda: batches
+        theirs.train()
         return {}
 
     def outcome_of(loop: Any) -> Outcome:
@@ -211,7 +251,7 @@ def test_a_stock_app_gives_fit_the_steps_of_its_message(last: int) -> None:
         what = order(batch_size=8, max_steps=12)
         return guest.run(what, guest.initial_model(), Cursor(), watch=lambda done, _: done < last)
 
-    ours, theirs = outcome_of(by_hand), outcome_of(by_lightning)
+    ours, theirs = outcome_of(by_hand), outcome_of(by_lightning if library == "lightning" else by_transformers)
     assert theirs.report.steps == ours.report.steps == min(last, 12)
     assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
 
