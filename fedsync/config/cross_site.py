@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedsync.config.cipher import CipherConfig, PlainConfig, sealed_metrics
 from fedsync.config.section import Section
 from fedsync.config.training import PositiveInt
 from fedsync.core.apart import CrossSite
@@ -33,6 +34,25 @@ class CrossSiteConfig(Section):
         if not self.local and not self.fine_tune:
             raise ValueError("nothing is trained; write local: true, or fine_tune: 20, or leave cross_site out")
         return self
+
+    def check(self, cipher: CipherConfig, evaluated: float) -> None:
+        """See that a run can compare anything; ``evaluated`` is the part of silos that evaluates.
+
+        Raises:
+            ValueError: it cannot; says what to write.
+        """
+        if evaluated == 0:
+            raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
+        if sealed_metrics(cipher) is not None:
+            raise ValueError(
+                "evaluation.cross_site compares what single silos find, and metrics are sealed; leave it out, or write "
+                "cipher.metrics: plain, if the silos' owners allow it"
+            )
+        if not isinstance(cipher, PlainConfig) and self.fine_tune:
+            raise ValueError(
+                "evaluation.cross_site.fine_tune begins with the best model, which silos of an encrypted run do not "
+                "have by the time; leave it out"
+            )
 
     def build(self, *, share: bool) -> CrossSite:
         """What follows from it; models of silos whose owners allow it travel if they ``share``."""

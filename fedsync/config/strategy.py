@@ -158,8 +158,8 @@ class StrategyConfig(Section):
             raise ValueError(
                 "fraction_evaluate 0 leaves stop.target_accuracy and stop.patience nothing to go by; write 1.0"
             )
-        if self.fraction_evaluate == 0 and self.evaluation.cross_site is not None:
-            raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
+        if self.evaluation.cross_site is not None:
+            self.evaluation.cross_site.check(self.cipher, self.fraction_evaluate)
         masked = isinstance(self.cipher, MaskedConfig)
         if self.fraction_evaluate < 1 and (masked or sealed_metrics(self.cipher) is not None):
             raise ValueError(

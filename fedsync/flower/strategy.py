@@ -230,6 +230,11 @@ class FedSync(Shipped):
         plan = spec.encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
+        if plan is not None and given is not None and config.evaluation.cross_site is not None:
+            remedy = "Begin with the task's own model, or leave it out"
+            raise ConfigError(
+                "evaluation.cross_site", "silos of an encrypted run forget the model that was given", remedy
+            )
         policies = run.policies()
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
         first = None if given is None else begin.model

@@ -118,7 +118,8 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
     Raises:
         ConfigError: a file does not fit the task, or the data are not here.
     """
-    matrix = Matrix([site.name for site in sites])
+    spec = sites[0].spec
+    matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))
     for site in sites:
         trainer = site.trainer()
         for model, file in models:
