@@ -5,6 +5,7 @@ On a machine that has all data, every silo of a run, with the data that the run 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import Split, Subject
 from fedsync.observe.cross_site import Matrix, ModelRow
+from fedsync.sim.run import surveyed_again
 from fedsync.train.local import LocalTrainer
 from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import STATE_FOLDER, Identity
+from fedsync.trainer.survey import open_survey, surveyed
 
 _FOUND = {"best.pt": Subject.BEST, "last.pt": Subject.LAST}
 _OLDER = "model.pt"
@@ -69,6 +72,8 @@ def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
     for name in names:
         if name not in known:
             raise ConfigError("--silo", f"the run has no silo {name!r}", near_miss(name, known))
+    if cluster is not None:
+        spec = surveyed_again(config, cluster, spec)
     return [
         Site(name, spec, Identity(spec.dump(), index, name, resources=False))
         for index, name in enumerate(known)
@@ -96,7 +101,15 @@ def site_here(file: Path, run: str | None = None) -> Site:
         problem = f"no run has left anything in {config.state}" if run is None else f"no run {run!r} was here"
         raise ConfigError("fedsync evaluate", problem, "Evaluate where the silo took part in a run")
     _, identity, spec, folder = max(found, key=lambda each: each[0])
-    return Site(config.name, OwnerPolicy.of(config).checked(spec), identity, folder)
+    owner = OwnerPolicy.of(config)
+    if spec.survey is not None and config.keys is not None:
+        from fedsync.cipher.keys.keyring import open_ring
+        from fedsync.cipher.keys.passphrase import NAMED_BY
+
+        os.environ[NAMED_BY] = config.passphrase_env
+        sums = open_survey(spec.survey, identity, open_ring(Path(config.keys)), owner)
+        spec = surveyed(spec, sums, None)
+    return Site(config.name, owner.checked(spec), identity, folder)
 
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:

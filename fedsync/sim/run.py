@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
@@ -58,16 +60,39 @@ def run_virtual(
         RunError: the run could not reach its end.
     """
     keys, rings = _keys(config, cluster)
-    survey = survey_of(config)
     (out / STATISTICS).unlink(missing_ok=True)
     builder = RunBuilder(measuring(config), cluster, out, "virtual", target_accuracy, listeners)
-    spec = builder.spec()
-    if survey is not None:
-        before = RunBuilder(survey, cluster, out / FOLDER, "virtual")
-        asked = before.spec()
-        done = _drive(before, asked, keys, rings)
-        spec = after_survey(spec, asked.dump(), done.layout, done.aggregator, out)
+    spec = _surveyed(config, cluster, builder.spec(), out, keys, rings)
     return _drive(builder, spec, keys, rings, poll_s).summary
+
+
+def surveyed_again(config: StrategyConfig, cluster: ClusterConfig, spec: RunSpec) -> RunSpec:
+    """A run's specification with what its silos found out before it, found once more from their data, which are here.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    plain = config.model_copy(update={"cipher": PlainConfig(kind="plain")})
+    with TemporaryDirectory() as folder:
+        return _surveyed(plain, cluster, spec, Path(folder), None, {})
+
+
+def _surveyed(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    spec: RunSpec,
+    out: Path,
+    keys: ServerKeys | None,
+    rings: Mapping[str, Ring],
+) -> RunSpec:
+    """The specification once silos have found out what they are asked before the run; as it is, if nothing."""
+    survey = survey_of(config)
+    if survey is None:
+        return spec
+    before = RunBuilder(survey, cluster, out / FOLDER, "virtual")
+    asked = before.spec()
+    done = _drive(before, asked, keys, rings)
+    return after_survey(spec, asked.dump(), done.layout, done.aggregator, out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,24 @@ def test_all_silos_of_a_run(run: Path) -> None:
     ) == pytest.approx(summary["loss"])
 
 
+@pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: bfv}"])
+def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> None:
+    """By what all silos found out before it, whichever of them are asked."""
+    from fedsync.sim.run import run_virtual
+
+    heart = Path(__file__).parents[2] / "examples" / "heart"
+    config = StrategyConfig.load(
+        heart / "strategy.yaml", ["stop.rounds=2", "task.standardise=federated", f"cipher={cipher}"]
+    )
+    summary = run_virtual(config, ClusterConfig.load(heart / "silos.yaml"), tmp_path)
+    call("evaluate", tmp_path)
+    pooled = told(tmp_path / "evaluated.json")["metrics"]["accuracy"]["pooled"]["last"]["value"]
+    assert pooled == pytest.approx(summary["accuracy"], abs=1e-4)
+    call("evaluate", tmp_path, "--silo", "va", "--out", tmp_path / "va.json")
+    all_silos, one = (told(tmp_path / file)["metrics"]["loss"] for file in ("evaluated.json", "va.json"))
+    assert one["matrix"] == [row[-1:] for row in all_silos["matrix"]]
+
+
 def test_one_silo_and_a_model_from_elsewhere(run: Path, tmp_path: Path) -> None:
     state = torch.load(run / "model.pt", weights_only=True)
     torch.save({name: torch.zeros_like(tensor) for name, tensor in state.items()}, tmp_path / "theirs.pt")
