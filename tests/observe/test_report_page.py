@@ -74,6 +74,8 @@ def test_the_page_is_well_formed_and_complete(pages: dict[int, str], count: int)
     targets = [link["href"][1:] for link in read.of("a")]
     assert targets == [
         "summary",
+        "results",
+        "learning",
         "accuracy",
         "timeline",
         "work",
