@@ -36,7 +36,7 @@ def survey_of(config: StrategyConfig) -> StrategyConfig | None:
             "stop": {"rounds": rounds_of(asked.bins)},
             "local": {"steps": config.local.steps, "batch_size": config.local.batch_size},
             "balancer": {"kind": "fixed"},
-            "barrier": {"kind": "bsp"},
+            "barrier": {"kind": "bsp", "complete": True},
             "aggregation": {"kind": "fedavg", "weight": "silo"},
             "cipher": _cipher(config),
             "task": {"kind": "survey", "of": task.model_dump()},

@@ -62,6 +62,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("balancer", "equalise", {"speeds": "declared", "cap": 12}),
     ("aggregation", "fedavg", {"weight": "samples"}),
     ("aggregation", "fednova", {"server_rate": 0.5, "staleness": {"kind": "polynomial", "exponent": 1.0}}),
+    ("barrier", "bsp", {"complete": True}),
     ("barrier", "sampled", {"sample_size": 1, "sampling": "basic"}),
     ("barrier", "sampled", {"sample_size": 3, "sampling": "grouped"}),
     ("barrier", "sampled", {"sample_size": 2, "redraw": False}),

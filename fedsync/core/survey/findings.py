@@ -105,7 +105,10 @@ def _entry(
     name: str, kind: str, cells: Sequence[int], missing: int, sums: SurveySums, least: int
 ) -> tuple[dict[str, Any], list[_Told]]:
     """What is told of a column's counts, and of its bins."""
-    *counts, gaps = _hidden((*cells, missing), least)
+    if sum(cells) + missing == sums.rows:
+        *counts, gaps = _hidden((*cells, missing), least)
+    else:  # a silo came or went between the rounds: bins are of other rows
+        counts, (_, gaps) = _hidden(cells, least), _hidden((sums.rows - missing, missing), least)
     known = sums.rows - gaps if isinstance(gaps, int) else None
     if isinstance(known, int) and 0 < known < least:
         known = None

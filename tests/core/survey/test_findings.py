@@ -88,6 +88,13 @@ def test_what_is_known_of_a_column_does_not_tell_what_is_missing() -> None:
     assert (text["known"], text["missing"]) == (None, "<5")
 
 
+def test_bins_of_other_silos_than_the_moments_stand_for_themselves() -> None:
+    """One was lost between the rounds."""
+    sums = SurveySums(2, 100, (50, 50), {"x": NumberSums(98, 0, 98 << 80, (40, 30, 3))}, {})
+    (number,) = told(sums, LEAST, {}, 3)["columns"]
+    assert (number["known"], number["missing"], number["counts"]) == (None, "<5", [40, None, "<5"])
+
+
 def test_what_is_told_has_four_digits() -> None:
     found = told(sums_of([123.45678, 130.1, 99.9, 101.01, 117.3]), LEAST, {}, 0)["columns"][0]
     assert found["mean"] == 114.4

@@ -22,6 +22,10 @@ class Bsp(BarrierPolicy[None]):
     Source: the baseline of all the papers, for example LB-BSP, section 2.1.
     """
 
+    complete: bool = False
+    """A silo that failed its order, or has just come, gets one before the round ends: all that are there are in each
+    round. One that fails three times in a row is set aside, and not waited for."""
+
     lockstep = True
     most_ahead = 0
     mixes_rounds = False
@@ -36,5 +40,9 @@ class Bsp(BarrierPolicy[None]):
             return None, Verdict(reason="no silo is here")
         if not view.pending:
             return None, Verdict(release=view.idle, reason=f"nothing in work: {len(view.silos)} silos begin")
+        sent = {meta.silo for meta in view.pending.values()} if self.complete else set(view.silos)
+        missing = tuple(name for name in view.idle if name not in sent)
+        if missing:
+            return None, Verdict(release=missing, reason=f"{len(missing)} silos are missing in this round")
         reason = f"all {len(view.pending)} updates are in"
         return None, Verdict(commit=tuple(view.pending), release=view.idle, reason=reason)

@@ -38,3 +38,20 @@ def test_commits_and_releases_everybody_when_nobody_is_at_work(
     assert (verdict.commit, verdict.release) == (commit, release)
     assert (dict(verdict.budget_s), verdict.stop_now, verdict.wake_at_s) == ({}, (), None)
     assert verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "commit", "release"),
+    [
+        (view(idle="ab"), (), ("a", "b")),
+        (view(busy="b", idle="ac", pending="a"), (), ()),
+        (view(idle="abc", pending="a"), (), ("b", "c")),  # b failed, c joined: both before the round ends
+        (view(idle="ab", pending="ab"), ("a/1", "b/1"), ("a", "b")),
+        (view(idle="b", pending="ab"), ("a/1", "b/1"), ("b",)),  # a has left
+    ],
+)
+def test_a_complete_round_has_all_that_are_there(
+    seen: ClusterView, commit: tuple[str, ...], release: tuple[str, ...]
+) -> None:
+    _, verdict = Bsp(complete=True).decide(None, seen)
+    assert (verdict.commit, verdict.release) == (commit, release)
