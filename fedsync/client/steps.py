@@ -1,8 +1,9 @@
-"""`steps`: the batches of one order, for the training loop of a Flower ClientApp."""
+"""`steps`: the batches of one order, for the training loop of a Flower ClientApp; `untimed`: what is none of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -23,6 +24,9 @@ class CountsSteps(Protocol):
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
         """The batches of ``loader``, without end, up to where the order ends."""
 
+    def untimed(self) -> AbstractContextManager[None]:
+        """Around what is no training."""
+
 
 def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     """The loader's batches, as large as the order that ``msg`` brings says, and as many as it has steps.
@@ -41,12 +45,26 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     Raises:
         ConfigError: at the second loop over one order, or where the loader has no batch.
     """
-    order: CountsSteps | None = getattr(msg.content.get("config"), "order", None)
+    order = _order_of(msg)
     if order is None:
         return loader
     sized = _of_size(loader, order.batch_size)
     order.sized = isinstance(sized, DataLoader) and sized.batch_size == order.batch_size
     return _OrderBatches(order, sized)
+
+
+def untimed(msg: Any) -> AbstractContextManager[None]:
+    """Around what is done between two of the `steps` and is no training, such as a validation.
+
+    As `fedsync.client.Work.untimed`; where no order is behind the message, it does nothing.
+    """
+    order = _order_of(msg)
+    return nullcontext() if order is None else order.untimed()
+
+
+def _order_of(msg: Any) -> CountsSteps | None:
+    order: CountsSteps | None = getattr(msg.content.get("config"), "order", None)
+    return order
 
 
 def _of_size(loader: Iterable[T], size: int) -> Iterable[T]:

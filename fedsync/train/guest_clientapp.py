@@ -15,6 +15,7 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +96,10 @@ class OrderSteps:
         self.pace = self._begin()
         steps: Steps = self.pace
         yield from counted(batches, steps, self.max_steps)
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """See `fedsync.client.untimed`."""
+        return nullcontext() if self.pace is None else self.pace.untimed()
 
 
 class OrderConfig(ConfigRecord):

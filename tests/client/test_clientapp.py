@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedsync.client import Silo, steps
+from fedsync.client import Silo, steps, untimed
 from fedsync.core.errors import ConfigError, Diverged, RunError
 from fedsync.core.orders import Evaluation
 from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel, read_state, write_state
@@ -24,7 +24,7 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.protocol import Completed
-from tests.train.make import order
+from tests.train.make import Clock, order
 
 SITE = Silo(1, "silo-1", 7, "cpu", train_config={"warm": True}, evaluate_config={"top": 3})
 SAMPLES = 40
@@ -149,6 +149,22 @@ def test_steps_are_counted_and_end_where_the_order_does() -> None:
     assert guest.examples == SAMPLES, "counted by the loader, before the first step"
 
 
+def test_a_validation_within_the_loop_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, step_s=0.0)
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        for _ in steps(msg, loader(8)):
+            clock.now_s += 0.1
+            with untimed(msg):
+                clock.now_s += 1.0
+        return {}
+
+    guest = hosted(app_of(loop))
+    report = guest.run(order(max_steps=5), guest.initial_model(), Cursor()).report
+    assert report.compute_s == pytest.approx(0.5)
+    assert report.overhead_s["evaluate"] == pytest.approx(5.0)
+
+
 def test_without_steps_an_order_counts_as_a_whole() -> None:
     guest = hosted(app_of(opaque))
     outcome = guest.run(order(batch_size=8, max_steps=5, budget_s=0.0), guest.initial_model(), Cursor())
@@ -189,6 +205,8 @@ def test_other_strategies_loaders_are_left_alone() -> None:
     message = Message(RecordDict({"config": ConfigRecord({"lr": 0.1})}), reply_to=_some_message())
     batches = loader(8)
     assert steps(message, batches) is batches
+    with untimed(message):
+        pass
 
 
 def _some_message() -> Message:
