@@ -22,11 +22,13 @@ from rich.markup import escape
 from fedsync.commands import register
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
+from fedsync.config.selecting import TOLD
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
+from fedsync.observe.run_builder import measuring
 from fedsync.observe.tables import Comparison, comparison_table, silo_table, statistics_table
 
 app = typer.Typer(
@@ -191,7 +193,7 @@ def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a 
         console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors", highlight=False)
         return
     config = StrategyConfig.load(file)
-    config.policies()
+    (measuring(config) if config.stop.by_metric or config.evaluation.best.metric not in TOLD else config).policies()
     console.print(f"{file}: strategy {config.name!r}, no errors", highlight=False)
 
 

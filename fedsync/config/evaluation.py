@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fedsync.config.cross_site import CrossSiteConfig
 from fedsync.config.section import Section
+from fedsync.config.selecting import BestConfig
 from fedsync.config.tasks_kinds import TaskSection
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric, statistics_of
@@ -25,6 +26,9 @@ class EvaluationConfig(Section):
 
     cross_site: CrossSiteConfig | None = None
     """Every silo's test samples under models of the run and of silos alone; left out, those of the run only."""
+
+    best: BestConfig = Field(default_factory=BestConfig)
+    """Which version of the model is kept as the best; left out, that with the best accuracy over all silos."""
 
     @property
     def wanted(self) -> Wanted:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from fedsync.config.section import Section
+from fedsync.config.selecting import TOLD, PatienceConfig, TargetConfig, is_higher
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.training import PositiveInt
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.selection import Selection
 from fedsync.core.stopping import StopRules
 from fedsync.policies.schema import Share
 
@@ -27,8 +31,11 @@ class StopConfig(Section):
     """Accuracy of an evaluated version at which the run ends. What it may be depends on the task: a share, above 0 and
     at most 1, or another number where the task scores something else."""
 
-    patience: PositiveInt | None = None
-    """Evaluated versions in a row without a better accuracy."""
+    target: TargetConfig | None = None
+    """The same for any metric: ``{metric: auroc, at_least: 0.85}``."""
+
+    patience: PositiveInt | PatienceConfig | None = None
+    """Evaluated versions in a row without a better accuracy; or ``{metric: auroc, versions: 5}``."""
 
     relative_change: Share | None = None
     """The run ends once the training loss changes by no more than this share of itself while the slowest silo goes
@@ -40,8 +47,31 @@ class StopConfig(Section):
             raise ValueError("nothing bounds the run; add `rounds` or `seconds`")
         return self
 
-    def build(self) -> StopRules:
-        return StopRules(self.rounds, self.seconds, self.target_accuracy, self.patience, self.relative_change)
+    def build(self, metrics: Sequence[AnyMetric] = ()) -> StopRules:
+        """The rules, given the metrics of the run.
+
+        Raises:
+            ConfigError: a rule goes by what is not among them.
+        """
+        patience, steady = self.patience, None
+        if isinstance(patience, PatienceConfig):
+            steady = Selection(patience.metric, is_higher(patience.metric, metrics, "stop.patience.metric"))
+            patience = patience.versions
+        target = None if self.target is None else self.target.build(metrics)
+        return StopRules(
+            self.rounds, self.seconds, self.target_accuracy, patience, self.relative_change, target, steady
+        )
+
+    @property
+    def by_metric(self) -> bool:
+        """Whether a rule goes by what only a run's metrics say."""
+        rules = (self.target, self.patience)
+        return any(isinstance(rule, TargetConfig | PatienceConfig) and rule.metric not in TOLD for rule in rules)
+
+    @property
+    def by_score(self) -> bool:
+        """Whether the run ends by what evaluations find."""
+        return any(rule is not None for rule in (self.target_accuracy, self.target, self.patience))
 
 
 def unreachable(target: float, task: TaskConfig) -> tuple[str, str]:

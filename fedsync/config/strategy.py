@@ -16,6 +16,7 @@ from fedsync.config.exporters import ExportConfig
 from fedsync.config.locate import beside, locate
 from fedsync.config.model import ModelConfig
 from fedsync.config.section import Section
+from fedsync.config.selecting import needs_single_silos
 from fedsync.config.stop import StopConfig, unreachable
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
@@ -154,10 +155,8 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _is_evaluated(self) -> Self:
-        if self.fraction_evaluate == 0 and (self.stop.target_accuracy is not None or self.stop.patience is not None):
-            raise ValueError(
-                "fraction_evaluate 0 leaves stop.target_accuracy and stop.patience nothing to go by; write 1.0"
-            )
+        if self.fraction_evaluate == 0 and self.stop.by_score:
+            raise ValueError("fraction_evaluate 0 leaves stop's target and patience nothing to go by; write 1.0")
         if self.evaluation.cross_site is not None:
             self.evaluation.cross_site.check(self.cipher, self.fraction_evaluate)
         masked = isinstance(self.cipher, MaskedConfig)
@@ -285,6 +284,8 @@ class StrategyConfig(Section):
                 f"{passes} goes by passes of silos over their data, and with sealed metrics the server does not learn "
                 f"how much that is; write cipher.examples: how many samples count as a pass for all silos, {plain}"
             )
+        if problem := needs_single_silos(self.evaluation.best):
+            raise ValueError(f"{problem}, {plain}")
         weighting = self.aggregation.weigher(self._solver).weighting
         if cipher.only and weighting is not None and weighting.by == "examples":
             raise ValueError(
@@ -402,16 +403,18 @@ class StrategyConfig(Section):
             silos: number of silos in the silo file, or None without one.
         """
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
+        metrics = self.evaluation.built(self.task)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
             sizing=self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate)),
             barrier=MinimumSilos(Resting(self.barrier), self.quorum(silos)),
             weigher=self.aggregation.weigher(self._solver),
-            stop=self.stop.build(),
+            stop=self.stop.build(metrics),
             declared_speeds=self.balancer.declared,
             tally=0 if sealed is None else sealed.limit,
             evaluate=self.fraction_evaluate,
-            metrics=self.evaluation.built(self.task),
+            metrics=metrics,
+            selection=self.evaluation.best.build(metrics),
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
         )

@@ -51,7 +51,7 @@ def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None
     rules = policies.stop
     if policies.tally and _evaluated(state):
         rules = StopRules(seconds=rules.seconds)
-    return rules.decide(state.commits, now_s, state.scores, state.passes)
+    return rules.decide(state.commits, now_s, state.scores, state.passes, state.leaders)
 
 
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:

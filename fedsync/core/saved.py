@@ -30,7 +30,7 @@ COORDINATOR: Names = {
     **{
         name: name
         for name in (
-            *("version", "commits", "pending", "barrier", "found_caps", "issued", "best"),
+            *("version", "commits", "pending", "barrier", "found_caps", "issued", "leaders"),
             *("closing", "owing", "asked", "awaiting", "halted", "alarms", "timed", "stopped"),
         )
     },

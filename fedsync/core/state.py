@@ -20,7 +20,7 @@ from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores, Settled
 from fedsync.core.selection import Leader, Selection
 from fedsync.core.sizing import Adaptation, Sizing
-from fedsync.core.stopping import Passes, StopRules
+from fedsync.core.stopping import Leaders, Passes, StopRules
 from fedsync.core.views import SiloView, Verdict
 
 MAX_FAILURES = 3
@@ -125,7 +125,7 @@ class CoordinatorState:
         found_caps: largest batch that a silo ran with after one did not fit, by name.
         issued: orders given to each silo.
         scores: of model versions.
-        best: version that is kept.
+        leaders: best versions by what the run goes by.
         passes: of the silos over their data.
         claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
@@ -150,7 +150,7 @@ class CoordinatorState:
     found_caps: dict[str, int] = field(default_factory=dict)
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
-    best: Leader = field(default_factory=Leader)
+    leaders: Leaders = field(default_factory=Leaders)
     passes: Passes = field(default_factory=Passes)
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
@@ -163,6 +163,11 @@ class CoordinatorState:
     alarms: list[float] = field(default_factory=list)
     timed: bool = False
     stopped: bool = False
+
+    @property
+    def best(self) -> Leader:
+        """The version that is kept."""
+        return self.leaders.best
 
     def order_of(self, name: str, update_id: str) -> WorkOrder | None:
         """The order in work at the silo ``name``, if it is the one that ``update_id`` answers."""
@@ -179,8 +184,10 @@ class CoordinatorState:
 
     def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
         """See whether one of these versions is the best."""
+        stop = policies.stop
+        rules = policies.selection, None if stop.target is None else stop.target.rule, stop.steady
         for each in settled:
-            self.best = self.best.after(policies.selection, each.score, each.found, policies.metrics)
+            self.leaders = self.leaders.after(rules, each.score, each.found, policies.metrics)
 
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True

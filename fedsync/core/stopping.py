@@ -2,9 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedsync.core.metrics.base import AnyMetric
+from fedsync.core.orders import Evaluation, Score
 from fedsync.core.scores import Scores
+from fedsync.core.selection import Leader, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A value that is enough: at least ``bound`` where more is better, at most ``bound`` else."""
+
+    rule: Selection
+    bound: float
+
+    def reached(self, best: Leader) -> bool:
+        """Whether a version came to it; the best did, if any."""
+        if best.score is None:
+            return False
+        return best.value >= self.bound if self.rule.higher else best.value <= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Leaders:
+    """The best version by each rule that a run goes by.
+
+    Args:
+        best: by that of the run: its model is kept.
+        target: by that of the target.
+        patience: by that of the patience.
+    """
+
+    best: Leader = field(default_factory=Leader)
+    target: Leader = field(default_factory=Leader)
+    patience: Leader = field(default_factory=Leader)
+
+    def after(
+        self,
+        rules: tuple[Selection | None, ...],
+        score: Score,
+        found: Mapping[str, Evaluation],
+        metrics: Sequence[AnyMetric],
+    ) -> Leaders:
+        """The best once another version was judged by each of these rules, None for one that there is not.
+
+        Other arguments as `Selection.value`'s.
+        """
+        pairs = zip((self.best, self.target, self.patience), rules, strict=True)
+        return Leaders(*(now if rule is None else now.after(rule, score, found, metrics) for now, rule in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +63,10 @@ class StopRules:
         seconds: virtual or wall seconds since the run began; the coordinator has itself woken then.
         target_accuracy: of an evaluated version; where the task scores something else than the share of correct
             predictions, any number.
-        patience: evaluated versions in a row without a better accuracy.
+        patience: evaluated versions in a row without a better accuracy, or by the rule of ``steady``.
         relative_change: of the training loss between two checks; see `Passes`.
+        target: of any metric.
+        steady: which version is better, for ``patience``; None goes by accuracy.
     """
 
     rounds: int | None = None
@@ -25,9 +74,18 @@ class StopRules:
     target_accuracy: float | None = None
     patience: int | None = None
     relative_change: float | None = None
+    target: Target | None = None
+    steady: Selection | None = None
 
-    def decide(self, commits: int, now_s: float, scores: Scores, passes: Passes) -> str | None:
+    def decide(
+        self, commits: int, now_s: float, scores: Scores, passes: Passes, leaders: Leaders | None = None
+    ) -> str | None:
         """The reason to stop, or None to go on."""
+        leaders = leaders or Leaders()
+        if self.target is not None and self.target.reached(leaders.target):
+            name, bound = self.target.rule.metric, self.target.bound
+            side = "at least" if self.target.rule.higher else "at most"
+            return f"target reached: {name} {side} {bound:g}, it is {leaders.target.value:.4f}"
         if self.target_accuracy is not None and scores.best >= self.target_accuracy:
             return f"target accuracy {self.target_accuracy:g} reached: {scores.best:.4f}"
         if self.relative_change is not None and passes.change is not None and passes.change <= self.relative_change:
@@ -35,8 +93,11 @@ class StopRules:
                 f"the training loss changed by {passes.change:.3g} of itself while the slowest silo went through its "
                 f"data once, not more than {self.relative_change:g}"
             )
-        if self.patience is not None and scores.since_best >= self.patience:
-            return f"no better accuracy in {self.patience} evaluated versions"
+        since, name = scores.since_best, "accuracy"
+        if self.steady is not None:
+            since, name = leaders.patience.since, self.steady.metric
+        if self.patience is not None and since >= self.patience:
+            return f"no better {name} in {self.patience} evaluated versions"
         if self.rounds is not None and commits >= self.rounds:
             return f"{self.rounds} rounds done"
         if self.seconds is not None and now_s >= self.seconds:

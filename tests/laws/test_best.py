@@ -21,7 +21,7 @@ from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import Payload
 from fedsync.observe.replay import replay
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.trainer.protocol import Completed
+from fedsync.trainer.protocol import Completed, EvaluateModel
 from tests.laws.kinds import cases, configuration
 from tests.laws.test_wire import BACK, CHANGES, SIZE, Silo
 from tests.sim.fake import machines, simulate
@@ -46,10 +46,10 @@ class Finder(Silo):
         evaluation = self.found(order.base_version, Split.VALIDATION)
         return replace(done, report=replace(done.report, evaluation=evaluation))
 
-    def evaluate(self, received: Payload, version: int, split: Split) -> Evaluation:
-        self.asked.append((split, version))
-        self.model(received, version)
-        return self.found(version, split)
+    def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation:
+        self.asked.append((asked.split, asked.version))
+        self.model(received, asked.version)
+        return self.found(asked.version, asked.split)
 
     def found(self, version: int, split: Split) -> Evaluation:
         """Later versions are better as a rule, but not each than the one before."""

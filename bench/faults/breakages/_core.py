@@ -176,10 +176,10 @@ CORE: Changes = {
     "core/saved.py": (
         (
             "a-restored-run-gives-orders-their-old-names-again",
-            '"found_caps", "issued", "best"),',
-            '"found_caps", "best"),',
+            '"found_caps", "issued", "leaders"),',
+            '"found_caps", "leaders"),',
         ),
-        ("a-restored-run-forgets-the-best", '"issued", "best"),', '"issued"),'),
+        ("a-restored-run-forgets-the-best", '"issued", "leaders"),', '"issued"),'),
         ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "timed"', '"halted", "timed"'),
         ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
@@ -208,8 +208,8 @@ CORE: Changes = {
         ),
         (
             "patience-is-ignored",
-            "if self.patience is not None and scores.since_best >= self.patience:",
-            "if self.patience is not None and scores.since_best >= 1e6 * self.patience:",
+            "if self.patience is not None and since >= self.patience:",
+            "if self.patience is not None and since >= 1e6 * self.patience:",
         ),
         (
             "nobodys-pass-ends-once-a-silo-has-left",

@@ -1,0 +1,99 @@
+"""Which version is the best and when it is enough, by any metric: what a file may say, and what is nonsense."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.cli import validate
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
+from fedsync.core.orders import Score
+from fedsync.core.selection import Selection
+from fedsync.core.stopping import Leaders, Passes, Scores, Target
+
+MEASURED = "evaluation.metrics=[auroc, brier, rmse]"
+TWO = "evaluation.classes=2"
+
+
+def rules(*changes: str) -> Any:
+    return StrategyConfig.load("fedavg", [MEASURED, TWO, *changes]).policies()
+
+
+def test_the_metric_says_whether_more_of_it_is_better() -> None:
+    assert rules().selection == Selection("accuracy", higher=True, by="pooled")
+    assert rules("evaluation.best={metric: brier, by: worst}").selection == Selection("brier", higher=False, by="worst")
+    found = rules("stop.target={metric: auroc, at_least: 0.85}", "stop.patience={metric: brier, versions: 5}").stop
+    assert found.target == Target(Selection("auroc"), 0.85)
+    assert (found.patience, found.steady) == (5, Selection("brier", higher=False))
+    assert rules("stop.target={metric: loss, at_most: 0.1}").stop.target == Target(Selection("loss", False), 0.1)
+    assert rules("stop.patience=5").stop.steady is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("evaluation.best={metric: auc}", "'auc' is not worked out in this run"),
+        ("evaluation.best={metric: dice}", "'dice' is not worked out in this run"),
+        ("stop.patience={metric: f1, versions: 3}", "'f1' is not worked out"),
+        ("stop.patience={metric: auroc, versions: 0}", "stop.patience"),
+        ("stop.target={metric: auroc}", "a target has one bound"),
+        ("stop.target={metric: auroc, at_least: 0.5, at_most: 0.9}", "a target has one bound"),
+        ("stop.target={metric: auroc, at_most: 0.85}", "more of auroc is better"),
+        ("stop.target={metric: brier, at_least: 0.1}", "less of brier is better"),
+        ("stop.target={metric: auroc, at_least: 1.5}", "auroc lies between 0 and 1"),
+        ("stop.target={metric: auroc, at_least: 0.0}", "auroc lies between 0 and 1"),
+        ("stop.target={metric: brier, at_most: -1}", "brier lies between 0 and 2"),
+        ("evaluation.best={by: median}", "'median' is not allowed"),
+        ("evaluation.best={by: 'nowhere.at_all:rule'}", "cannot be imported"),
+        ("evaluation.best={by: 'math:pi'}", "is no function"),
+    ],
+)
+def test_nonsense_is_refused(change: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rules(change)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("by", ["worst", "'math:fsum'"])
+def test_sealed_metrics_leave_nobody_to_ask_for_the_worst_silo(by: str) -> None:
+    with pytest.raises(ConfigError, match="nobody but a silo itself knows its numbers"):
+        StrategyConfig.load("fedavg", ["cipher={kind: bfv}", f"evaluation.best={{by: {by}}}"])
+    StrategyConfig.load("fedavg", ["cipher={kind: bfv, metrics: plain}", f"evaluation.best={{by: {by}}}"])
+
+
+def test_a_rule_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fair_rule.py").write_text("def rule(pooled, silos):\n    return pooled['accuracy'] - len(silos)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    found = rules("evaluation.best={by: 'fair_rule:rule'}").selection
+    assert found.value(Score(1, 0.5, None), {}, ()) == 0.5
+
+
+def test_a_run_ends_when_a_metric_reaches_its_target_or_stands_still() -> None:
+    stop = rules("stop.target={metric: auroc, at_least: 0.85}", "stop.patience={metric: brier, versions: 2}").stop
+    leaders, told = Leaders(), []
+    for version, (auroc, brier) in enumerate([(0.84, 0.3), (None, 0.2), (0.8, 0.2), (0.7, 0.4), (0.85, 0.1)]):
+        numbers = {"brier": brier} if auroc is None else {"brier": brier, "auroc": auroc}
+        leaders = leaders.after((None, stop.target.rule, stop.steady), Score(version, 0.9, 1.0, numbers), {}, ())
+        told.append(stop.decide(0, 0.0, Scores(), Passes(), leaders))
+    assert told == [None, None, None, "no better brier in 2 evaluated versions",
+                    "target reached: auroc at least 0.85, it is 0.8500"]  # fmt: skip
+
+
+def test_validate_asks_the_task_only_where_a_rule_goes_by_a_metric(tmp_path: Path) -> None:
+    for change, refused in (("at_least: 0.9", ""), ("at_most: 0.9", "more of f1 is better")):
+        file = tmp_path / "strategy.yaml"
+        lines = [
+            "name: mine",
+            f"stop: {{rounds: 3, target: {{metric: f1, {change}}}}}",
+            "balancer: {kind: fixed}",
+            "barrier: {kind: bsp}",
+            "task: {kind: digits}",
+        ]
+        file.write_text("\n".join(lines))
+        if refused:
+            with pytest.raises(ConfigError, match=refused):
+                validate(str(file))
+        else:
+            validate(str(file))
