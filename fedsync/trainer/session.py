@@ -180,6 +180,7 @@ class SiloSession:
             Exception: whatever training raised.
         """
         if order.apart:
+            self._check_apart(order.subject)
             report = self._own.report(order) or self._train_apart(order, received, watch)
             shared = self._own.model(order.subject)[0] if order.share and self._shares else NO_PAYLOAD
             return self._over(LastOrder(order, Completed(report, shared), self.cursor, self.replica.owed))
@@ -244,6 +245,15 @@ class SiloSession:
 
         return go_on if watch is not None or order.scores_only else None
 
+    def _check_apart(self, subject: Subject) -> None:
+        """See that a run may ask for a model of the silo's own: figures of it are in the clear.
+
+        Raises:
+            ProtocolError: they are sealed, or an encrypted run has no best model here that could be tuned.
+        """
+        if self.replica.pooled is not None or (self.sealed and subject is Subject.TUNED):
+            raise ProtocolError(SERVER, "subject", f"this run asks for no {subject} model")
+
     @property
     def _shares(self) -> bool:
         """Whether the local model may leave the silo; under encryption none does. Emulated silos have no owner."""
@@ -261,6 +271,7 @@ class SiloSession:
             FP32.check(received, self.layout.size, SERVER)
             model, cursor = FP32.decode(received, 0, self.layout.size), Cursor()
         elif asked.subject.own:
+            self._check_apart(asked.subject)
             model, cursor = self._own.model(asked.subject)
         else:
             model, cursor = self._receive(received, asked.version), self.cursor

@@ -8,9 +8,11 @@ import pytest
 
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import Subject, WorkOrder
+from fedsync.core.orders import Split, Subject, WorkOrder
 from fedsync.core.transfer import NO_PAYLOAD
 from fedsync.trainer import last_order
+from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.protocol import EvaluateModel
 from fedsync.trainer.session import SiloSession
 from tests.trainer.test_wire import session
 
@@ -117,3 +119,24 @@ def test_tuning_from_another_version_begins_anew(silo: SiloSession) -> None:
 def test_there_is_no_model_before_it_is_trained(silo: SiloSession) -> None:
     with pytest.raises(ProtocolError, match="no local model"):
         silo._own.model(Subject.LOCAL)
+
+
+@pytest.mark.parametrize(("allowed", "travels"), [(True, True), (False, False), (None, False)])
+def test_a_local_model_travels_with_its_owners_word_only(
+    tmp_path: Path, silo: SiloSession, allowed: bool | None, travels: bool
+) -> None:
+    """None: nobody has said anything, and the silo is emulated by nobody."""
+    silo._owner = OwnerPolicy(share_local=allowed)
+    sent = silo.train(replace(LOCAL[0], share=True), silo.initial_model()).update
+    assert np.array_equal(sent, local(silo)) if travels else sent.nbytes == 0
+    tuned = silo.train(replace(TUNED, share=False), silo.initial_model())
+    assert tuned.update.nbytes == 0
+
+
+def test_another_silos_model_is_evaluated_here(tmp_path: Path, silo: SiloSession) -> None:
+    """As it would be as the run's own; one of another length is refused."""
+    model = silo.initial_model() + np.float32(0.01)
+    asked = EvaluateModel(0, Split.TEST, Subject.LOCAL, "b")
+    assert silo.evaluate(model, asked) == silo.evaluate(model, EvaluateModel(0, Split.TEST))
+    with pytest.raises(ProtocolError):
+        silo.evaluate(model[:-1], asked)

@@ -1,0 +1,78 @@
+"""A lying server asks for models that silos train for themselves, and for figures of them.
+
+It chooses when, how long and in which batches, and no model: what the silo trains, and from what, it holds itself.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
+from fedsync.core.transfer import NO_PAYLOAD, Payload
+from fedsync.trainer.protocol import EvaluateModel, Refusal, Refused, Train
+from tests.attacks.adversary import Federation, Victim
+from tests.attacks.conftest import Make
+
+OPEN = "{kind: bfv, members: 2, metrics: plain}"
+SHARES = {"seal": {"metrics": "plain"}, "share_local": True}
+
+
+def alone(federation: Federation, **changes: object) -> WorkOrder:
+    return replace(federation.order("silo-a"), base_version=0, subject=Subject.LOCAL, share=True, **changes)
+
+
+def local_model(silo: Victim) -> Payload:
+    return silo.session._own.model(Subject.LOCAL)[0].copy()
+
+
+@pytest.mark.parametrize("subject", [Subject.LOCAL, Subject.TUNED])
+def test_where_figures_are_sealed_there_are_none_of_own_models(make: Make, subject: Subject) -> None:
+    """Losses of a model that only this silo trained, on its own test rows, in the clear."""
+    federation = make()
+    silo = federation.silos["silo-a"]
+    trained = silo.ask(Train(replace(alone(federation), subject=subject)), NO_PAYLOAD)
+    asked = silo.ask(EvaluateModel(0, Split.TEST, subject), NO_PAYLOAD)
+    assert trained.reply == asked.reply == Refused(Refusal.PROTOCOL)
+
+
+def test_under_encryption_no_model_travels_though_its_owner_shares_it(make: Make) -> None:
+    federation = make(cipher=OPEN, owner=SHARES)
+    silo = federation.silos["silo-a"]
+    heard = silo.ask(Train(alone(federation)), NO_PAYLOAD)
+    assert isinstance(heard.reply, WorkReport), heard.reply
+    assert heard.payload is None or heard.payload.nbytes == 0
+    assert np.any(local_model(silo)), "it is there, at the silo"
+
+
+def test_under_encryption_the_server_chooses_no_model_to_begin_with(make: Make) -> None:
+    """What it sends along is not looked at, and the best model, which silos do not have, is not asked for."""
+    federation = make(cipher=OPEN, owner=SHARES)
+    honest, misled = (federation.silos[name] for name in ("silo-a", "silo-b"))
+    model = honest.session.initial_model()
+    order = alone(federation)
+    fresh = federation.silo("silo-a", **SHARES)
+    assert isinstance(honest.ask(Train(order), NO_PAYLOAD).reply, WorkReport)
+    assert isinstance(fresh.ask(Train(order), (model + 1000).view(np.uint8)).reply, WorkReport)
+    np.testing.assert_array_equal(local_model(fresh), local_model(honest))
+    tuned = replace(order, subject=Subject.TUNED, update_id="silo-b/1")
+    assert misled.ask(Train(tuned), (model + 1000).view(np.uint8)).reply == Refused(Refusal.PROTOCOL)
+
+
+def test_under_encryption_no_other_silos_model_is_evaluated(make: Make) -> None:
+    """It would be one of the server's choice: the loss of chosen models tells rows of data."""
+    federation = make(cipher=OPEN, owner=SHARES)
+    silo = federation.silos["silo-a"]
+    chosen = np.zeros_like(silo.session.initial_model()).view(np.uint8)
+    heard = silo.ask(EvaluateModel(0, Split.TEST, Subject.LOCAL, "silo-b"), chosen)
+    assert heard.reply == Refused(Refusal.PROTOCOL)
+
+
+def test_owners_limits_hold_for_what_is_trained_apart(make: Make) -> None:
+    federation = make(cipher=OPEN, owner={**SHARES, "limits": {"samples": 8, "orders_per_hour": 2}})
+    silo = federation.silos["silo-a"]
+    small = silo.ask(Train(alone(federation, batch_size=1, max_steps=1)), NO_PAYLOAD)
+    assert small.reply == Refused(Refusal.LIMIT)
+    heard = [silo.ask(Train(alone(federation, after=after)), NO_PAYLOAD) for after in range(3)]
+    assert [isinstance(each.reply, WorkReport) for each in heard] == [True, True, False]
+    assert heard[-1].reply == Refused(Refusal.LIMIT)
