@@ -46,7 +46,6 @@ def test_what_silos_train_alone_survives_the_death_of_a_trainer_and_of_the_serve
     with pytest.raises(RunError, match="the ServerApp died"):
         run_local(config, cluster, tmp_path, listeners=[killer])
     assert killer.killed == ["fedsync.trainer.server", "flwr-serverapp"]
-    assert len(list((tmp_path / "state").glob("*/local.bin"))) == 2
     summary = run_local(config, cluster, tmp_path, resume=True)
     assert summary["stopped_by"] == "3 rounds done"
     document = json.loads((tmp_path / "cross_site.json").read_text())
