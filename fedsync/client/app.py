@@ -42,7 +42,9 @@ class SiloApp:
     def evaluate(self) -> Callable[[Function], Function]:
         """The function that evaluates the model: it returns ``{name: (mean, samples)}``.
 
-        ``loss`` is the loss; the first of the others is the score, of which more is better.
+        ``loss`` is the loss; the first of the others is the score, of which more is better. With ``measure`` among its
+        parameters it has metrics summed that the run wants: ``measure(outputs, targets)`` for each batch; see
+        docs/your-task.md.
         """
         return self._registered("evaluate")
 

@@ -23,6 +23,7 @@ from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_code import own_code
+from fedsync.train.guest_measure import GuestMeasure
 from fedsync.train.guest_reply import tested
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
@@ -131,9 +132,11 @@ class GuestTrainer(LocalTrainer):
         if not self._app.has("evaluate"):
             return Evaluation(0.0, 0.0, 0)
         self._model.eval()
+        measure = GuestMeasure(self._options.measured, self._device)
+        known = {"config": self._silo.evaluate_config, "measure": measure, **self._known}
         with own_code(self._device, self._silo.seed), torch.no_grad():
-            found = self._app.call("evaluate", {"config": self._silo.evaluate_config, **self._known})
-        return _evaluation(found)
+            found = self._app.call("evaluate", known)
+        return replace(_evaluation(found), sums=measure.sums())
 
 
 def _used(given: object) -> InUse:

@@ -16,7 +16,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +31,23 @@ from fedsync.client.silo import Scalar, Silo
 from fedsync.client.work import Steps, counted
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
+from fedsync.core.metrics.base import statistics_of
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_arrays import NamedArrays
 from fedsync.train.guest_code import own_code
-from fedsync.train.guest_reply import EXAMPLES, LOSSES, REPLY, declared, evaluation_of, figures_of, metrics_of, only
+from fedsync.train.guest_reply import (
+    EXAMPLES,
+    LOSSES,
+    REPLY,
+    declared,
+    evaluation_of,
+    figures_of,
+    metrics_of,
+    only,
+    sums_of,
+)
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
@@ -194,6 +205,7 @@ class ClientAppTrainer(LocalTrainer):
         self._knows_first = first.make is not None
         self._arrays = first.arrays(silo.seed, run)
         super().__init__(silo.name, self._arrays, self._arrays, device, options)
+        self._known = statistics_of(options.measured.metrics(lambda: ()))
         self._initial = self._arrays.read()
         self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}
         self._run_config = {**declared(folder / "pyproject.toml"), **silo.run_config}
@@ -283,7 +295,7 @@ class ClientAppTrainer(LocalTrainer):
                 if str(error).startswith("No evaluate function registered"):
                     return Evaluation(0.0, 0.0, 0)
                 raise
-        return evaluation_of(figures_of(content))
+        return replace(evaluation_of(figures_of(content)), sums=sums_of(content, self._known))
 
     def _asked(self, order: WorkOrder) -> dict[str, Scalar]:
         """What an app reads of an order; ``lr`` is what most read, and may be the run's own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,6 +71,12 @@ def figures_of(content: RecordDict) -> dict[str, float]:
     """The single numbers among a reply's metrics."""
     metrics = only(list(content.metric_records.values()), "metrics")
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def sums_of(content: RecordDict, known: Container[str]) -> dict[str, tuple[float, ...]]:
+    """Sums of statistics among a reply's metrics: lists of numbers by their keys, of which the run wants the known."""
+    metrics = only(list(content.metric_records.values()), "metrics")
+    return {key: tuple(map(float, each)) for key, each in metrics.items() if key in known and isinstance(each, list)}
 
 
 def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError, Diverged, RunError
+from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import Evaluation
 from fedsync.train.guest import MOST_STATE, GuestTrainer
 from fedsync.train.loop import Trainer
@@ -396,3 +397,26 @@ def test_an_app_without_its_functions_says_which() -> None:
         SITE.use(nn.Linear(1, 1), iter([1]))
     with pytest.raises(ConfigError, match="Choose another name"):
         SITE.use(nn.Linear(1, 1), [1], work=3)
+
+
+@pytest.mark.parametrize("as_probabilities", [False, True])
+def test_metrics_of_an_evaluation_of_one_s_own_are_summed_where_it_measures(as_probabilities: bool) -> None:
+    options = replace(OPTIONS, measured=Wanted(("accuracy", "auroc"), 2))
+    app = app_of(plain_sgd)
+
+    @app.evaluate()
+    def evaluate(model: nn.Module, val: Any, measure: Any) -> dict[str, tuple[float, int]]:
+        for start in range(0, len(val), 4):
+            inputs, labels = val[start : start + 4]
+            outputs = model(inputs)
+            if as_probabilities:
+                measure(torch.softmax(outputs.double(), dim=1).numpy(), labels.numpy(), probabilities=True)
+            else:
+                measure(outputs, labels)
+        return {"accuracy": (0.5, len(val))}
+
+    guest = GuestTrainer(app, SITE, options)
+    base = guest.initial_model()
+    task = Trainer(TwoClasses(), slot(), options)
+    assert guest.evaluate(base).sums == task.evaluate(base).sums
+    assert set(guest.evaluate(base).sums) == {"confusion/2", "scores/256"}
