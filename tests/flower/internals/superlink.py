@@ -1,7 +1,9 @@
 """A SuperLink's real application behind the gate, in this process, with two silos that it knows and a run."""
 
+import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -223,3 +225,39 @@ def _run(state: Any) -> tuple[int, str]:
     token = state.claim_task(task.task_id)
     assert state.activate_task(task.task_id)
     return run, token
+
+
+class Cutting:
+    """Forwards one connection after the other; the first ends after so many bytes, either way.
+
+    Counts what came from either side.
+    """
+
+    def __init__(self, port: int, after: int) -> None:
+        self._port, self._after = port, after
+        self.carried = 0
+        self.lines = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            inside, _ = self._listener.accept()
+            outside = socket.create_connection(("127.0.0.1", self._port))
+            self.lines += 1
+            most = self._after if self.lines == 1 else sys.maxsize
+            for one, other in ((inside, outside), (outside, inside)):
+                threading.Thread(target=self._pump, args=(one, other, most), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket, most: int) -> None:
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < most and (data := one.recv(65536)):
+                sent += len(data)
+                self.carried += len(data)
+                other.sendall(data)
+        for each in (one, other):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+                each.close()  # or who sends waits for a reader

@@ -5,10 +5,8 @@ import errno
 import hashlib
 import http.client
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ from fedsync.flower.internals import parcel_client, parcel_routes
 from fedsync.flower.internals.parcel_client import ParcelClient, Progress
 from fedsync.flower.internals.parcel_routes import MAX_PART_BYTES, PREFIX
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket, Uploaded, node_folder, tidy_up, upload_path
-from tests.flower.internals.superlink import Silo, SuperLink, noise, serving
+from tests.flower.internals.superlink import Cutting, Silo, SuperLink, noise, serving
 
 LARGE = 3 * SPAN_BYTES + 17
 QUOTA = 2**26
@@ -153,42 +151,6 @@ def test_an_update_of_several_requests(link: SuperLink, store: ParcelStore) -> N
 
 
 # Lines that break.
-
-
-class Cutting:
-    """Forwards one connection after the other; the first ends after so many bytes, either way.
-
-    Counts what came from either side.
-    """
-
-    def __init__(self, port: int, after: int) -> None:
-        self._port, self._after = port, after
-        self.carried = 0
-        self.lines = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            inside, _ = self._listener.accept()
-            outside = socket.create_connection(("127.0.0.1", self._port))
-            self.lines += 1
-            most = self._after if self.lines == 1 else sys.maxsize
-            for one, other in ((inside, outside), (outside, inside)):
-                threading.Thread(target=self._pump, args=(one, other, most), daemon=True).start()
-
-    def _pump(self, one: socket.socket, other: socket.socket, most: int) -> None:
-        sent = 0
-        with contextlib.suppress(OSError):
-            while sent < most and (data := one.recv(65536)):
-                sent += len(data)
-                self.carried += len(data)
-                other.sendall(data)
-        for each in (one, other):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-                each.close()  # or who sends waits for a reader
 
 
 def test_a_download_goes_on_where_its_line_broke(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
