@@ -103,8 +103,12 @@ class ModelKeeper(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def save_model(self, path: Path, model: Vector) -> None:
-        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it."""
+    def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
+        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
+
+        Private parts are in it as `Cursor.private` of an order has them, by default as they are built; so are frozen
+        ones.
+        """
 
 
 class MeanLoss:
@@ -309,13 +313,10 @@ class LocalTrainer(ABC):
         with devices.deterministic(self._options.deterministic):
             return self._evaluate(split)
 
-    def save_model(self, path: Path, model: Vector) -> None:
-        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
-
-        What does not travel is in it as it was built.
-        """
+    def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
+        """As `ModelKeeper.save_model`."""
         self._weights.load(model)
-        self._recall(Cursor())
+        self._recall(Cursor(private=private))
         save_state(path, self._weights.state())
 
     def load_model(self, path: Path) -> Vector:

@@ -20,6 +20,7 @@ from fedsync.core.spans import give_back, spans
 from fedsync.tasks.protocol import Task
 from fedsync.train.device import seeded
 from fedsync.train.parts import frozen_digest, parts_of
+from fedsync.train.private import PrivateParts
 
 _SAME_TASK = "Name a model of the same task"
 
@@ -223,19 +224,21 @@ class TaskModel:
         state = self._module.state_dict()
         return frozen_digest((name, state[name]) for name in self.parts.frozen)
 
-    def save_model(self, path: Path, model: Vector) -> None:
+    def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
-
-        What does not travel is in it as the task builds it.
 
         Args:
             path: file to write.
             model: what travels, float32 [layout.size].
+            private: private parts, as `fedsync.train.private.PrivateParts.keep` gave them; what is not in it is as the
+                task builds it, and so is what is frozen.
 
         Raises:
             ValueError: the vector has the wrong length or is not finite.
+            ConfigError: the model has other private parts now.
         """
         self._weights.load(model)
+        PrivateParts(self._module, self.parts.private).restore(private)
         save_state(path, self._module.state_dict())
 
 

@@ -14,8 +14,9 @@ from fedsync.common.checksums import undigested
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
+from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
+from fedsync.trainer.protocol import ANSWER, COPY, STATE_FOLDER, Identity
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -105,7 +106,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
         raise ConfigError("--out", f"{out} cannot be made: {error.strerror}", "Choose another folder") from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise ConfigError("--out", f"nothing can be written to {out}", "Choose another folder, or its permissions")
-    version = _write(out, chosen.copies, spec)
+    version = _write(out, chosen.copies, spec, own=True)
     return Exported(out / MODEL, chosen, version, [other for other in kept if other != chosen])
 
 
@@ -153,11 +154,19 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
     raise ConfigError("--run", f"of run {run!r} there is no model here", f"There is one of: {known}")
 
 
-def _write(out: Path, copies: Sequence[Path], spec: RunSpec) -> int:
-    """Write the copy with the highest version of those of one run, and return that."""
+def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = False) -> int:
+    """Write the copy with the highest version of those of one run, and return that.
+
+    Args:
+        out: folder to write to.
+        copies: of the run.
+        spec: of the run.
+        own: private parts are as the trainer that left the copy has trained them, not as they were built.
+    """
     keeper = keeper_of(copies, spec)
-    newest, _ = kept_state(copies, spec, keeper.layout)
-    keeper.save_model(out / MODEL, newest.model)
+    path, newest, _ = kept_state(copies, spec, keeper.layout)
+    last = LastOrder.load(path.with_name(ANSWER)) if own else None
+    keeper.save_model(out / MODEL, newest.model, b"" if last is None else last.cursor.private)
     return newest.version
 
 
@@ -173,8 +182,10 @@ def keeper_of(copies: Sequence[Path], spec: RunSpec) -> ModelKeeper:
     return spec.task.keeper(*place_of(spec, replace(Identity.load(copies[0].parent), device="cpu")), spec.model.build())
 
 
-def kept_state(copies: Sequence[Path], spec: RunSpec, layout: Layout) -> tuple[ReplicaState, EncryptionPlan | None]:
-    """The state with the highest version among copies of one run, and how updates of the run are sealed.
+def kept_state(
+    copies: Sequence[Path], spec: RunSpec, layout: Layout
+) -> tuple[Path, ReplicaState, EncryptionPlan | None]:
+    """Of copies of one run the one with the highest version, its state, and how updates of the run are sealed.
 
     Raises:
         RunError: a copy is damaged.
@@ -193,4 +204,5 @@ def kept_state(copies: Sequence[Path], spec: RunSpec, layout: Layout) -> tuple[R
         except ValueError as error:
             remedy = "Put the task's file back as it was in the run"
             raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error
-    return max(states, key=lambda state: state.version), plan
+    path, state = max(zip(copies, states, strict=True), key=lambda pair: pair[1].version)
+    return path, state, plan

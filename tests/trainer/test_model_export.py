@@ -23,6 +23,7 @@ from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
 from fedsync.trainer.service import TrainerService
+from fedsync.trainer.session import SiloSession
 from tests.flower.grid import DirectGrid, connect, silos_in_this_process, trainers
 
 QUICK = ["local.steps=1", "local.batch_size=8", "stop.rounds=2", "cipher={kind: pad}"]
@@ -89,10 +90,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def config_of(file: Path, kind: str = "custom") -> StrategyConfig:
+def config_of(file: Path, kind: str = "custom", *settings: str) -> StrategyConfig:
     code, task = TASKS[kind]
     file.with_name("small.py").write_text(code, encoding="utf-8")
-    return StrategyConfig.load("fedavg", [*QUICK, f"task={task.replace('FILE', str(file.with_name('small.py')))}"])
+    return StrategyConfig.load(
+        "fedavg", [*QUICK, *settings, f"task={task.replace('FILE', str(file.with_name('small.py')))}"]
+    )
 
 
 def keep(file: Path, run: str, at_s: float, version: int = 1, silo: str = "berlin", values: int = VALUES) -> Path:
@@ -120,11 +123,9 @@ def model_in(out: Path) -> np.ndarray:
     return np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
 
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_the_model_of_an_encrypted_run_is_written(
-    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(file, kind)
+def ran(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[SiloSession]:
+    """An encrypted run of three silos, of which the last is berlin; their sessions."""
+    config = config_of(file, kind, *settings)
     silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "berlin")]})
     rings = emulated_rings(config, silos, tmp_path / "keys")
     assert rings is not None
@@ -143,14 +144,34 @@ def test_the_model_of_an_encrypted_run_is_written(
         timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
         run = FedSync(config, silos, out=tmp_path / "run", timing=timing, keys=rings[1])
         run.start(DirectGrid(3))
-        models = [trainer._session.replica.model for trainer in trainers.values()]
+        return [trainer._session for trainer in trainers.values()]
 
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_model_of_an_encrypted_run_is_written(
+    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = ran(kind, file, tmp_path, monkeypatch)
     assert not (tmp_path / "run" / "model.pt").exists()
     said = export(file, tmp_path / "out" / "new")
     assert "version 3 of run " in said, "that of the end: two rounds, and what scores them"
     assert (tmp_path / "out" / "new").stat().st_mode & 0o077 == 0
-    for model in models:
-        np.testing.assert_array_equal(model_in(tmp_path / "out" / "new"), model)
+    for session in sessions:
+        np.testing.assert_array_equal(model_in(tmp_path / "out" / "new"), session.replica.model)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_private_parts_are_written_as_they_were_trained(
+    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "1" if kind == "clientapp" else "bias"
+    sessions = ran(kind, file, tmp_path, monkeypatch, f"model={{private: ['{name}']}}")
+    export(file, tmp_path / "out")
+    tensors = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    kept = np.frombuffer(sessions[2].cursor.private[-8:], np.float32)
+    assert tensors[name].tolist() == kept.tolist()
+    others = [np.frombuffer(each.cursor.private[-8:], np.float32).tolist() for each in sessions[:2]]
+    assert kind != "custom" or kept.tolist() not in others, "each silo has its own"
 
 
 def test_the_newest_run_is_meant_however_short(file: Path, tmp_path: Path) -> None:
