@@ -168,7 +168,7 @@ class Targets:
         spans = self._authenticator.authenticate(envelope, "server").spans()
         members = envelope.head.members
         slots = np.concatenate(list(open_portions(spans, members, self._pipeline, "server")))
-        added_up = tally.read(slots[0], len(members), self._grid.cap, 2, "server")
+        added_up = tally.read(slots[0], len(members), self._grid.cap, tally.HeaderForm(2), "server")
         mean = np.zeros(VALUES, np.float32)
         self._grid.decode([slots], added_up.mean_factor(self._grid.cap), mean, len(members))
         return mean

@@ -11,10 +11,14 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
+from fedsync.cipher.encoding.sums import slots_of
+from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.core.checks import MAX_EXAMPLES
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
+from fedsync.core.metrics.base import AnyMetric, Statistic, statistics_of
+from fedsync.core.selection import Selection
 from fedsync.core.weighting import Weighting
 
 CAP = 2**20
@@ -40,10 +44,13 @@ class EncryptionPlan:
         members: least number of updates that a version must add, for silos to open it.
         colluding: silos that may lie, whose votes are to change nothing.
         examples: where `seal_metrics`, what every silo says that it holds.
+        metrics: where `seal_metrics`, what silos work out together of the sums in headers.
+        selection: where `seal_metrics`, by what silos know which version is the best, which they keep; None: they keep
+            none.
 
     Raises:
         ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
-            must add more than a round has.
+            must add more than a round has, or the sums that metrics need do not fit a header.
     """
 
     kind: str
@@ -56,6 +63,8 @@ class EncryptionPlan:
     members: int = 1
     colluding: int = 1
     examples: int = MAX_EXAMPLES
+    metrics: tuple[AnyMetric, ...] = ()
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         for pattern in self.only:
@@ -75,6 +84,21 @@ class EncryptionPlan:
                 f"{self.members} updates in each version, but rounds have {self.quorum} silos",
                 "Write as many as rounds have at most",
             )
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        left = MOST_SUMS
+        for statistic in self.statistics:
+            needs = slots_of(statistic)
+            if needs > left:
+                metric = next(each.name for each in self.metrics if each.statistic == statistic)
+                raise ConfigError(
+                    "evaluation.metrics",
+                    f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots of a sealed "
+                    f"header, and {left} of {MOST_SUMS} are left",
+                    "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`",
+                )
+            left -= needs
 
     @cached_property
     def form(self) -> Form:
@@ -118,6 +142,16 @@ class EncryptionPlan:
             tuple(self.layout.names[index] for index in chosen), tuple(self.layout.shapes[index] for index in chosen)
         )
 
+    @cached_property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """Whose sums are in headers, by their keys."""
+        known = statistics_of(self.metrics) if self.seal_metrics else {}
+        return tuple(known[key] for key in sorted(known))
+
+    @cached_property
+    def header(self) -> HeaderForm:
+        return HeaderForm(len(self.sealed.names), self.statistics)
+
     @property
     def share(self) -> float:
         """Share of the model's values that are sealed, 0..1."""
@@ -125,7 +159,7 @@ class EncryptionPlan:
 
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
         """The grid of the sealed values with these exponents."""
-        return QuantizationGrid(self.sealed, self.packing, tuple(exponents), self.cap)
+        return QuantizationGrid(self.sealed, self.packing, tuple(exponents), self.cap, self.statistics)
 
     @property
     def first_exponents(self) -> tuple[int, ...]:

@@ -15,6 +15,8 @@ from fedsync.policies.aggregate.base import AggregationPolicy
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.core.layout import Layout
+    from fedsync.core.metrics.base import AnyMetric
+    from fedsync.core.selection import Selection
     from fedsync.core.weighting import Solver, Weighting
 
 Bits = Literal[8, 12, 16]
@@ -69,7 +71,14 @@ class _SealedConfig(Section):
         form = form_of(self.kind)
         return form.limit(Packing(self.bits, form.slot_bits))
 
-    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
+    def plan(
+        self,
+        layout: Layout,
+        weighting: Weighting,
+        quorum: int,
+        metrics: tuple[AnyMetric, ...],
+        selection: Selection | None,
+    ) -> EncryptionPlan:
         """How updates of a model with this layout are sealed.
 
         Raises:
@@ -77,9 +86,10 @@ class _SealedConfig(Section):
         """
         from fedsync.cipher.plan import EncryptionPlan
 
+        judged = (metrics, selection) if self.metrics == "sealed" else ()
         return EncryptionPlan(
             *(self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"),
-            *(self.members, self.colluding, self.examples or MAX_EXAMPLES),
+            *(self.members, self.colluding, self.examples or MAX_EXAMPLES, *judged),
         )
 
 
@@ -105,9 +115,16 @@ class MaskedConfig(Section):
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
     """The encryption inside which masks are added."""
 
-    def plan(self, layout: Layout, weighting: Weighting, quorum: int) -> EncryptionPlan:
+    def plan(
+        self,
+        layout: Layout,
+        weighting: Weighting,
+        quorum: int,
+        metrics: tuple[AnyMetric, ...],
+        selection: Selection | None,
+    ) -> EncryptionPlan:
         """As ``inner``, with masks."""
-        return replace(self.inner.plan(layout, weighting, quorum), kind=self.kind)
+        return replace(self.inner.plan(layout, weighting, quorum, metrics, selection), kind=self.kind)
 
 
 def sealing(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
@@ -126,7 +143,13 @@ CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Fie
 
 
 def encryption_plan(
-    cipher: CipherConfig, aggregation: AggregationPolicy, solver: Solver, layout: Layout, quorum: int
+    cipher: CipherConfig,
+    aggregation: AggregationPolicy,
+    solver: Solver,
+    layout: Layout,
+    quorum: int,
+    metrics: tuple[AnyMetric, ...] = (),
+    selection: Selection | None = None,
 ) -> EncryptionPlan | None:
     """How updates of a model with this layout are sealed; None in the clear.
 
@@ -136,6 +159,8 @@ def encryption_plan(
         solver: how silos train.
         layout: of the model.
         quorum: updates after which silos agree on how to round the next ones.
+        metrics: what silos work out together where figures are sealed.
+        selection: by what they know then which version is the best.
 
     Raises:
         ConfigError: the options do not fit the model, the aggregation or the number of silos.
@@ -149,4 +174,4 @@ def encryption_plan(
             f"{aggregation.kind!r} as configured needs a server that sees the updates",
             "Choose fedavg, fednova or fedbuff with constant staleness",
         )
-    return cipher.plan(layout, weighting, quorum)
+    return cipher.plan(layout, weighting, quorum, metrics, selection)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
-from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan
+from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.evaluation import EvaluationConfig
 from fedsync.config.model import ModelConfig
@@ -108,7 +108,11 @@ class RunSpec(Section):
             ConfigError: the options do not fit the model or the number of silos.
         """
         solver = self.task.solver(self.local)
-        return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum)
+        if sealed_metrics(self.cipher) is None:
+            return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum)
+        metrics = self.evaluation.built(self.task)
+        judged = metrics, self.evaluation.best.build(metrics)
+        return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, *judged)
 
     @property
     def fastest(self) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.metrics.base import Statistic
-from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, Score, SiloFacts, Split, UpdateMeta, WorkOrder, WorkReport
 
 MAX_SPEED = 1e9
 """Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
@@ -139,20 +139,24 @@ def check_sealed(silo: str, report: WorkReport) -> None:
 
 def usable_figures(figures: PooledFigures, version: int) -> bool:
     """Whether pooled figures are such as silos may have found in commits up to ``version``."""
-    score = figures.score
+    scores = [score for score in (figures.score, figures.best) if score is not None]
     return (
         1 <= figures.version <= version
-        and -MAX_LOSS <= figures.loss <= MAX_LOSS
-        and (
-            score is None
-            or (
-                0 <= score.version < figures.version
-                and score.accuracy is not None
-                and -MAX_LOSS <= score.accuracy <= MAX_SCORE
-                and score.loss is not None
-                and -MAX_LOSS <= score.loss <= MAX_LOSS
-            )
-        )
+        and (-MAX_LOSS <= figures.loss <= MAX_LOSS if figures.loss is not None else figures.split is Split.TEST)
+        and all(score.version < figures.version and _usable_score(score) for score in scores)
+    )
+
+
+def _usable_score(score: Score) -> bool:
+    return (
+        score.version >= 0
+        and score.accuracy is not None
+        and -MAX_LOSS <= score.accuracy <= MAX_SCORE
+        and score.loss is not None
+        and -MAX_LOSS <= score.loss <= MAX_LOSS
+        and len(score.metrics) <= MAX_METRICS
+        and all(METRIC_NAME.fullmatch(name) for name in score.metrics)
+        and all(-MAX_ENTRY <= value <= MAX_ENTRY for value in score.metrics.values())
     )
 
 

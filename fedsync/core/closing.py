@@ -5,16 +5,21 @@
 | tally | where figures are sealed: orders that only score; what is in work is halted | all are in, failed or lost |
 | commit | likewise: their updates, which change nothing, as one more version | |
 | halt | where silos train apart: what is in work is halted | nobody is at work |
-| questions | `Evaluate`, one question after the other | all have answered |
+| question | `Evaluate`; where figures are sealed, it brings the sum | all have answered |
 | apart | before a question about a model that silos train themselves: orders (`fedsync.core.apart`) | all are done |
+
+Tally, commit and question are the steps of each question, one after the other:
 
 | question | why | not asked if |
 |---|---|---|
 | last version, validation split | it may be the best; sealed, it brings the sum of scores | all have evaluated it |
-| last version, test split | what the run came to, by samples that decided nothing | nobody has a validation split |
+| last version, test split | what the run came to, by samples that decided nothing | see below |
 | best version, test split | likewise | likewise, or it is the last |
 | models of silos' own, test split | what the run has brought each silo | it does not say `cross_site` |
 | another silo's local model, test split | likewise | likewise, or its owner keeps it |
+
+Unless the run says `cross_site`, the test split is not asked for where nobody holds out a validation split; sealed,
+where not all silos do. Models of silos' own are not asked for where figures are sealed.
 
 Sealed figures can be added up in a version only. So the last version of training is scored by a version that follows
 it, under all rules that hold for versions: who must be in it, what it is built on, and that there is one of it. A silo
@@ -56,18 +61,15 @@ def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None
 
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     """Training is over."""
+    state.final, state.summed = state.version, 1
+    known = _evaluated(state)
     if policies.cross_site.subjects:
         _halt(state, state.silos, actions)
-    if not (policies.tally and state.commits) or _evaluated(state):
-        if not _awaited(state, policies):
-            _ask(state, policies, actions)
-        return
-    actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
-    state.pending.clear()
-    here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
-    here.sort(key=lambda name: state.silos[name].busy)
-    state.owing = set(here[: policies.tally])
-    _halt(state, here[: policies.tally], actions)
+    if policies.tally:
+        actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
+        state.pending.clear()
+    if policies.tally and state.commits and not known:
+        _sum(state, policies, actions)
 
 
 def advance(
@@ -88,22 +90,44 @@ def advance(
         now_s: seconds since the run began.
         actions: of the coordinator.
     """
-    if not state.asked:
-        for name in [name for name in state.silos if name in state.owing and not state.silos[name].busy]:
-            order = replace(state.next_order(name, plan()[name], Verdict(), policies.seed), learning_rate=0.0)
-            state.silos[name] = state.silos[name].begun(order, now_s)
-            actions.append(Dispatch(name, order))
-        if state.owing or _awaited(state, policies):
+    while not state.awaiting and state.asked < len(questions(state, policies)):
+        if policies.tally and state.summed == state.asked:
+            state.summed += 1
+            if _worth_asking(state, policies, *questions(state, policies)[state.asked][:2]):
+                _sum(state, policies, actions)
+        if state.owing:
+            _order(state, policies, plan, now_s, actions)
             return False
-        if state.pending:
+        if not state.asked and _awaited(state, policies):
+            return False
+        if policies.tally and state.pending:
             metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
             state.version += 1
             actions.append(policies.weighed(metas, state.version, recent))
-    while not state.awaiting and state.asked < len(questions(state, policies)):
         if not _trained(state, policies, plan, now_s, actions):
             return False
         _ask(state, policies, actions)
     return not state.awaiting
+
+
+def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
+    """Have silos answer the next question with updates that change nothing, as soon as they have nothing else to do."""
+    here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
+    here.sort(key=lambda name: state.silos[name].busy)
+    state.owing = set(here[: policies.tally])
+    _halt(state, here[: policies.tally], actions)
+
+
+def _order(
+    state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
+) -> None:
+    """Give silos that owe an answer, and have nothing else to do, an order for it."""
+    subject, split, _ = questions(state, policies)[state.asked]
+    for name in [name for name in state.silos if name in state.owing and not state.silos[name].busy]:
+        order = state.next_order(name, plan()[name], Verdict(), policies.seed)
+        order = replace(order, learning_rate=0.0, subject=subject, split=split)
+        state.silos[name] = state.silos[name].begun(order, now_s)
+        actions.append(Dispatch(name, order))
 
 
 def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
@@ -119,7 +143,7 @@ def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
 def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bool:
     """Whether it is the answer of a silo that the last question waits for."""
     asked = (event.subject, event.split, event.owner) == questions(state, policies)[state.asked - 1]
-    return event.silo in state.awaiting and asked and event.version == _version(state, event.subject)
+    return event.silo in state.awaiting and asked and event.version == _version(state, policies, event.subject)
 
 
 def decides(state: CoordinatorState) -> bool:
@@ -147,7 +171,7 @@ def _trained(
     """Have silos train what the next question is about, if they have to; whether they are at the end of it."""
     subject, _, owner = questions(state, policies)[state.asked]
     apart, rules = state.apart, policies.cross_site
-    version = _version(state, subject)
+    version = _version(state, policies, subject)
     if not subject.own or owner or policies.tally or version < 0:
         return True
     apart.begin({name: plan()[name] for name in state.silos})
@@ -166,35 +190,42 @@ def _trained(
 
 
 def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Ask the next question, if it is worth asking, and anybody is to evaluate anything."""
+    """Ask the next question, if it is worth asking; where figures are sealed, for what the sum brought."""
     subject, split, owner = questions(state, policies)[state.asked]
     state.asked += 1
-    version, silos = _version(state, subject), tuple(state.silos)
+    version, silos = _version(state, policies, subject), tuple(state.silos)
     if owner:
         silos = tuple(name for name in silos if name != owner)
     elif subject.own:
         silos = tuple(name for name in state.apart.trained.get(subject, ()) if name in state.silos)
-    if not (silos and policies.evaluate):
+    if not silos or not _worth_asking(state, policies, subject, split):
         return
     if split is Split.VALIDATION:
-        if state.scores.covers(version, state.silos):
-            return
         state.scores.restart(version)
         state.scores.begin(version, len(silos))
-    elif policies.tally or not _worth_testing(state, policies, subject):
-        return
     state.awaiting = set(silos)
     actions.append(Evaluate(version, silos, split, subject, owner))
 
 
-def _worth_testing(state: CoordinatorState, policies: Policies, subject: Subject) -> bool:
-    """Whether the test split tells of a model what nobody knows yet, or is to be asked of every model."""
-    known = subject is Subject.BEST and state.best.version in (-1, state.version)
-    asked = bool(policies.cross_site.subjects) or any(silo.facts.validates for silo in state.silos.values())
-    return not known and asked
+def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject, split: Split) -> bool:
+    """Whether anybody is to evaluate anything, and would tell of the model what nobody knows yet."""
+    if not (state.silos and policies.evaluate) or (policies.tally and subject.own):
+        return False
+    if split is Split.VALIDATION:
+        return not state.scores.covers(_version(state, policies, subject), state.silos)
+    if subject is Subject.BEST and state.best.version in (-1, state.final):
+        return False
+    validate = [silo.facts.validates for silo in state.silos.values()]
+    if policies.tally:
+        # Where only some hold out samples, the others would evaluate the same twice, in two sums.
+        return all(validate) and state.commits > 0
+    return bool(policies.cross_site.subjects) or any(validate)
 
 
-def _version(state: CoordinatorState, subject: Subject) -> int:
+def _version(state: CoordinatorState, policies: Policies, subject: Subject) -> int:
+    """Of the model that a question is about; where figures are sealed, the version with the sum."""
+    if policies.tally:
+        return state.version
     if subject is Subject.LOCAL:
         return 0
     return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version

@@ -98,10 +98,12 @@ class WorkOrder:
         budget_s: seconds the silo may train, or None for no limit; it does one step at least.
         overrun: share of a step, 0..1, by which the last one may end after the budget; at 1 every step
             that begins in time is done.
-        evaluate: evaluate the base model on the silo's validation split before training; see `Split`.
-        subject: which model is trained. One that the silo keeps for itself is brought on, and nothing travels back.
+        evaluate: evaluate the base model before training.
+        subject: which model is trained, or evaluated where the order `scores_only`. One that the silo keeps for itself
+            is brought on, and nothing travels back.
         after: orders of the subject behind that model, which begins with what comes along if there is none.
         share: send that model back, for other silos to evaluate; the silo does if its owner allows it.
+        split: on which samples it is evaluated.
     """
 
     update_id: str
@@ -117,6 +119,7 @@ class WorkOrder:
     subject: Subject = Subject.LAST
     after: int = 0
     share: bool = False
+    split: Split = Split.VALIDATION
 
     @property
     def planned_samples(self) -> int:
@@ -204,13 +207,19 @@ class PooledFigures:
 
     Args:
         version: the newest commit whose updates are in them.
-        loss: mean training loss over these updates.
+        loss: mean training loss over these updates; None in the answer to a question about what came of the run.
         score: of the newest model that was evaluated on the way; None if none was.
+        best: score of the version whose model silos keep as the best so far; None before there is one.
+        split: on which samples the score is.
+        subject: which model it is of.
     """
 
     version: int
-    loss: float
+    loss: float | None
     score: Score | None = None
+    best: Score | None = None
+    split: Split = Split.VALIDATION
+    subject: Subject = Subject.LAST
 
 
 @fast_dataclass

@@ -77,6 +77,9 @@ class PlainReplica:
         return self._held.model
 
     @property
+    def best_model(self) -> None: ...
+
+    @property
     def unrevealed(self) -> bool:
         return False
 

@@ -31,7 +31,7 @@ COORDINATOR: Names = {
         name: name
         for name in (
             *("version", "commits", "pending", "barrier", "found_caps", "issued", "leaders"),
-            *("closing", "owing", "asked", "awaiting", "halted", "alarms", "timed", "stopped"),
+            *("closing", "owing", "asked", "summed", "final", "awaiting", "halted", "alarms", "timed", "stopped"),
         )
     },
     "forecasts.predictors": "forecasts._states",

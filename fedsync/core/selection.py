@@ -103,3 +103,12 @@ class Leader:
         if self.score is None or (value > self.value if rule.higher else value < self.value):
             return Leader(score, value)
         return Leader(self.score, self.value, self.since + 1)
+
+    def told(self, rule: Selection, best: Score) -> Leader:
+        """What silos keep as the best, where they decide by themselves, for their figures are sealed.
+
+        Args:
+            rule: by which they do.
+            best: score of the version that they keep.
+        """
+        return self if best.version == self.version else Leader(best, rule.value(best, {}, ()) or 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.orders import LocalWork, PooledFigures, UpdateMeta, WorkOrder
+from fedsync.core.orders import LocalWork, PooledFigures, Split, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.roster import Roster
@@ -132,6 +132,8 @@ class CoordinatorState:
         closing: why the run is about to end.
         owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
         asked: questions of the end that silos were asked, or were not worth asking.
+        summed: those of them for whose sums orders went out, where figures are sealed.
+        final: version that training ended with.
         awaiting: silos that are still to answer the last of them.
         apart: how far silos are with what they train for themselves.
         halted: the order of each silo that was told to stop last.
@@ -157,6 +159,8 @@ class CoordinatorState:
     closing: str | None = None
     owing: set[str] = field(default_factory=set)
     asked: int = 0
+    summed: int = 0
+    final: int = -1
     awaiting: set[str] = field(default_factory=set)
     apart: Apart = field(default_factory=Apart)
     halted: dict[str, str] = field(default_factory=dict)
@@ -177,10 +181,17 @@ class CoordinatorState:
 
     def attest(self, name: str, claims: Iterable[PooledFigures], policies: Policies, actions: list[Action]) -> None:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
+        newest = max(self.claims.believed, default=-1)
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
-            self.passes.attest(figures.loss)
-            if figures.score is not None and self.scores.attest(figures.score):
-                self.judge(policies, [Settled(figures.score, {})])
+            if figures.loss is not None:
+                self.passes.attest(figures.loss)
+            judged = figures.score if figures.split is Split.VALIDATION else None
+            if judged is not None and self.scores.attest(judged):
+                self.judge(policies, [Settled(judged, {})])
+            if figures.best is not None and figures.version > newest:
+                # Silos choose: of a score that is of several versions, they may have none of the models.
+                best = self.leaders.best.told(policies.selection, figures.best)
+                self.leaders = replace(self.leaders, best=best)
 
     def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
         """See whether one of these versions is the best."""

@@ -226,6 +226,10 @@ class Replica(Protocol):
         """The model that it has, float32 [values]."""
 
     @property
+    def best_model(self) -> Vector | None:
+        """The best model so far, where silos keep it, float32 [values]; None where the server does, or nobody."""
+
+    @property
     def unrevealed(self) -> bool:
         """Whether the server has yet to ask for something that only this process can tell; see `answer`."""
 

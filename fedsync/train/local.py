@@ -262,7 +262,7 @@ class LocalTrainer(ABC):
                 self._begin(order)
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
-                    evaluation = usable(self._name, self._evaluate(Split.VALIDATION))
+                    evaluation = usable(self._name, self._evaluate(order.split))
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
             if self.layout.nbytes >= _LARGE_BYTES:

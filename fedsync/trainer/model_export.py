@@ -191,6 +191,8 @@ def kept_state(
         RunError: a copy is damaged.
         ConfigError: the task is another one now.
     """
+    from fedsync.cipher.encoding.tally import HeaderForm
+    from fedsync.cipher.silo.kept_model import FOLDER
     from fedsync.cipher.silo.replica_state import ReplicaState
 
     plan = spec.encryption_plan(layout)
@@ -200,7 +202,8 @@ def kept_state(
         if body is None:
             raise RunError(f"{path} is damaged: its checksum does not fit")
         try:
-            states.append(ReplicaState.from_bytes(body, layout.size, 0 if plan is None else len(plan.sealed.names)))
+            header = HeaderForm(0) if plan is None else plan.header
+            states.append(ReplicaState.from_bytes(body, layout.size, header, path.parent / FOLDER))
         except ValueError as error:
             remedy = "Put the task's file back as it was in the run"
             raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error

@@ -187,8 +187,9 @@ class SiloSession:
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
+        model, cursor = self._about(order, base)
         with named():
-            outcome = self._trainer.run(order, base, self.cursor, self._throttle, self._patient(watch, order))
+            outcome = self._trainer.run(order, model, cursor, self._throttle, self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         trained_s = perf_counter()
         # Not even statistics of the data, such as a model's running means, change.
@@ -199,7 +200,19 @@ class SiloSession:
         if self.sealed:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
-        return self._over(LastOrder(order, Completed(report, update), outcome.cursor, self.replica.owed))
+        following = outcome.cursor if order.subject is Subject.LAST else self.cursor
+        return self._over(LastOrder(order, Completed(report, update), following, self.replica.owed))
+
+    def _about(self, order: WorkOrder, base: Vector) -> tuple[Vector, Cursor]:
+        """The model that an order is about, float32 [values], and what else it left at the silo.
+
+        One that only scores may be about another than the newest.
+        """
+        if order.scores_only and order.subject is Subject.BEST and self.replica.best_model is not None:
+            return self.replica.best_model, self.cursor
+        if order.scores_only and order.subject in self._own.subjects:
+            return self._own.model(order.subject)
+        return base, self.cursor
 
     def _over(self, last: LastOrder) -> Completed:
         """An order is done; what the silo says of it."""

@@ -46,11 +46,11 @@ def test_votes_in_the_name_of_others_do_not_set_the_grid(make: Make, monkeypatch
     for _ in range(3):
         cast: list[Slots] = []
 
-        def honest(own: Contribution, cap: int, cast: list[Slots] = cast) -> Slots:
+        def honest(own: Contribution, cap: int, _: object, cast: list[Slots] = cast) -> Slots:
             cast.append(build(own, cap))
             return cast[-1]
 
-        def lying(own: Contribution, cap: int, cast: list[Slots] = cast) -> Slots:
+        def lying(own: Contribution, cap: int, _: object, cast: list[Slots] = cast) -> Slots:
             """It is the last, and knows what the others voted."""
             slots = build(replace(own, exponents=(23,) * len(own.exponents)), cap)
             slots[32:] = 3 * slots[32:] - sum(one[32:] for one in cast)

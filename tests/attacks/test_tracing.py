@@ -17,7 +17,6 @@ import pytest
 
 import fedsync.cipher.encoding.quantization as quantization
 import fedsync.cipher.silo.replica as replica
-from fedsync.cipher.encoding.tally import Contribution
 from fedsync.cipher.keys.files import set_passphrase
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import SiloKeys
@@ -53,15 +52,15 @@ def _beyond_the_limit(patch: pytest.MonkeyPatch, liar: Any) -> None:
 def _counts_twice(patch: pytest.MonkeyPatch, liar: Any) -> None:
     honest = replica.tally.build
 
-    def lie(own: Contribution, cap: int) -> Any:
-        return 2 * honest(own, cap)
+    def lie(*own: Any) -> Any:
+        return 2 * honest(*own)
 
     patch.setattr(replica.tally, "build", lie)
 
 
 def _claims_progress(patch: pytest.MonkeyPatch, liar: Any) -> None:
     honest = replica.tally.build
-    patch.setattr(replica.tally, "build", lambda own, cap: honest(replace(own, progress=2.0**74), cap))
+    patch.setattr(replica.tally, "build", lambda own, *more: honest(replace(own, progress=2.0**74), *more))
 
 
 def _grid_of_its_own(patch: pytest.MonkeyPatch, liar: Any) -> None:
@@ -76,8 +75,8 @@ def _wrong_tag(patch: pytest.MonkeyPatch, liar: Any) -> None:
 def _votes_twice(patch: pytest.MonkeyPatch, liar: Any) -> None:
     honest = replica.tally.build
 
-    def lie(own: Contribution, cap: int) -> Any:
-        slots = honest(own, cap)
+    def lie(*own: Any) -> Any:
+        slots = honest(*own)
         slots[replica.tally._VOTES] += 1
         return slots
 

@@ -107,8 +107,8 @@ CORE: Changes = {
     "core/closing.py": (
         (
             "the-last-version-of-a-sealed-run-has-no-score",
-            "if not (policies.tally and state.commits) or _evaluated(state):",
-            "if True:",
+            "if policies.tally and state.commits and not known:",
+            "if False:",
         ),
         (
             "more-silos-score-the-last-version-than-one-sum-takes",
@@ -117,18 +117,18 @@ CORE: Changes = {
         ),
         (
             "silos-go-on-training-when-they-are-to-score",
-            "Verdict(), policies.seed), learning_rate=0.0)",
-            "Verdict(), policies.seed))",
+            "replace(order, learning_rate=0.0, subject",
+            "replace(order, subject",
         ),
         (
             "what-waits-when-a-sealed-run-ends-is-not-named",
-            "in state.pending)\n    state.pending.clear()",
-            "in state.awaiting)\n    state.pending.clear()",
+            "in state.pending)\n        state.pending.clear()",
+            "in state.awaiting)\n        state.pending.clear()",
         ),
         (
             "a-run-ends-before-the-scores-of-its-last-version-are-in",
-            "        if state.owing or _awaited(state, policies):\n            return False\n",
-            "",
+            "_order(state, policies, plan, now_s, actions)\n            return False\n",
+            "_order(state, policies, plan, now_s, actions)\n",
         ),
     ),
     "core/apart.py": (

@@ -49,13 +49,72 @@ SILO: Changes = {
         ),
         (
             "an-evaluation-that-one-silo-left-out-is-told",
-            "if tally.evaluation is not None and tally.evaluators == tally.count:",
-            "if tally.evaluation is not None:",
+            "if tally.evaluation is None or tally.evaluators != tally.count:",
+            "if tally.evaluation is None:",
         ),
         (
             "two-pools-share-updates",
-            "return FigurePool(), pool._figures(version, least)",
-            "return pool, pool._figures(version, least)",
+            "return FigurePool(), pool._figures(version, least, metrics)",
+            "return pool, pool._figures(version, least, metrics)",
+        ),
+        (
+            "silos-without-samples-are-company",
+            "return tally.holders == tally.count or (len(silos) == tally.count and tally.holders >= least)",
+            "return True",
+        ),
+        (
+            "few-silos-answer-a-question",
+            "if counts and len(silos) >= least else None",
+            "if counts else None",
+        ),
+        (
+            "a-score-is-of-a-model-that-nobody-has",
+            "_score(self.evaluated if self.offered < 0 else self.offered,",
+            "_score(self.evaluated,",
+        ),
+        (
+            "metrics-are-told-digit-by-digit",
+            "told = {name: _rounded(value)",
+            "told = {name: value",
+        ),
+    ),
+    "cipher/silo/asked.py": (
+        (
+            "what-was-evaluated-is-forgotten-with-the-process",
+            "        if self.file is not None:\n            text",
+            "        if False:\n            text",
+        ),
+        (
+            "an-order-that-trains-tells-of-the-test-split",
+            "if not order.scores_only or order.subject.value in self.tests",
+            "if order.subject.value in self.tests",
+        ),
+        (
+            "the-test-split-is-asked-again-and-again",
+            "order.subject.value in self.tests or model in dict(self.tests.values())",
+            "False",
+        ),
+        (
+            "one-model-by-two-names-is-tested-twice",
+            " or model in dict(self.tests.values()):",
+            ":",
+        ),
+        (
+            "a-model-of-the-server-s-choice-is-evaluated-in-rounds",
+            "if order.subject is not Subject.LAST:",
+            "if False:",
+        ),
+    ),
+    "cipher/silo/kept_model.py": (
+        (
+            "each-version-is-the-best",
+            "return leader.after(rule, score, {}, ()).score is score",
+            "return True",
+        ),
+        (
+            "a-damaged-file-is-the-best-model",
+            "if digest(model).hex() != expected:",
+            "if False:",
         ),
     ),
     "cipher/silo/history.py": (
@@ -91,6 +150,21 @@ SILO: Changes = {
         ),
     ),
     "cipher/silo/opening.py": (
+        (
+            "the-newest-model-is-kept-whichever-was-scored",
+            "            if score.version == at:",
+            "            if True:",
+        ),
+        (
+            "the-model-that-a-pool-began-with-is-not-kept",
+            "if at in (pool.began, pool.offered):",
+            "if at == pool.offered:",
+        ),
+        (
+            "a-question-about-another-model-chooses-the-best",
+            "if plan.selection is None or added_up.question != ROUNDS:",
+            "if plan.selection is None:",
+        ),
         (
             "what-one-silo-spoiled-ends-the-run",
             "        spoiled[index] = error\n\n\n",
@@ -268,6 +342,23 @@ SILO: Changes = {
         ),
     ),
     "cipher/silo/replica_state.py": (
+        (
+            "what-is-the-best-is-not-attested",
+            '            "best": None if self.best is None else self.best.to_json(),',
+            '            "best": None,',
+        ),
+        (
+            "models-are-removed-before-the-state-names-others",
+            "        write_pieces(file, (checksum(*parts), *parts), OWNER_FILE)\n"
+            "        remove_others(folder, self.kept)",
+            "        remove_others(folder, self.kept)\n"
+            "        write_pieces(file, (checksum(*parts), *parts), OWNER_FILE)",
+        ),
+        (
+            "a-snapshot-s-length-tells-whether-models-are-in-it",
+            "models = 1 if plan.selection is None else 1 + len(fullest.kept)",
+            "models = 1",
+        ),
         (
             "a-damaged-state-is-loaded",
             '            if body is None:\n                raise ValueError("its checksum does not fit")\n',

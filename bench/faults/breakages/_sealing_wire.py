@@ -148,7 +148,29 @@ WIRE: Changes = {
             "if False:",
         ),
     ),
+    "cipher/encoding/sums.py": (
+        (
+            "counts-of-nobody-are-figures",
+            "if max(sums) > evaluators * most or min(sums) < (0 if one.whole else -evaluators * most):",
+            "if False:",
+        ),
+        (
+            "histograms-count-other-samples-than-there-are",
+            "if problem or counted != evaluation.samples:",
+            "if problem:",
+        ),
+        (
+            "sums-that-no-samples-come-to-are-figures",
+            "if problem or counted != evaluation.samples:",
+            "if counted != evaluation.samples:",
+        ),
+    ),
     "cipher/encoding/tally.py": (
+        (
+            "silos-answer-different-questions-with-one-figure",
+            " or int(flat[_SQUARE]) != evaluators * asked**2:",
+            ":",
+        ),
         (
             "a-silo-counts-for-another-number",
             "if count != members or not 1 <= count <= MAX_COUNT:",

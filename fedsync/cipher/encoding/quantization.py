@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Packing, Slots
-from fedsync.cipher.encoding.tally import header_slots
+from fedsync.cipher.encoding.tally import HeaderForm
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.metrics.base import Statistic
 from fedsync.core.rounding import fraction_bits, round_fixed
 
 # So many times as large as the largest value a step may be for the values to be sent.
@@ -41,6 +42,7 @@ class QuantizationGrid:
         packing: how values share slots.
         exponents: of each tensor, in the order of ``layout``.
         cap: largest weight n_i of an update; updates are sent as n_i / cap times themselves.
+        statistics: whose sums the header has room for.
 
     Raises:
         ValueError: exponents that are out of range or do not fit the layout, or a cap out of range.
@@ -50,6 +52,7 @@ class QuantizationGrid:
     packing: Packing
     exponents: tuple[int, ...]
     cap: int
+    statistics: tuple[Statistic, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.exponents) != len(self.layout.names):
@@ -62,7 +65,7 @@ class QuantizationGrid:
     @property
     def head(self) -> int:
         """Slots of the header, at the beginning of chunk 0."""
-        return header_slots(len(self.layout.names))
+        return HeaderForm(len(self.layout.names), self.statistics).slots
 
     @property
     def chunks(self) -> int:
@@ -84,7 +87,8 @@ class QuantizationGrid:
         """32 bytes that two grids share only if they are equal."""
         tensors = [[*pair] for pair in zip(self.layout.names, self.layout.shapes, strict=True)]
         lanes = [self.packing.bits, self.packing.count, self.packing.width]
-        value = {"tensors": tensors, "lanes": lanes, "exponents": self.exponents, "cap": self.cap}
+        sums = [[each.key, each.size, each.whole] for each in self.statistics]
+        value = {"tensors": tensors, "lanes": lanes, "exponents": self.exponents, "cap": self.cap, "sums": sums}
         return hashlib.sha256(b"fedsync grid 1\0" + json.dumps(value, sort_keys=True).encode()).digest()
 
     def encode(

@@ -1,9 +1,9 @@
 """The header: what silos must add up besides their updates, and the server must not see.
 
 Each silo puts in a 1, its weight n_i, its weight times its progress |a_i|, one vote a group of tensors for the
-exponent that its update needs and, where figures are sealed, its training loss and the sums of its evaluation. All
-silos decrypt the same sums, so all come to the same mean and the same next exponents, whoever dropped out, and the
-server learns neither.
+exponent that its update needs and, where figures are sealed, its training loss and the sums of its evaluation, those
+of all statistics included. All silos decrypt the same sums, so all come to the same mean and the same next exponents,
+whoever dropped out, and the server learns neither.
 
 A header is the beginning of chunk 0. Its slots are small (24 bits and a sign a summand), so that every suite adds
 them exactly:
@@ -16,23 +16,34 @@ them exactly:
     14 .. 17   correct predictions, in units of 2^-20
     18 .. 21   samples evaluated
     22 .. 25   mean training loss a sample, in units of 2^-20
+    26         silos whose evaluation is of any samples
+    27         what silos evaluated, by its number in `QUESTIONS`
+    28         its square: if both are what so many silos with one number come to, they have one number
     32 ..      votes: one counter of 8 bits a group and exponent, four to a slot
+    behind     sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
 
-A number that takes four slots is cut to limbs of 24 bits, lowest first; the highest carries the sign.
+A number that takes several slots is cut to limbs of 24 bits, lowest first; the highest carries the sign. Statistics
+have a finer unit than losses: what they sum may be small in the unit that its owner measures it in.
+
+An evaluation that is no sum of evaluations brings nothing; the rest of the header counts. It is a figure, and one silo
+that spoils figures need not cost the run its updates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.cipher.encoding.limbs import figure, fixed, get, number, put
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Slots
+from fedsync.cipher.encoding.sums import fault_of, sealable, slots_of, summed
 from fedsync.core.errors import ProtocolError
-from fedsync.core.orders import Evaluation
+from fedsync.core.metrics.base import Statistic
+from fedsync.core.orders import Evaluation, Split, Subject
 
 BINS = MAX_EXPONENT - MIN_EXPONENT + 1
 """Exponents to vote for."""
@@ -40,25 +51,62 @@ BINS = MAX_EXPONENT - MIN_EXPONENT + 1
 MAX_COUNT = 255
 """Silos that one header's counters can count."""
 
+Question = tuple[Subject, Split]
+
+QUESTIONS: tuple[Question, ...] = tuple((subject, split) for subject in Subject for split in Split)
+"""What may be evaluated: which model, on which samples."""
+
+ROUNDS: Question = (Subject.LAST, Split.VALIDATION)
+"""What is evaluated in rounds."""
+
+MOST_SUMS = 3072
+"""Slots of a header that statistics may take: three quarters of a chunk, so that tensors have votes, too."""
+
 _VOTES, _PER_SLOT, _COUNTER = 32, 4, 8
-MAX_GROUPS = (SLOTS - _VOTES) * _PER_SLOT // BINS
-"""Groups of tensors that can have an exponent of their own."""
 
 
-def vote_groups(tensors: int) -> int:
-    """Groups of tensors that silos vote on."""
-    return min(tensors, MAX_GROUPS)
+@dataclass(frozen=True, slots=True)
+class HeaderForm:
+    """What a header has room for; the same at all silos of a run.
 
+    Args:
+        tensors: of the layout.
+        statistics: whose sums travel in it, `MOST_SUMS` slots of them at most.
+    """
 
-def header_slots(tensors: int) -> int:
-    """Slots of a header for a model of so many tensors, at most a chunk."""
-    return _VOTES + -(-vote_groups(tensors) * BINS // _PER_SLOT)
+    tensors: int
+    statistics: tuple[Statistic, ...] = ()
+
+    @property
+    def groups(self) -> int:
+        """Groups of tensors that silos vote on, each with an exponent of its own."""
+        return min(self.tensors, (SLOTS - _VOTES - self.sums) * _PER_SLOT // BINS)
+
+    @property
+    def sums(self) -> int:
+        """Slots of all statistics."""
+        return sum(map(slots_of, self.statistics))
+
+    @property
+    def slots(self) -> int:
+        """Of the header, at most a chunk."""
+        return self._behind_votes + self.sums
+
+    @property
+    def places(self) -> Iterator[tuple[Statistic, slice]]:
+        """Where each statistic lies."""
+        at = self._behind_votes
+        for statistic in self.statistics:
+            yield statistic, slice(at, at + slots_of(statistic))
+            at += slots_of(statistic)
+
+    @property
+    def _behind_votes(self) -> int:
+        return _VOTES + -(-self.groups * BINS // _PER_SLOT)
 
 
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
-_LIMB, _LIMBS, _POINT = 24, 4, 20
-# The highest limb of a summand stays within its 24 bits.
-_LARGEST = 1 << (_LIMB * _LIMBS - 1)
+_HOLDERS, _QUESTION, _SQUARE = 26, 27, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +117,9 @@ class Contribution:
         weight: n_i, 1..cap.
         exponents: what each tensor's values need, in the layout's order; see `needed_exponents`.
         progress: |a_i| of FedNova, more than 0; 1 where updates are not normalised.
-        evaluation: of the base model, if the silo is to report it encrypted.
+        evaluation: if the silo is to report it encrypted.
         loss: mean training loss a sample, likewise; 0 if not.
+        question: of which model the evaluation is, and on which samples.
     """
 
     weight: int
@@ -78,6 +127,7 @@ class Contribution:
     progress: float = 1.0
     evaluation: Evaluation | None = None
     loss: float = 0.0
+    question: Question = ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +141,11 @@ class Tally:
         votes: how many silos voted for each exponent, int64 [groups, BINS].
         tensors: tensors of the layout; group g has those with ``t * groups // tensors == g``.
         evaluators: silos that reported an evaluation.
-        evaluation: their sums, or None if there are none.
+        evaluation: their sums, or None if there are none, or none that silos may have found.
         loss: sum of all mean training losses.
+        fault: why an evaluation that is there counts for nothing.
+        holders: of the evaluators, those who have samples.
+        question: what they evaluated.
     """
 
     count: int
@@ -103,6 +156,9 @@ class Tally:
     evaluators: int
     evaluation: Evaluation | None
     loss: float = 0.0
+    fault: str = ""
+    holders: int = 0
+    question: Question = ROUNDS
 
     @property
     def effective_progress(self) -> float:
@@ -122,7 +178,8 @@ class Tally:
 def together(tallies: Sequence[Tally]) -> Tally:
     """Tallies of one layout as one, for sums on several grids that make one commit, or for several commits."""
     first = tallies[0]
-    found = [tally.evaluation for tally in tallies if tally.evaluation is not None]
+    asked = {tally.question for tally in tallies if tally.evaluators}
+    found = [tally.evaluation for tally in tallies if tally.evaluation is not None and len(asked) == 1]
     return Tally(
         count=sum(tally.count for tally in tallies),
         weight=sum(tally.weight for tally in tallies),
@@ -130,17 +187,31 @@ def together(tallies: Sequence[Tally]) -> Tally:
         votes=np.sum([tally.votes for tally in tallies], axis=0),
         tensors=first.tensors,
         evaluators=sum(tally.evaluators for tally in tallies),
-        evaluation=Evaluation(
-            sum(e.loss or 0.0 for e in found), sum(e.correct or 0.0 for e in found), sum(e.samples for e in found)
-        )
-        if found
-        else None,
+        evaluation=evaluations_together(found) if found else None,
         loss=sum(tally.loss for tally in tallies),
+        fault="; ".join(tally.fault for tally in tallies if tally.fault),
+        holders=sum(tally.holders for tally in tallies),
+        question=asked.pop() if len(asked) == 1 else ROUNDS,
     )
 
 
-def build(own: Contribution, cap: int) -> Slots:
-    """One silo's header, int64 [header_slots(tensors)].
+def evaluations_together(found: Sequence[Evaluation]) -> Evaluation:
+    """Sums of several evaluations, which have the same statistics, as one."""
+    return Evaluation(
+        sum(each.loss or 0.0 for each in found),
+        sum(each.correct or 0.0 for each in found),
+        sum(each.samples for each in found),
+        sums={key: tuple(map(sum, zip(*(each.sums[key] for each in found), strict=True))) for key in found[0].sums},
+    )
+
+
+def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -> Slots:
+    """One silo's header, int64 [slots of its `HeaderForm`].
+
+    Args:
+        own: what the silo puts in; its evaluation, if it is of any samples, has the sums of all statistics.
+        cap: largest weight.
+        statistics: of the run.
 
     Raises:
         ValueError: a number is out of range or not finite.
@@ -149,56 +220,66 @@ def build(own: Contribution, cap: int) -> Slots:
         raise ValueError(f"weight {own.weight} lies outside 1..{cap}")
     if not (math.isfinite(own.progress) and own.progress > 0):
         raise ValueError(f"progress {own.progress} is not a positive number")
-    slots = np.zeros(header_slots(len(own.exponents)), dtype=np.int64)
+    form = HeaderForm(len(own.exponents), statistics)
+    slots = np.zeros(form.slots, dtype=np.int64)
     slots[_COUNT] = 1
-    _put(slots, _WEIGHT, own.weight)
-    _put(slots, _PROGRESS, _fixed(own.weight * own.progress))
-    _put(slots, _TRAINING, _figure(own.loss))
+    put(slots, _WEIGHT, own.weight)
+    put(slots, _PROGRESS, fixed(own.weight * own.progress))
+    put(slots, _TRAINING, figure(own.loss))
     if own.evaluation is not None:
-        slots[_EVALUATED] = 1
-        _put(slots, _LOSS, _figure(own.evaluation.loss or 0.0))
-        _put(slots, _CORRECT, _figure(own.evaluation.correct or 0.0))
-        _put(slots, _SAMPLES, own.evaluation.samples)
-    for group, exponent in enumerate(_grouped(own.exponents)):
+        slots[_EVALUATED], slots[_HOLDERS] = 1, own.evaluation.samples > 0
+        slots[_QUESTION] = QUESTIONS.index(own.question)
+        slots[_SQUARE] = slots[_QUESTION] ** 2
+        put(slots, _LOSS, figure(own.evaluation.loss or 0.0))
+        put(slots, _CORRECT, figure(own.evaluation.correct or 0.0))
+        put(slots, _SAMPLES, own.evaluation.samples)
+        for statistic, place in form.places:
+            if own.evaluation.samples:
+                slots[place] = sealable(statistic, own.evaluation.sums[statistic.key])
+    for group, exponent in enumerate(_grouped(own.exponents, form.groups)):
         counter = group * BINS + exponent - MIN_EXPONENT
         slots[_VOTES + counter // _PER_SLOT] += 1 << (_COUNTER * (counter % _PER_SLOT))
     return slots
 
 
-def read(slots: Slots, members: int, cap: int, tensors: int, sender: str) -> Tally:
+def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
     """The sum of ``members`` headers, after a check that it can be one.
 
     Args:
-        slots: opened, int64 [at least header_slots(tensors)]: the beginning of chunk 0, or all of it.
+        slots: opened, int64 [at least the form's]: the beginning of chunk 0, or all of it.
         members: silos that the aggregate is said to hold.
         cap: largest weight.
-        tensors: of the layout.
+        form: of the headers.
         sender: who sent the aggregate, for errors.
 
     Raises:
         ProtocolError: another count than ``members``, weights that so many silos cannot have, or slots that no sum
             of headers has.
     """
-    flat = slots.reshape(-1)[: header_slots(tensors)]
-    count, weight, evaluators = int(flat[_COUNT]), _get(flat, _WEIGHT), int(flat[_EVALUATED])
+    flat = slots.reshape(-1)[: form.slots]
+    count, weight, evaluators = int(flat[_COUNT]), get(flat, _WEIGHT), int(flat[_EVALUATED])
     if count != members or not 1 <= count <= MAX_COUNT:
         raise ProtocolError(sender, "count", f"{count} silos are in the sum, {members} are named")
     if not count <= weight <= count * cap:
         raise ProtocolError(sender, "weights", f"{count} silos weigh {weight}, each at most {cap}")
-    progress = _number(flat, _PROGRESS)
+    progress = number(flat, _PROGRESS)
     if not progress > 0:
         raise ProtocolError(sender, "progress", f"{count} silos made a progress of {progress:g}")
-    groups = vote_groups(tensors)
-    votes = _votes(flat, groups)
+    votes = _votes(flat, form)
     if votes is None or (votes.sum(axis=1) != count).any():
-        raise ProtocolError(sender, "votes", f"not {count} votes for each of {groups} groups of tensors")
-    samples = _get(flat, _SAMPLES)
+        raise ProtocolError(sender, "votes", f"not {count} votes for each of {form.groups} groups of tensors")
+    samples = get(flat, _SAMPLES)
     if not 0 <= evaluators <= count or samples < 0 or (evaluators == 0 and samples):
         raise ProtocolError(sender, "evaluation", f"{evaluators} of {count} silos evaluated {samples} samples")
-    evaluation = None
+    evaluation, fault, question, holders = None, "", ROUNDS, int(flat[_HOLDERS])
     if evaluators:
-        evaluation = Evaluation(_number(flat, _LOSS), _number(flat, _CORRECT), samples)
-    return Tally(count, weight, progress, votes, tensors, evaluators, evaluation, _number(flat, _TRAINING))
+        question, fault = _asked(flat, evaluators)
+        sums = {one.key: summed(one, flat[place]) for one, place in form.places}
+        evaluation = Evaluation(number(flat, _LOSS), number(flat, _CORRECT), samples, sums=sums)
+        fault = fault or fault_of(evaluation, evaluators, form.statistics)
+    loss = number(flat, _TRAINING)
+    sound = None if fault else evaluation
+    return Tally(count, weight, progress, votes, form.tensors, evaluators, sound, loss, fault, holders, question)
 
 
 def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headroom: int = 1) -> tuple[int, ...]:
@@ -243,9 +324,8 @@ def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
     return sum(sorted(voters.values(), reverse=True)[:lying])
 
 
-def _grouped(exponents: Sequence[int]) -> list[int]:
+def _grouped(exponents: Sequence[int], groups: int) -> list[int]:
     """The exponent that each group of neighbouring tensors needs: the largest among them."""
-    groups = vote_groups(len(exponents))
     largest = [MIN_EXPONENT] * groups
     for tensor, exponent in enumerate(exponents):
         if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
@@ -255,39 +335,21 @@ def _grouped(exponents: Sequence[int]) -> list[int]:
     return largest
 
 
-def _votes(flat: NDArray[np.int64], groups: int) -> NDArray[np.int64] | None:
+def _votes(flat: NDArray[np.int64], form: HeaderForm) -> NDArray[np.int64] | None:
     """Counters, int64 [groups, BINS], or None if these are no sums of counters."""
-    packed = flat[_VOTES:]
+    packed = flat[_VOTES : form.slots - form.sums]
     if (packed < 0).any() or (packed >> (_COUNTER * _PER_SLOT)).any():
         return None
     shifts = np.arange(_PER_SLOT, dtype=np.int64) * _COUNTER
     counters = (packed[:, np.newaxis] >> shifts) & ((1 << _COUNTER) - 1)
-    return counters.reshape(-1)[: groups * BINS].reshape(groups, BINS)
+    return counters.reshape(-1)[: form.groups * BINS].reshape(form.groups, BINS)
 
 
-def _fixed(number: float) -> int:
-    if not math.isfinite(number):
-        raise ValueError(f"{number} cannot be sent")
-    return round(math.ldexp(number, _POINT))
-
-
-def _figure(number: float) -> int:
-    """As `_fixed`, or the nearest that can be sent: no decision about the model hangs on a figure."""
-    return min(max(_fixed(number), 1 - _LARGEST), _LARGEST - 1)
-
-
-def _put(slots: NDArray[np.int64], at: int, number: int) -> None:
-    if not -_LARGEST <= number < _LARGEST:
-        raise ValueError(f"{number} is too large to be sent")
-    mask = (1 << _LIMB) - 1
-    for limb in range(_LIMBS - 1):
-        slots[at + limb] = (number >> (_LIMB * limb)) & mask
-    slots[at + _LIMBS - 1] = number >> (_LIMB * (_LIMBS - 1))
-
-
-def _number(slots: NDArray[np.int64], at: int) -> float:
-    return math.ldexp(_get(slots, at), -_POINT)
-
-
-def _get(slots: NDArray[np.int64], at: int) -> int:
-    return sum(int(slots[at + limb]) << (_LIMB * limb) for limb in range(_LIMBS))
+def _asked(flat: NDArray[np.int64], evaluators: int) -> tuple[Question, str]:
+    """What so many silos evaluated, and why it cannot be told: some evaluated something else, or have no samples."""
+    asked, rest = divmod(int(flat[_QUESTION]), evaluators)
+    if rest or not 0 <= asked < len(QUESTIONS) or int(flat[_SQUARE]) != evaluators * asked**2:
+        return ROUNDS, "silos evaluated different models, or on different splits"
+    if not 0 <= int(flat[_HOLDERS]) <= evaluators:
+        return ROUNDS, f"{int(flat[_HOLDERS])} of {evaluators} silos have samples"
+    return QUESTIONS[asked], ""

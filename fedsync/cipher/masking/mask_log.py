@@ -211,7 +211,7 @@ class Masking:
 def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
     """The digest that masks are bound to, 32 bytes; see `fedsync.cipher.masking.masks`."""
     # A float's repr is exact.
-    work = [repr(order.learning_rate), str(order.evaluate), str(order.budget_s is None)]
+    work = [repr(order.learning_rate), str(order.evaluate), order.subject, order.split, str(order.budget_s is None)]
     bound = [b"fedsync mask context 1", run, chain, attempt.to_bytes(8, "little"), roster.digest]
     return hashlib.sha256(pack([*bound, *map(str.encode, work)])).digest()
 

@@ -35,9 +35,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsync.cipher.encoding.tally import Tally
+import numpy as np
+
+from fedsync.cipher.encoding.tally import ROUNDS, Tally, evaluations_together
 from fedsync.cipher.suites.suite import Member
-from fedsync.core.orders import PooledFigures, Score
+from fedsync.core.metrics.base import AnyMetric, number
+from fedsync.core.orders import Evaluation, PooledFigures, Score
 
 _DIGITS = 4
 
@@ -52,9 +55,10 @@ class FigurePool:
         loss: sum of their mean training losses.
         evaluators: of ``silos``, those whose evaluations are in it.
         evaluated: newest version that one of them evaluated; -1 for none.
-        test_loss: sum over the samples of these evaluations.
-        correct: likewise.
-        samples: of these evaluations.
+        evaluation: sums of these evaluations.
+        began: newest version when the pool began.
+        offered: newest version that one of them evaluated and whose model silos can still keep: that with which the
+            pool began, or one that was the newest when that evaluation came; -1 for none.
     """
 
     silos: frozenset[str] = frozenset()
@@ -62,12 +66,12 @@ class FigurePool:
     loss: float = 0.0
     evaluators: frozenset[str] = frozenset()
     evaluated: int = -1
-    test_loss: float = 0.0
-    correct: float = 0.0
-    samples: int = 0
+    evaluation: Evaluation | None = None
+    began: int = 0
+    offered: int = -1
 
     def after(
-        self, version: int, tally: Tally, members: Sequence[Member], quorum: int
+        self, version: int, tally: Tally, members: Sequence[Member], quorum: int, metrics: Sequence[AnyMetric] = ()
     ) -> tuple[FigurePool, PooledFigures | None]:
         """The pool once ``version`` is in it, and what the server is told if that was enough.
 
@@ -76,45 +80,81 @@ class FigurePool:
             tally: of all sums of the version.
             members: of all of them.
             quorum: silos whose figures are enough.
+            metrics: what is worked out of the sums of evaluations.
         """
-        silos = frozenset(member.silo for member in members)
+        silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
+        least = max(2, quorum // 2 + 1)
+        counts = _counts(tally, silos, least)
+        if tally.question != ROUNDS:
+            return self, _answer(version, tally, max(bases), metrics) if counts and len(silos) >= least else None
         pool = replace(self, silos=self.silos | silos, updates=self.updates + tally.count, loss=self.loss + tally.loss)
-        if tally.evaluation is not None and tally.evaluators == tally.count:
+        if tally.evaluation is not None and counts:
             # Where all silos evaluated, what few found in versions before is told by nobody.
             before = FigurePool() if len(silos) >= max(2, quorum) else self
+            offered = [each for each in (self.began, version - 1) if each in bases]
+            found = [each for each in (before.evaluation, tally.evaluation) if each is not None]
             pool = replace(
                 pool,
                 evaluators=before.evaluators | silos,
-                evaluated=max(before.evaluated, *(member.round for member in members)),
-                test_loss=before.test_loss + (tally.evaluation.loss or 0.0),
-                correct=before.correct + (tally.evaluation.correct or 0.0),
-                samples=before.samples + tally.evaluation.samples,
+                evaluated=max(before.evaluated, *bases),
+                evaluation=evaluations_together(found),
+                offered=max(before.offered, *offered) if offered else before.offered,
             )
-        least = max(2, quorum // 2 + 1)
         if len(pool.silos) < max(2, quorum) and (len(pool.silos) < least or pool.updates < 2 * quorum):
             return pool, None
-        return FigurePool(), pool._figures(version, least)
+        return FigurePool(), pool._figures(version, least, metrics)
 
-    def _figures(self, version: int, least: int) -> PooledFigures:
+    def _figures(self, version: int, least: int, metrics: Sequence[AnyMetric]) -> PooledFigures:
         """What the server is told, at this version, of at least so many silos."""
         score = None
-        if self.samples and len(self.evaluators) >= least:
-            accuracy, loss = _rounded(self.correct / self.samples), _rounded(self.test_loss / self.samples)
-            score = Score(self.evaluated, accuracy, loss)
+        if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
+            score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
         return PooledFigures(version, _rounded(self.loss / self.updates), score)
 
     def to_json(self) -> list[Any]:
         """For a silo's file; floats come back bit by bit."""
-        sums = (self.evaluated, self.test_loss, self.correct, self.samples)
-        return [sorted(self.silos), self.updates, self.loss, sorted(self.evaluators), *sums]
+        found = self.evaluation
+        sums = None if found is None else [found.loss, found.correct, found.samples, dict(found.sums)]
+        versions = self.evaluated, self.began, self.offered
+        return [sorted(self.silos), self.updates, self.loss, sorted(self.evaluators), sums, *versions]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> FigurePool:
         """The inverse of `to_json`; raises `TypeError` or `ValueError` if it is none."""
-        silos, updates, loss, evaluators, evaluated, test_loss, correct, samples = value
+        silos, updates, loss, evaluators, sums, *versions = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
-        sums = float(test_loss), float(correct), int(samples)
-        return cls(names[0], int(updates), float(loss), names[1], int(evaluated), *sums)
+        found = None if sums is None else _evaluation(*sums)
+        evaluated, began, offered = map(int, versions)
+        return cls(names[0], int(updates), float(loss), names[1], evaluated, found, began, offered)
+
+
+def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:
+    statistics = {str(key): tuple(float(one) for one in values) for key, values in sums.items()}
+    return Evaluation(float(loss), float(correct), int(samples), sums=statistics)
+
+
+def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
+    """Whether a version's evaluation is of all its silos, and not in truth of few, the others having no samples."""
+    if tally.evaluation is None or tally.evaluators != tally.count:
+        return False
+    return tally.holders == tally.count or (len(silos) == tally.count and tally.holders >= least)
+
+
+def _answer(version: int, tally: Tally, base: int, metrics: Sequence[AnyMetric]) -> PooledFigures | None:
+    """What silos find in an evaluation that is no round's: a sum by itself, with which no pool has anything to do."""
+    if tally.evaluation is None or not tally.evaluation.samples:
+        return None
+    subject, split = tally.question
+    return PooledFigures(version, None, _score(base, tally.evaluation, metrics), None, split, subject)
+
+
+def _score(version: int, found: Evaluation, metrics: Sequence[AnyMetric]) -> Score:
+    """Means and numbers of a sum."""
+    numbers = {each.name: number(each, np.array(found.sums[each.statistic.key])) for each in metrics}
+    told = {name: _rounded(value) for name, value in numbers.items() if value is not None}
+    return Score(
+        version, _rounded((found.correct or 0.0) / found.samples), _rounded((found.loss or 0.0) / found.samples), told
+    )
 
 
 def _rounded(value: float) -> float:

@@ -35,18 +35,20 @@ from fedsync.cipher.encoding.catch_up import LinkKind
 from fedsync.cipher.encoding.integrity import Authentic
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
-from fedsync.cipher.encoding.tally import Tally
+from fedsync.cipher.encoding.tally import ROUNDS, Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.history import History, added_content
+from fedsync.cipher.silo.kept_model import KeptModel, surpasses
 from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import PooledFigures
+from fedsync.core.orders import PooledFigures, Subject
 from fedsync.core.spans import give_back, spans
 
 logger = logging.getLogger(__name__)
@@ -137,6 +139,8 @@ class Opener:
             case LinkKind.EMPTY:
                 pass
         state = replace(state, version=state.version + 1)
+        if not state.pool.updates:
+            state = replace(state, pool=FigurePool(began=state.version), offered=None)
         concealed = self._ring.group.conceal(state.digest)
         return replace(state, history=state.history.after(link.kind, link.contents, concealed, counted)), figures
 
@@ -147,11 +151,37 @@ class Opener:
         members = members_of([entry.sums[index] for index in opened.counted])
         voters = [member.silo for member in members]
         scales = state.scales.after(len(entry.members), opened.tally, opened.shown, voters, self._plan)
-        pool, figures = state.pool, None
+        figures = None
         if opened.tally is not None:
-            pool, figures = pool.after(entry.version, opened.tally, members, self._plan.quorum)
+            if opened.tally.fault:
+                _log_spoiled(entry.version, members, _spoiled("evaluation", opened.tally.fault), "evaluation")
+            state, figures = self._pooled(state, opened.tally, members)
         model = _moved(state.model, opened.change, np.add)
-        return replace(state, model=model, scales=scales, added=added, pool=pool), figures
+        return replace(state, model=model, scales=scales, added=added), figures
+
+    def _pooled(
+        self, state: ReplicaState, added_up: Tally, members: Sequence[Member]
+    ) -> tuple[ReplicaState, PooledFigures | None]:
+        """The state with the figures of one more version, whose change it has not yet; and those of enough silos."""
+        plan, at = self._plan, state.version
+        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics)
+        if plan.selection is None or added_up.question != ROUNDS:
+            if figures is not None and figures.score is not None and figures.subject is Subject.BEST and state.best:
+                figures = replace(figures, score=replace(figures.score, version=state.best.version))
+            return replace(state, pool=pool), figures
+        if figures is None:
+            offered = state.offered
+            if at in (pool.began, pool.offered):
+                offered = KeptModel.of(at, state.model)
+            return replace(state, pool=pool, offered=offered), None
+        best, score = state.best, figures.score
+        if score is not None and surpasses(score, best, plan.selection):
+            if score.version == at:
+                best = KeptModel.of(at, state.model, score)
+            elif state.offered is not None and state.offered.version == score.version:
+                best = replace(state.offered, score=score)
+        figures = replace(figures, best=None if best is None else best.score)
+        return replace(state, pool=pool, best=best, offered=None), figures
 
     def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
         """What an entry brings without its spoiled sums.
@@ -234,8 +264,7 @@ class Opener:
         return sealer, Serial(sealer)
 
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:
-        members, tensors = len(sealed.head.members), len(self._plan.sealed.names)
-        return tally.read(slots, members, self._plan.cap, tensors, SERVER)
+        return tally.read(slots, len(sealed.head.members), self._plan.cap, self._plan.header, SERVER)
 
 
 def _moved(model: Vector, change: Vector, by: np.ufunc) -> Vector:
@@ -264,6 +293,7 @@ def _noted(spoiled: dict[int, ProtocolError], index: int) -> Iterator[None]:
         spoiled[index] = error
 
 
-def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError) -> None:
+def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, what: str = "sum") -> None:
     ids = ", ".join(member.update_id for member in members)
-    logger.warning("version %d: the sum of %s brings nothing, one of them spoiled it: %s", version, ids, error.detail)
+    text = "version %d: the %s of %s brings nothing, one of them spoiled it: %s"
+    logger.warning(text, version, what, ids, error.detail)

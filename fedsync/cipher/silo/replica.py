@@ -22,15 +22,18 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
-from fedsync.cipher.encoding.tally import Contribution
+from fedsync.cipher.encoding.sums import MAX_CELL
+from fedsync.cipher.encoding.tally import ROUNDS, Contribution, Question
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.asked import FILE, Asked
 from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.cipher.silo.history import History, run_digest
+from fedsync.cipher.silo.kept_model import KeptModel
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, clear_values, other_chain
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
@@ -38,9 +41,10 @@ from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pie
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.checks import usable
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector, as_bytes
-from fedsync.core.orders import Evaluation, PooledFigures, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
 from fedsync.core.spans import digest
 from fedsync.core.transfer import OtherVersion, Payload
@@ -124,13 +128,13 @@ class EncryptedReplica:
         self._roster: MaskRoster | None = None
         self._attempt = 0
         self._pooled: tuple[PooledFigures, ...] = ()
-        self._evaluated = b""
+        self._asked = Asked.load(None if file is None else file.parent / FILE)
 
     def _kept(self) -> ReplicaState | None:
         """What is on disk, if it is of this run."""
         if self._file is None:
             return None
-        kept = ReplicaState.load(self._file, self._plan.layout.size, len(self._plan.sealed.names))
+        kept = ReplicaState.load(self._file, self._plan.layout.size, self._plan.header)
         if kept is not None and kept.history.run != self._run:
             logger.warning("%s is of another run or key epoch: this silo begins without a model", self._file)
             return None
@@ -148,6 +152,16 @@ class EncryptedReplica:
     def model(self) -> Vector:
         return self._state.model
 
+    @property
+    def best(self) -> KeptModel | None:
+        """The model that is kept as the best so far, with the score that silos found together."""
+        return self._state.best
+
+    @property
+    def best_model(self) -> Vector | None:
+        best = self._state.best
+        return None if best is None else best.model
+
     # What is sent.
 
     def greeting(self) -> Payload:
@@ -156,7 +170,7 @@ class EncryptedReplica:
         votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
-        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap))
+        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.statistics))
         annex = b"" if self._masking is None else self._masking.announcement
         head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
         return _bytes(seal_message(head, [slots], Serial(self._sealer), self._authenticator, signing))
@@ -177,7 +191,8 @@ class EncryptedReplica:
         factor = self._factor(report.steps, report.samples)
         sealed, clear = plan.divide(update)
         votes = self._needed(sealed, factor)
-        own = tally.build(Contribution(weight, votes, progress, *self._figures(order, report)), plan.cap)
+        figures = self._figures(order, report)
+        own = tally.build(Contribution(weight, votes, progress, *figures), plan.cap, plan.statistics)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
             raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
@@ -206,17 +221,39 @@ class EncryptedReplica:
             )
         return message
 
-    def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float]:
-        """Evaluation and training loss for the header, where figures are sealed.
-
-        A model is evaluated for the server once: the same evaluation in two sums, one with the updates of other silos
-        than the other, would be the difference of the two.
-        """
+    def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float, Question]:
+        """Evaluation and training loss for the header, where figures are sealed, and what was evaluated."""
+        subject = order.subject, order.split
         if not self._plan.seal_metrics:
-            return None, 0.0
-        evaluated, self._evaluated = self._evaluated, digest(self._state.model, hashlib.blake2b)
-        known = evaluated == self._evaluated or not order.evaluate
-        return None if known else report.evaluation or Evaluation(0.0, 0.0, 0), report.loss or 0.0
+            return None, 0.0, ROUNDS
+        if not order.evaluate or not self._asked.admits(order, self._evaluated_model(order)):
+            return None, report.loss or 0.0, ROUNDS
+        return self._countable(report.evaluation), report.loss or 0.0, subject
+
+    def _evaluated_model(self, order: WorkOrder) -> str:
+        """Digest of the model that an order evaluates; those that a silo keeps for itself go by the order's name."""
+        if order.subject is Subject.BEST and self.best is not None:
+            return self.best.digest
+        own = order.subject not in (Subject.LAST, Subject.BEST)
+        return order.update_id if own else digest(self._state.model).hex()
+
+    def _countable(self, evaluation: Evaluation | None) -> Evaluation:
+        """What silos can add up of what this one found: all sums of the run, or nothing.
+
+        Raises:
+            ConfigError: there are more samples than a header can count.
+        """
+        known = {one.key: one for one in self._plan.statistics}
+        found = usable(self._ring.own.name, evaluation, known)
+        if found is None or known.keys() - found.sums.keys():
+            if evaluation is not None:
+                logger.warning("what this silo found in its evaluation is no sum of samples: it counts for nothing")
+            return Evaluation(0.0, 0.0, 0)
+        for key, one in known.items():
+            if one.whole and max(found.sums[key]) > MAX_CELL:
+                problem = f"{key} counts {max(found.sums[key]):g} samples in one cell, at most {MAX_CELL}"
+                raise ConfigError("evaluation", problem, "Evaluate on fewer samples")
+        return found
 
     @property
     def owed(self) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,14 +14,16 @@ import numpy as np
 
 from fedsync.cipher.encoding.packing import MAX_EXPONENT, MIN_EXPONENT
 from fedsync.cipher.encoding.quantization import QuantizationGrid
-from fedsync.cipher.encoding.tally import BINS, Tally, next_exponents, together, vote_groups, votes_spared
+from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally, next_exponents, together, votes_spared
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.history import History, digest_of
+from fedsync.cipher.silo.kept_model import FOLDER, KeptModel, file_of, remove_others
 from fedsync.common.checksums import checksum, undigested
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.layout import Vector, as_bytes
+from fedsync.core.orders import Evaluation, Score
 from fedsync.core.spans import map_file
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,8 @@ class ReplicaState:
         added: newest serials of each silo's updates that were added, ascending, so that none is added twice.
         history: what led to it.
         pool: figures that are not those of enough silos yet.
+        best: the best model so far, with its score; None before there is one.
+        offered: the model that the score of ``pool`` may be of, if that is an older one.
     """
 
     version: int
@@ -122,6 +126,13 @@ class ReplicaState:
     added: Mapping[str, tuple[int, ...]]
     history: History
     pool: FigurePool = field(default_factory=FigurePool)
+    best: KeptModel | None = None
+    offered: KeptModel | None = None
+
+    @property
+    def kept(self) -> tuple[KeptModel, ...]:
+        """Models of earlier versions."""
+        return tuple(each for each in (self.best, self.offered) if each is not None)
 
     @property
     def digest(self) -> bytes:
@@ -139,95 +150,109 @@ class ReplicaState:
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
             "pool": self.pool.to_json(),
+            "best": None if self.best is None else self.best.to_json(),
+            "offered": None if self.offered is None else self.offered.to_json(),
         }
         return json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
-    def most_bytes(cls, values: int, tensors: int, silos: Iterable[str]) -> int:
+    def most_bytes(cls, plan: EncryptionPlan, silos: Iterable[str]) -> int:
         """No state of a run has more bytes: every number has as many digits as it can have.
 
         Args:
-            values: of the model.
-            tensors: of it that are sealed.
+            plan: of the run.
             silos: that have a key.
         """
+        tensors, none = plan.header.tensors, np.empty(0, np.float32)
         number, names = 10**15, frozenset(silos)
         exponents = (MIN_EXPONENT,) * tensors
-        votes = Tally(number, 0, 0.0, np.full((vote_groups(tensors), BINS), 999), tensors, 0, None)
+        votes = Tally(number, 0, 0.0, np.full((plan.header.groups, BINS), 999), tensors, 0, None)
         scales = Scales((exponents,) * MAX_GRIDS, number, dict.fromkeys(names, number), votes, exponents)
         added = dict.fromkeys(names, (number,) * SEEN)
-        figures = FigurePool(names, number, _LONGEST, names, number, _LONGEST, _LONGEST, number**3)
-        fullest = cls(number, np.empty(0, np.float32), scales, added, History(b""), figures)
-        return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + 4 * values
+        sums = {one.key: (_LONGEST,) * one.size for one in plan.statistics}
+        found = Evaluation(_LONGEST, _LONGEST, number**3, sums=sums)
+        figures = FigurePool(names, number, _LONGEST, names, number, found, number, number)
+        score = Score(number, _LONGEST, _LONGEST, {each.name: _LONGEST for each in plan.metrics})
+        kept = KeptModel(number, none, "0" * 64, score)
+        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept)
+        models = 1 if plan.selection is None else 1 + len(fullest.kept)
+        return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + 4 * plan.layout.size * models
 
     @property
     def pieces(self) -> tuple[bytes | memoryview, ...]:
-        """Bytes for a file or a snapshot, without a copy of the model, which begins at a multiple of `_ALIGNED`."""
+        """Bytes for a file, without a copy of the model, which begins at a multiple of `_ALIGNED`."""
         history, text = self.history.to_bytes(), self._about()
         text += b" " * (-(len(history) + 8 + len(text)) % _ALIGNED)
         return history, len(text).to_bytes(8, "little"), text, as_bytes(self.model).data
 
+    @property
+    def whole(self) -> tuple[bytes | memoryview, ...]:
+        """Bytes for a snapshot: with all models."""
+        return *self.pieces, *(as_bytes(each.model).data for each in self.kept)
+
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview, values: int, tensors: int) -> ReplicaState:
-        """The inverse of `pieces`, for bytes that a holder of the group key wrote.
+    def from_bytes(
+        cls, data: bytes | memoryview, values: int, header: HeaderForm, folder: Path | None = None
+    ) -> ReplicaState:
+        """The inverse of `whole`, or of `pieces`, for bytes that a holder of the group key wrote.
 
         Args:
             data: the bytes.
             values: of the model.
-            tensors: of it that are sealed, each of which has an exponent.
+            header: of the run.
+            folder: where the models of earlier versions are, if they are not behind the newest.
 
         Raises:
+            OSError: one of those is not there.
             ValueError: these are not such bytes, not of such a model, or not finite.
         """
         history, at = History.from_bytes(data)
         length, at = int.from_bytes(data[at : at + 8], "little"), at + 8
         try:
             about: dict[str, Any] = json.loads(bytes(data[at : at + length]))
-            exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
-            voters = {str(name): int(count) for name, count in about["voters"].items()}
-            votes = None if about["votes"] is None else _tally(about["votes"], tensors)
-            shown = tuple(int(e) for e in about["shown"])
+            scales = _scales(about, header)
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             pool = FigurePool.from_json(about["pool"])
-            version, count = int(about["version"]), int(about["count"])
+            version, named = int(about["version"]), (about["best"], about["offered"])
+            models = _models(data[at + length :], values, [each for each in named if each is not None], folder)
+            model = next(models)
+            best, offered = (None if each is None else KeptModel.from_json(each, next(models)) for each in named)
         except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a silo's state: {error!r}") from error
-        model = np.frombuffer(data[at + length :], dtype="<f4").astype(np.float32)
-        if model.size != values or not exponents or any(len(one) != tensors for one in exponents):
-            raise ValueError(f"a model of {model.size} values, not {values}, or of other tensors")
-        if len(shown) != (0 if votes is None else tensors) or len(exponents) > MAX_GRIDS:
-            raise ValueError(f"{len(exponents)} grids, and {len(shown)} tensors with values")
-        if any(not MIN_EXPONENT <= e <= MAX_EXPONENT for one in (*exponents, shown) for e in one):
-            raise ValueError("exponents that no tensor can have")
-        if not np.isfinite(model).all() or version != history.records.newest:
-            raise ValueError(f"version {version} of a model, which is not finite or has another's history")
-        return cls(version, model, Scales(exponents, count, voters, votes, shown), added, history, pool)
+        sizes = {each.key: each.size for each in header.statistics}
+        if pool.evaluation is not None and {key: len(each) for key, each in pool.evaluation.sums.items()} != sizes:
+            raise ValueError("sums of other statistics than the run's")
+        if version != history.records.newest:
+            raise ValueError(f"version {version} of a model, which has another's history")
+        return cls(version, model, scales, added, history, pool, best, offered)
 
     def save(self, file: Path) -> Self:
         """Write the file; it is on disk when this returns.
 
         Returns:
-            The same, whose model is a map of the file; the next state replaces the file, not what is in it.
+            The same, whose models are maps of files; the next state replaces the file, not what is in it.
 
         Raises:
             ConfigError: the disk does not take it.
         """
-        parts = self.pieces
+        folder, parts = file.parent / FOLDER, self.pieces
+        best, offered = (None if each is None else each.in_file(folder) for each in (self.best, self.offered))
         write_pieces(file, (checksum(*parts), *parts), OWNER_FILE)
-        return self._mapped(file)
+        remove_others(folder, self.kept)
+        return replace(self, best=best, offered=offered)._mapped(file)
 
     def _mapped(self, file: Path) -> Self:
         model = map_file(file, "<f4", file.stat().st_size - self.model.nbytes) if self.model.size else self.model
         return replace(self, model=model)
 
     @classmethod
-    def load(cls, file: Path, values: int, tensors: int) -> ReplicaState | None:
+    def load(cls, file: Path, values: int, header: HeaderForm) -> ReplicaState | None:
         """What `save` wrote; None where there is no file, and, with a warning, where it is not whole.
 
         Args:
             file: where.
             values: as for `from_bytes`.
-            tensors: as for `from_bytes`.
+            header: as for `from_bytes`.
         """
         if not file.exists():
             return None
@@ -235,7 +260,7 @@ class ReplicaState:
             body = undigested(map_file(file).data)
             if body is None:
                 raise ValueError("its checksum does not fit")
-            return cls.from_bytes(body, values, tensors)._mapped(file)
+            return cls.from_bytes(body, values, header, file.parent / FOLDER)._mapped(file)
         except (OSError, ValueError) as error:
             logger.warning(
                 "%s is damaged: %s. This silo begins without a model, and the server sends it what it needs; if it "
@@ -246,10 +271,38 @@ class ReplicaState:
             return None
 
 
-def _tally(votes: Any, tensors: int) -> Tally:
+def _scales(about: Mapping[str, Any], header: HeaderForm) -> Scales:
+    """What a state says of what silos agreed on; raises as `ReplicaState.from_bytes`, or what its types raise."""
+    exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
+    voters = {str(name): int(count) for name, count in about["voters"].items()}
+    votes = None if about["votes"] is None else _tally(about["votes"], header)
+    shown = tuple(int(e) for e in about["shown"])
+    if not 1 <= len(exponents) <= MAX_GRIDS or any(len(one) != header.tensors for one in exponents):
+        raise ValueError(f"{len(exponents)} grids, or of other tensors")
+    if len(shown) != (0 if votes is None else header.tensors):
+        raise ValueError(f"{len(shown)} tensors with values")
+    if any(not MIN_EXPONENT <= e <= MAX_EXPONENT for one in (*exponents, shown) for e in one):
+        raise ValueError("exponents that no tensor can have")
+    return Scales(exponents, int(about["count"]), voters, votes, shown)
+
+
+def _tally(votes: Any, header: HeaderForm) -> Tally:
     count, voted, counters = int(votes[0]), votes[1], np.array(votes[2], dtype=np.int64)
-    if voted != tensors or counters.shape != (vote_groups(tensors), BINS) or (counters < 0).any():
-        raise ValueError(f"votes for {tensors} tensors, {counters.shape}")
+    if voted != header.tensors or counters.shape != (header.groups, BINS) or (counters < 0).any():
+        raise ValueError(f"votes for {header.tensors} tensors, {counters.shape}")
     if (counters.sum(axis=1) != count).any():
         raise ValueError(f"not {count} votes for each group of tensors")
-    return Tally(count, 0, 0.0, counters, tensors, 0, None)
+    return Tally(count, 0, 0.0, counters, header.tensors, 0, None)
+
+
+def _models(data: bytes | memoryview, values: int, kept: Sequence[Any], folder: Path | None) -> Iterator[Vector]:
+    """The newest model, and each of the earlier ones, float32 [values]; arguments as for `ReplicaState.from_bytes`."""
+    whole = np.frombuffer(data, dtype="<f4")
+    if whole.size != values * (1 if folder is not None else 1 + len(kept)):
+        raise ValueError(f"models of {whole.size} values, of which the model has {values}")
+    inside = (whole[start : start + values].astype(np.float32) for start in range(0, whole.size, values))
+    outside = () if folder is None else (map_file(file_of(folder, each), np.float32) for each in kept)
+    for model in (*inside, *outside):
+        if model.size != values or not np.isfinite(model).all():
+            raise ValueError("a model that is not finite, or of another size")
+        yield model

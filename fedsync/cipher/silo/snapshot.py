@@ -6,7 +6,7 @@ server's. The state's digest must be the newest D of its own history, and who be
 silos whose D builds on that: see `fedsync.cipher.silo.reading`.
 
     `fedsync.cipher.encoding.signed_snapshot`, and in it under AES-GCM with a key of the group:
-    bytes of the state [8], `ReplicaState.pieces`, zeros
+    bytes of the state [8], `ReplicaState.whole`, zeros
 
 Zeros make all snapshots of a run equally long: digits of exponents and losses are not for the server.
 """
@@ -27,9 +27,9 @@ _LENGTH = struct.Struct("<Q")
 
 def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> bytes:
     """A silo's state for other silos."""
-    pieces = state.pieces
+    pieces = state.whole
     length = sum(map(len, pieces))
-    most = ReplicaState.most_bytes(plan.layout.size, len(plan.sealed.names), ring.group.members)
+    most = ReplicaState.most_bytes(plan, ring.group.members)
     filled = b"".join((_LENGTH.pack(length), *pieces, bytes(max(most - length, 0))))
     sealed = seal_blob(ring.group, Purpose.SNAPSHOT, _about(plan), filled)
     return SignedSnapshot.make(ring.own, state.history.run, state.version, sealed)
@@ -57,9 +57,7 @@ def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, ver
         content = open_blob(ring.group, Purpose.SNAPSHOT, _about(plan), bytes(read.sealed), read.author)
         (length,) = _LENGTH.unpack_from(content)
         end = _LENGTH.size + length
-        state = ReplicaState.from_bytes(
-            memoryview(content)[_LENGTH.size : end], plan.layout.size, len(plan.sealed.names)
-        )
+        state = ReplicaState.from_bytes(memoryview(content)[_LENGTH.size : end], plan.layout.size, plan.header)
     except (ProtocolError, ValueError, struct.error) as error:
         raise SpoiledSum(read.author, "snapshot", str(error)) from error
     found = state.history.run, state.version, read.run, read.version

@@ -154,7 +154,8 @@ class Tracer:
         grid, faults, factor = self._grids.get(update.head.grid, plan.grid(plan.first_exponents)), [], 0.0
         try:
             slots = sealer.open(update.first, members, sender=silo)
-            header = tally.read(slots, 1, plan.cap, len(plan.sealed.names), silo)
+            header = tally.read(slots, 1, plan.cap, plan.header, silo)
+            faults += ["evaluation"] if header.fault else []
             factor = plan.weighting.rate * header.mean_factor(plan.cap, normalised=plan.weighting.normalised)
         except ProtocolError as error:
             faults.append(error.check)

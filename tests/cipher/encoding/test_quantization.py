@@ -89,7 +89,7 @@ def test_a_header_may_fill_its_chunk(tensors: int) -> None:
     slots = slots_of(grid, values)
     assert sum(map(len, slots)) == grid.chunks
     assert (np.abs(decoded(grid, slots) - values) < steps_of(grid)).all()
-    assert tally.read(slots[0][0], 1, 1, tensors, "server").count == 1
+    assert tally.read(slots[0][0], 1, 1, tally.HeaderForm(tensors), "server").count == 1
 
 
 def test_portions_of_any_size_decode_alike() -> None:
@@ -192,7 +192,7 @@ def test_the_weighted_mean_of_whoever_is_left_is_within_a_step(silos: int, seed:
         np.concatenate([s for s, _ in grid.encode(_own(grid, int(weights[i])), updates[i], weights[i] / cap, draw)])
         for i in left
     )
-    added_up = tally.read(np.asarray(total)[0], len(left), cap, 2, "server")
+    added_up = tally.read(np.asarray(total)[0], len(left), cap, tally.HeaderForm(2), "server")
     assert (added_up.count, added_up.weight) == (len(left), weights[left].sum())
     mean = decoded(grid, [np.asarray(total)], added_up.mean_factor(cap), len(left))
     exact = (updates[left].astype(np.float64) * weights[left, np.newaxis]).sum(axis=0) / weights[left].sum()

@@ -1,5 +1,6 @@
 """Headers add up to counts, weights, votes and scores; what cannot be a sum of headers is refused."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,25 +9,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import MAX_CAP, SLOTS, Slots
+from fedsync.cipher.encoding.sums import MAX_CELL
 from fedsync.cipher.encoding.tally import (
-    MAX_GROUPS,
+    MOST_SUMS,
     Contribution,
+    HeaderForm,
     Tally,
     build,
-    header_slots,
     next_exponents,
     read,
+    together,
     votes_spared,
 )
 from fedsync.core.errors import ProtocolError
+from fedsync.core.metrics.base import Statistic, statistics_of
+from fedsync.core.metrics.moments import BlockSums
+from fedsync.core.metrics.named import classification, regression, segmentation
+from fedsync.core.metrics.scores import ScoreCounts
 from fedsync.core.orders import Evaluation
 
 CAP = 4096
+MAX_GROUPS = HeaderForm(10**6).groups
+SCORES, ERRORS = ScoreCounts(resolution=16), BlockSums("errors", 2)
 
 
-def tally_of(*contributions: Contribution, cap: int = CAP) -> Tally:
-    total = sum(build(one, cap) for one in contributions)
-    return read(np.asarray(total), len(contributions), cap, len(contributions[0].exponents), "server")
+def tally_of(*contributions: Contribution, cap: int = CAP, statistics: tuple[Statistic, ...] = ()) -> Tally:
+    total = sum(build(one, cap, statistics) for one in contributions)
+    form = HeaderForm(len(contributions[0].exponents), statistics)
+    return read(np.asarray(total), len(contributions), cap, form, "server")
 
 
 def test_sums_by_hand() -> None:
@@ -60,7 +70,7 @@ def test_large_weights_add_exactly(silos: list[tuple[int, float]]) -> None:
 def test_slots_stay_small_for_every_suite() -> None:
     """200 times the largest slot is below 2^33, of 47 bits that a sum may have."""
     slots = build(Contribution(MAX_CAP, (23,) * 300, 1e6, Evaluation(-1e12, 1e9, 10**12)), MAX_CAP)
-    assert len(slots) == header_slots(300) == SLOTS
+    assert len(slots) == HeaderForm(300).slots == SLOTS
     assert 200 * np.abs(slots).max() < 2**33
 
 
@@ -158,25 +168,25 @@ def changed(slot: int, by: int) -> Slots:
 )
 def test_what_is_no_sum_of_headers_is_refused(slot: int, by: int, check: str) -> None:
     with pytest.raises(ProtocolError) as caught:
-        read(changed(slot, by), 2, CAP, 2, "server")
+        read(changed(slot, by), 2, CAP, HeaderForm(2), "server")
     assert (caught.value.sender, caught.value.check) == ("server", check)
 
 
 def test_unchanged_it_is_read() -> None:
-    assert read(changed(0, 0), 2, CAP, 2, "server").weight == 30
+    assert read(changed(0, 0), 2, CAP, HeaderForm(2), "server").weight == 30
 
 
 @pytest.mark.parametrize("members", [1, 3])
 def test_another_number_of_members_is_refused(members: int) -> None:
     with pytest.raises(ProtocolError, match="count"):
-        read(changed(0, 0), members, CAP, 2, "server")
+        read(changed(0, 0), members, CAP, HeaderForm(2), "server")
 
 
 def test_random_slots_are_refused() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         with pytest.raises(ProtocolError):
-            read(rng.integers(-(2**63), 2**63 - 1, SLOTS), 2, CAP, 2, "server")
+            read(rng.integers(-(2**63), 2**63 - 1, SLOTS), 2, CAP, HeaderForm(2), "server")
 
 
 @pytest.mark.parametrize(
@@ -195,3 +205,111 @@ def test_random_slots_are_refused() -> None:
 def test_numbers_that_cannot_be_sent_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         build(replace(Contribution(1, (0,)), **change), CAP)  # type: ignore[arg-type]  # one change at a time
+
+
+def found(samples: int, seed: int = 0, *, scale: float = 1.0) -> Evaluation:
+    """What a silo finds on so many samples: a histogram of their scores, and sums of their errors."""
+    rng = np.random.default_rng(seed)
+    scores = np.bincount(rng.integers(0, SCORES.size, samples), minlength=SCORES.size).astype(np.float64)
+    blocks = np.zeros((16, 2))
+    np.add.at(blocks, (np.arange(samples) % 16, 0), 1.0)
+    np.add.at(blocks, (np.arange(samples) % 16, 1), rng.normal(size=samples) * scale)
+    sums = {SCORES.key: tuple(scores.tolist()), ERRORS.key: tuple(blocks.reshape(-1).tolist())}
+    return Evaluation(1.5 * samples, samples / 2, samples, sums=sums)
+
+
+STATISTICS: tuple[Statistic, ...] = (ERRORS, SCORES)
+
+
+@pytest.mark.parametrize("tensors", [1, 62, 300])
+def test_sums_of_statistics_add_exactly(tensors: int) -> None:
+    own = [found(17 + index, index) for index in range(5)]
+    tally = tally_of(*(Contribution(1, (0,) * tensors, 1.0, each) for each in own), statistics=STATISTICS)
+    assert tally.evaluation is not None and tally.evaluators == 5 and not tally.fault
+    for one in STATISTICS:
+        expected = [math.fsum(values) for values in zip(*(each.sums[one.key] for each in own), strict=True)]
+        np.testing.assert_allclose(tally.evaluation.sums[one.key], expected, rtol=1e-15, atol=5 * 2.0**-64)
+    whole = HeaderForm(tensors, STATISTICS)
+    assert whole.sums == SCORES.size + 6 * ERRORS.size and whole.slots <= SLOTS
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e3, 1e18])
+def test_sums_keep_their_digits_in_whatever_unit_they_are(scale: float) -> None:
+    own = found(50, 3, scale=scale)
+    tally = tally_of(Contribution(1, (0,), 1.0, own), statistics=STATISTICS)
+    assert tally.evaluation is not None
+    np.testing.assert_allclose(tally.evaluation.sums[ERRORS.key], own.sums[ERRORS.key], rtol=1e-6)
+
+
+def test_sums_larger_than_a_header_holds_are_the_largest_that_it_does() -> None:
+    tally = tally_of(Contribution(1, (0,), 1.0, found(50, 3, scale=1e40)), statistics=STATISTICS)
+    assert tally.evaluation is not None
+    assert max(map(abs, tally.evaluation.sums[ERRORS.key])) == pytest.approx(2.0**79, rel=1e-6)
+
+
+def test_whoever_found_nothing_adds_nothing() -> None:
+    own, nothing = found(20), Evaluation(0.0, 0.0, 0)
+    contributions = [Contribution(1, (0,), 1.0, each) for each in (own, nothing)]
+    tally = tally_of(*contributions, statistics=STATISTICS)
+    assert tally.evaluation is not None and tally.evaluators == 2
+    assert tally.evaluation.sums[SCORES.key] == own.sums[SCORES.key]
+
+
+def test_sums_of_several_tallies_are_one() -> None:
+    tallies = [tally_of(Contribution(1, (0,), 1.0, found(n)), statistics=STATISTICS) for n in (4, 9)]
+    sums = together(tallies).evaluation
+    assert sums is not None and sum(sums.sums[SCORES.key]) == sums.samples == 13
+
+
+@pytest.mark.parametrize("count", [-1.0, 0.5, MAX_CELL + 1.0, float("nan")])
+def test_counts_that_cannot_be_sent_are_refused(count: float) -> None:
+    own = found(20)
+    sums = {**own.sums, SCORES.key: (count, *own.sums[SCORES.key][1:])}
+    with pytest.raises(ValueError, match="counts that are not whole"):
+        build(Contribution(1, (0,), 1.0, replace(own, sums=sums)), CAP, STATISTICS)
+    assert 200 * MAX_CELL < 2**33, "as all slots, of 47 bits that a sum may have"
+
+
+def spoiled(slot: int, by: int, statistic: int) -> Tally:
+    """Of two silos, one of which adds this to the slot of a statistic."""
+    form = HeaderForm(2, STATISTICS)
+    slots = sum(build(Contribution(1, (0, 0), 1.0, found(30, seed)), CAP, STATISTICS) for seed in range(2))
+    _, place = list(form.places)[statistic]
+    slots[place.start + slot] += by  # type: ignore[index]  # no sum of nothing
+    return read(np.asarray(slots), 2, CAP, form, "server")
+
+
+@pytest.mark.parametrize(
+    ("slot", "by", "statistic", "fault"),
+    [
+        (3, -40, 1, "beyond"),  # a negative count
+        (3, 2**40, 1, "beyond"),
+        (3, 1, 1, "samples"),  # a sample that nobody has
+        (2, 1, 0, "none"),  # 2^-16 of a sample
+        (6 + 5, 2**40, 0, "beyond"),
+    ],
+)
+def test_figures_that_no_silos_can_have_found_bring_nothing_and_the_rest_counts(
+    slot: int, by: int, statistic: int, fault: str
+) -> None:
+    tally = spoiled(slot, by, statistic)
+    assert fault in tally.fault and tally.evaluation is None
+    assert (tally.count, tally.weight, tally.votes.sum()) == (2, 2, 4)
+
+
+def test_figures_of_honest_silos_have_no_fault() -> None:
+    assert spoiled(0, 0, 0).fault == "" and spoiled(0, 0, 0).evaluation is not None
+
+
+def test_statistics_leave_room_for_votes() -> None:
+    """Three quarters of a chunk for statistics, and a vote for each of 62 groups of tensors."""
+    form = HeaderForm(1000, (ScoreCounts(resolution=MOST_SUMS // 4),))
+    assert (form.sums, form.groups, form.slots) == (MOST_SUMS, 62, SLOTS)
+    assert HeaderForm(3, form.statistics).slots == 32 + 3 * 16 + MOST_SUMS
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 32, 33, 1000])
+def test_what_tasks_measure_without_asking_has_room(classes: int) -> None:
+    """Else encrypted runs of many classes, which need nobody's consent, would be refused."""
+    for metrics in (classification(classes), regression(), segmentation()):
+        assert HeaderForm(1, tuple(statistics_of(metrics).values())).sums <= MOST_SUMS

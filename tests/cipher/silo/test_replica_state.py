@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import LinkKind
-from fedsync.cipher.encoding.tally import BINS, Tally
+from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.checksums import digested
@@ -31,7 +31,7 @@ STATE = ReplicaState(
 
 
 def _load(file: Path) -> ReplicaState | None:
-    return ReplicaState.load(file, values=3, tensors=2)
+    return ReplicaState.load(file, values=3, header=HeaderForm(2))
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_whole_file_that_is_no_state_of_this_model_is_not_loaded(change: dict[
 def test_the_digest_is_of_all_that_the_next_version_depends_on(change: dict[str, object]) -> None:
     assert replace(STATE, **change).digest != STATE.digest  # type: ignore[arg-type]
     assert replace(STATE, history=History(bytes(32))).digest == STATE.digest
-    again = ReplicaState.from_bytes(b"".join(STATE.pieces), values=3, tensors=2)
+    again = ReplicaState.from_bytes(b"".join(STATE.pieces), values=3, header=HeaderForm(2))
     assert again.digest == STATE.digest and again.history == STATE.history
 
 

@@ -20,6 +20,7 @@ from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.reading import ReadLink
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.core.errors import ProtocolError, SpoiledSum
+from fedsync.core.orders import Evaluation
 from tests.cipher.make import Federation, change, plan
 
 FOUR = dict.fromkeys("abcd", 10)
@@ -158,7 +159,8 @@ def test_a_server_keeps_what_its_author_signed_only(federation: Federation) -> N
 def test_all_snapshots_of_a_run_are_equally_long(federation: Federation) -> None:
     """The number of digits of what is in them was in their length."""
     state, ring = state_at(federation, AT), open_ring(federation.keys.silos["b"])
-    figures = replace(state.pool, silos=frozenset("abcd"), loss=-1.2345678901234567e-300, samples=10**30)
+    evaluation = Evaluation(-1.2345678901234567e-300, 1.0, 10**30)
+    figures = replace(state.pool, silos=frozenset("abcd"), loss=-1.2345678901234567e-300, evaluation=evaluation)
     long = replace(
         state,
         scales=Scales(tuple((-40 + e, -33, -39) for e in range(64)), 199, {"a": 99}),

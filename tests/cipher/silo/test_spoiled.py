@@ -13,6 +13,7 @@ import pytest
 from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.packing import MIN_EXPONENT, Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
+from fedsync.cipher.encoding.tally import HeaderForm
 from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool
@@ -128,7 +129,7 @@ def test_a_sum_that_one_silo_spoiled_brings_nothing_anywhere_and_the_run_goes_on
     after = states(federation, 1, "abcd", *([joiner] if kind != "masked" else []))
     alike(after)
     np.testing.assert_array_equal(after[0].model, INITIAL)
-    assert after[0].scales.votes is None and after[0].pool == FigurePool()
+    assert after[0].scales.votes is None and after[0].pool == FigurePool(began=1)
     assert "version 1: the sum of a/1, b/1, c/1, d/1 brings nothing, one of them spoiled it" in caplog.text
     assert after[0].added == dict.fromkeys("abcd", (1,)), "nor does it come again"
     committed(federation, 1, "abd" if kind != "masked" else "abcd")
@@ -155,7 +156,7 @@ def test_a_header_that_claims_an_endless_progress_brings_no_infinity(limb: int, 
     after = states(federation, 1, "abc", federation.copy("a"))
     alike(after)
     assert np.abs(after[0].model).max() <= 2.0**65
-    assert ReplicaState.from_bytes(b"".join(after[0].pieces), LAYOUT.size, 3).digest == after[0].digest
+    assert ReplicaState.from_bytes(b"".join(after[0].pieces), LAYOUT.size, HeaderForm(3)).digest == after[0].digest
 
 
 @pytest.mark.parametrize("limb", [9, 8])
@@ -202,7 +203,7 @@ def test_what_was_spoiled_is_not_taken_back_after_a_restart_or_a_snapshot(tmp_pa
     federation.silos["a"]._state.save(file)
     restarted = federation.copy("a", file)
     joined = federation.copy("b")
-    joined._state = ReplicaState.from_bytes(b"".join(federation.silos["a"]._state.pieces), LAYOUT.size, 3)
+    joined._state = ReplicaState.from_bytes(b"".join(federation.silos["a"]._state.pieces), LAYOUT.size, HeaderForm(3))
     federation.aggregator.rollback()
     sent = federation.aggregator.outgoing("a")
     for silo in (restarted, joined):

@@ -1,0 +1,68 @@
+"""Sums of statistics in a header's slots: a count takes one, any other number six, in units of 2^-64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsync.cipher.encoding.limbs import LIMB_BITS, figure, get, put
+from fedsync.cipher.encoding.packing import Slots
+from fedsync.core.metrics.base import Statistic
+from fedsync.core.metrics.classes import ClassCounts
+from fedsync.core.metrics.scores import ScoreCounts
+from fedsync.core.orders import Evaluation
+
+MAX_CELL = (1 << 24) - 1
+"""Largest count of one silo that a statistic may send."""
+
+_LIMBS, _POINT = 6, 64
+
+
+def slots_of(statistic: Statistic) -> int:
+    """Slots that the sums of one statistic take."""
+    return statistic.size * (1 if statistic.whole else _LIMBS)
+
+
+def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
+    """Slots of one silo's sums, int64 [slots_of(statistic)].
+
+    Raises:
+        ValueError: they are others than the statistic's, or not such as can be sent.
+    """
+    if len(sums) != statistic.size:
+        raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")
+    if statistic.whole:
+        counts = np.array(sums, dtype=np.float64)
+        if not ((counts >= 0) & (counts <= MAX_CELL) & (counts == np.floor(counts))).all():
+            raise ValueError(f"{statistic.key} has counts that are not whole, or outside 0..{MAX_CELL}")
+        return counts.astype(np.int64)
+    slots = np.zeros(slots_of(statistic), dtype=np.int64)
+    for index, number in enumerate(sums):
+        put(slots, index * _LIMBS, figure(number, _POINT, _LIMBS), _LIMBS)
+    return slots
+
+
+def summed(statistic: Statistic, slots: Slots) -> tuple[float, ...]:
+    """The sums of all silos, each the float nearest to it."""
+    if statistic.whole:
+        return tuple(slots.astype(np.float64).tolist())
+    places = range(0, len(slots), _LIMBS)
+    return tuple(math.ldexp(get(slots, at, _LIMBS), -_POINT) for at in places)
+
+
+def fault_of(evaluation: Evaluation, evaluators: int, statistics: Sequence[Statistic]) -> str:
+    """Why so many silos cannot have found this together; nothing if they can."""
+    for one in statistics:
+        sums = evaluation.sums[one.key]
+        most = MAX_CELL if one.whole else math.ldexp(1.0, LIMB_BITS * _LIMBS - 1 - _POINT)
+        if max(sums) > evaluators * most or min(sums) < (0 if one.whole else -evaluators * most):
+            return f"sums of {one.key} are beyond what {evaluators} silos can find"
+        array = np.array(sums)
+        problem = one.problem(array)
+        # Of other statistics nobody knows what they count.
+        counted = sum(one.support(array).values()) if isinstance(one, ClassCounts | ScoreCounts) else evaluation.samples
+        if problem or counted != evaluation.samples:
+            return f"sums of {one.key}: {problem or f'{counted} of {evaluation.samples} samples'}"
+    return ""
