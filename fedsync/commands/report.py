@@ -29,13 +29,16 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run, or about several side by side.
 
-    It is report.html in the folder of the run, or in the current one when there are several.
+    It is report.html in the folder of the run, or in the current one when there are several. Of one run, its model
+    card is beside it, and its results as tables for a paper.
     """
+    from fedsync.observe.report.beside import files_beside
     from fedsync.observe.report.data import read_run, read_runs
     from fedsync.observe.report.page import page
     from fedsync.observe.report.style import write_picture
     from fedsync.observe.report.timeline import timeline
 
+    others: dict[str, str] = {}
     if out is not None:
         check_result(out, "--out")
     if figure is not None:
@@ -50,7 +53,13 @@ def report(
         write_picture(picture, path)
     else:
         path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-        write_result(path, page(read_runs(folders)).encode())
+        runs = read_runs(folders)
+        write_result(path, page(runs).encode())
+        others = files_beside(runs)
+        for name, text in others.items():
+            write_result(path.with_name(name), text.encode())
     Console().print(f"Report: {path}", highlight=False, soft_wrap=True)
+    if others:
+        Console().print(f"Beside it: {', '.join(others)}", highlight=False, soft_wrap=True)
     if open_it:
         typer.launch(path.resolve().as_uri())

@@ -64,14 +64,14 @@ class CsvExporter:
     def _write(self, row: Round) -> None:
         samples = sum(share.samples for share in row.silos.values())
         own = [getattr(row, name) for name in ROUND]
-        self._rounds.writerow(_safe((row.round, row.at_s, *own, row.slowest, len(row.silos), samples)))
-        self._metrics.writerows(_safe((row.round, "", *metric)) for metric in row.metrics.items())
+        self._rounds.writerow(without_formulas((row.round, row.at_s, *own, row.slowest, len(row.silos), samples)))
+        self._metrics.writerows(without_formulas((row.round, "", *metric)) for metric in row.metrics.items())
         for name, share in row.silos.items():
-            self._silos.writerow(_safe((row.round, name, *(getattr(share, figure) for figure in SHARE))))
-            self._metrics.writerows(_safe((row.round, name, *metric)) for metric in share.metrics.items())
+            self._silos.writerow(without_formulas((row.round, name, *(getattr(share, figure) for figure in SHARE))))
+            self._metrics.writerows(without_formulas((row.round, name, *metric)) for metric in share.metrics.items())
 
 
-def _safe(cells: Iterable[object]) -> list[object]:
+def without_formulas(cells: Iterable[object]) -> list[object]:
     """Cells of which no text is a formula."""
     return [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in cells]
 

@@ -14,7 +14,9 @@ import yaml
 
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.errors import ConfigError
+from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import SiloFacts
 from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.forecast import Predictions
@@ -93,6 +95,9 @@ class RunData:
         forecasts: why orders have no forecast, or "".
         ended: the run came to an end of its own.
         results: how good its models are.
+        examples: training samples that each silo told; empty where figures are sealed.
+        unvalidated: silos that said that they hold out no validation split.
+        version: of FedSync, that ran it; "" where that is not known.
     """
 
     label: str
@@ -105,6 +110,9 @@ class RunData:
     forecasts: str = ""
     ended: bool = True
     results: Results = field(default_factory=Results)
+    examples: Mapping[str, int] = field(default_factory=dict)
+    unvalidated: tuple[str, ...] = ()
+    version: str = ""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -188,6 +196,7 @@ class _Books:
         self._forecasts = predictions if isinstance(predictions, str) else ""
         self._predictions = None if isinstance(predictions, str) else predictions
         self._begin_s: float | None = None
+        self._facts: dict[str, SiloFacts] = {}
         self._bases: dict[str, int] = {}
         self._spans: list[OrderSpan] = []
         self._staleness: dict[int, tuple[int, ...]] = {}
@@ -197,6 +206,9 @@ class _Books:
         self._ledger.add(entry)
         if self._predictions is not None:
             self._predictions.add(entry)
+        for event in entry.events:
+            if isinstance(event, SiloJoined):
+                self._facts[event.silo] = event.facts
         for action in entry.actions:
             match action:
                 case Dispatch():
@@ -215,6 +227,8 @@ class _Books:
             "seed": settings.get("seed"),
             "sealed_share": known.get("sealed_share"),
         }
+        sealed = (settings.get("cipher") or {}).get("metrics") == "sealed"
+        silos = tuple(sorted(ledger.silos, key=natural))
         points = tuple(
             Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()), row.metrics)
             for row in ledger.rounds
@@ -223,12 +237,15 @@ class _Books:
             label,
             {**identity, **ledger.summary()},
             config,
-            tuple(sorted(ledger.silos, key=natural)),
+            silos,
             points,
             tuple(self._spans),
             dict(self._overhead_s),
             self._forecasts,
             ledger.stopped is not None,
+            examples={} if sealed else {name: self._facts[name].examples for name in silos},
+            unvalidated=tuple(name for name in silos if not self._facts[name].validates),
+            version=str(header.get("fedsync", "")),
         )
 
     def _end(self, ended: EndedOrder) -> None:

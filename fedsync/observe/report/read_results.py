@@ -8,6 +8,7 @@ counts as none.
 | ``summary.json`` | ``evaluation``, by split and subject; ``best`` and ``last``, the models that are kept |
 | ``evaluation.json`` | ``curves``, likewise by split and subject |
 | ``rounds.jsonl`` | ``evaluation`` of each version, pooled and by silo |
+| ``statistics.json`` | all of it but histograms, see `fedsync.core.survey.findings` |
 | ``cross_site.json`` | all of it, see `fedsync.observe.cross_site` |
 """
 
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.cross_site import FILE as CROSS_SITE
 from fedsync.observe.report.results import (
     SUBJECTS,
     CrossSiteTable,
+    DataSummary,
     Estimate,
     Estimates,
     Findings,
@@ -53,7 +56,8 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     curves = _read_object(folder / "evaluation.json") or {}
     with _Shape(folder / "evaluation.json"):
         findings = sorted(_findings(evaluation, curves), key=_importance) or list(_of_kept(kept))
-    return Results(tuple(findings), _read_rounds(folder / "rounds.jsonl"), cross_site, kept, frozenset(lower))
+    rounds, statistics = _read_rounds(folder / "rounds.jsonl"), _read_statistics(folder / STATISTICS)
+    return Results(tuple(findings), rounds, cross_site, kept, frozenset(lower), statistics)
 
 
 def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
@@ -185,7 +189,7 @@ def _kept(summary: Mapping[str, Any], why: str) -> Iterator[KeptVersion]:
             yield KeptVersion(
                 subject,
                 int(model["version"]),
-                why if subject == "best" else "the last one",
+                why if subject == "best" else "the newest that has a score",
                 str(model.get("digest") or ""),
                 _numbers(model.get("metrics") or {}),
                 _numbers(model.get("test") or {}),
@@ -212,3 +216,28 @@ def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
                 own = {silo: told[name] for silo, told in silos.items() if name in told}
                 rounds.setdefault(name, []).append(RoundNumbers(int(row["round"]), value, own))
     return rounds
+
+
+def _read_statistics(path: Path) -> DataSummary | None:
+    document = _read_object(path)
+    if document is None:
+        return None
+    with _Shape(path):
+        classes = tuple(f"{label}: {_told(count)}" for label, count in enumerate(document.get("classes") or ()))
+        columns = tuple(
+            (
+                str(column["column"]),
+                str(column["kind"]),
+                _told(column.get("known")),
+                _told(column.get("missing")),
+                _told(column.get("mean")),
+                _told(column.get("deviation")),
+            )
+            for column in document["columns"]
+        )
+        return DataSummary(_told(document["rows"]), classes, int(document["least"]), columns)
+
+
+def _told(value: object) -> str:
+    """A count or a mean; what follows from others is not told."""
+    return "not told" if value is None else str(value)

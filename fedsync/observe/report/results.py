@@ -138,6 +138,23 @@ class KeptVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class DataSummary:
+    """What is told of all silos' columns together; see `fedsync.core.survey.findings`.
+
+    Args:
+        rows: training samples, in words.
+        classes: samples of each class, likewise.
+        least: counts below it are not told.
+        columns: name, kind, known cells, missing cells, mean and deviation of each.
+    """
+
+    rows: str
+    classes: tuple[str, ...]
+    least: int
+    columns: tuple[tuple[str, str, str, str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """All that a run's files say of how good its models are; empty where they say nothing.
 
@@ -147,6 +164,7 @@ class Results:
         cross_site: the matrix, if there is one.
         kept: models that are files.
         lower: metrics of which less is better.
+        statistics: of the data, where silos made them.
     """
 
     findings: tuple[Findings, ...] = ()
@@ -154,6 +172,7 @@ class Results:
     cross_site: CrossSiteTable | None = None
     kept: tuple[KeptVersion, ...] = ()
     lower: frozenset[str] = frozenset({"loss"})
+    statistics: DataSummary | None = None
 
     @property
     def main(self) -> Findings | None:

@@ -1,0 +1,127 @@
+"""The model card and the tables for papers: they tell what is known, and nothing of what is sealed."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsync.core.errors import ConfigError
+from fedsync.observe.report.card import model_card
+from fedsync.observe.report.data import RunData, read_run
+from fedsync.observe.report.paper import result_files
+from fedsync.observe.report.text_tables import comma_separated, latex, markdown, plain
+from tests.commands.call import call
+from tests.observe.evaluations import add_results
+from tests.observe.runs import two_silos
+
+EVIL = "<script>x</script>|a`b*c_d$e&f%g#h{i}~^\\input{x}\n| y |"
+
+
+def told(tmp_path: Path, silos: list[str]) -> RunData:
+    two_silos(tmp_path)
+    add_results(tmp_path, silos)
+    return read_run(tmp_path)
+
+
+def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
+    statistics = {
+        "rows": 120,
+        "classes": [80, "<5"],
+        "least": 5,
+        "columns": [
+            {"column": "age", "kind": "number", "known": None, "missing": "<5", "mean": 54.3, "deviation": 9.1}
+        ],
+    }
+    (tmp_path / "statistics.json").write_text(json.dumps(statistics))
+    card = model_card(told(tmp_path, ["a", "b", "c"]))
+    for said in (
+        "Best version: 9 (best accuracy over all silos).",
+        "b5" * 32,
+        "| a | 10,000 |",
+        "0: 80, 1: &lt;5",
+        "| age | number | not told | &lt;5 | 54.3 | 9.1 |",
+        "Updates were not encrypted",
+        "| all silos | 0.870 \\[0.860, 0.880\\] |",
+        "c: the number or its interval is not estimable for auroc, accuracy, f1",
+        "2 silos hold out no validation split",
+        "c, local: it failed to train: training diverged",
+        "barrier: kind bsp",
+        "| auroc | 0.800 (a) | 0.850 (b) | 0.050 |",
+    ):
+        assert said in card, said
+
+
+def test_a_card_of_a_sealed_run_tells_no_silo_s_size(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    header = json.loads(lines[0])
+    header["config"]["cipher"] = {"kind": "bfv", "members": 3, "metrics": "sealed"}
+    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    (tmp_path / "config.yaml").write_text(json.dumps(header["config"]))
+    card = model_card(read_run(tmp_path))
+    assert "10,000" not in card
+    assert "Losses, scores and numbers of samples of single silos were sealed from the server, too." in card
+    assert "only if 3 updates at least" in card
+
+
+def test_a_killed_run_has_a_card_that_says_so(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    (tmp_path / "summary.json").unlink()
+    text = (tmp_path / "journal.jsonl").read_text().splitlines()
+    (tmp_path / "journal.jsonl").write_text("\n".join(text[:-2]) + "\n")
+    card = model_card(read_run(tmp_path))
+    assert "The run has not ended" in card
+    assert "The run does not say which one was the best" in card
+
+
+def test_what_comes_from_a_run_is_no_markup(tmp_path: Path) -> None:
+    run = told(tmp_path, [EVIL, "b", "c"])
+    card = model_card(replace(run, label=EVIL, silos=(EVIL, "z"), examples={EVIL: 3}))
+    assert "<script" not in card
+    rows = [line for line in card.splitlines() if "input" in line and line.startswith("|")]
+    cells = [line.replace("\\|", "").count("|") - 1 for line in rows]
+    assert set(cells) == {2, 6, 7}, "sizes, results, fairness: as many cells as their heads"
+    table = result_files(run)["results.tex"]
+    assert r"\input" not in table.replace(r"\textbackslash{}input", "")
+
+
+def test_the_table_for_a_paper(tmp_path: Path) -> None:
+    files = result_files(told(tmp_path, ["a", "b", "c"]))
+    assert "    {a} & {0.800 [0.770, 0.830]} & " in files["results.tex"]
+    assert files["results.tex"].count(r"\\") == 1 + 4, "head, all silos, three silos"
+    for mark in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrrrrr}"):
+        assert mark in files["results.tex"]
+    rows = list(csv.DictReader(files["results.csv"].splitlines()))
+    (row,) = [row for row in rows if (row["model"], row["silo"], row["metric"]) == ("best", "a", "auroc")]
+    assert (row["split"], float(row["value"]), float(row["low"]), row["samples"]) == ("test", 0.8, 0.77, "70")
+    (none,) = [row for row in rows if (row["model"], row["silo"], row["metric"]) == ("best", "c", "auroc")]
+    assert (none["value"], none["low"]) == ("", "")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "@x", "+1"])
+def test_a_name_is_no_formula(text: str) -> None:
+    assert comma_separated(["a"], [[text]]) == f"a\n'{text}\n"
+
+
+def test_marks_of_each_format_are_letters() -> None:
+    assert plain("a|b\n<i>_x_`") == r"a\|b &lt;i&gt;\_x\_\`"
+    assert markdown(["a", "b"], [["x|y", "1"]]).splitlines()[2] == r"| x\|y | 1 |"
+    assert r"{a\_b\&\%\textasciicircum{}}" in latex(["a_b&%^"], [], "c")
+
+
+def test_the_command_writes_them_beside_the_page(tmp_path: Path) -> None:
+    two_silos(tmp_path / "run")
+    names = {"model-card.md", "results.tex", "results.md", "results.csv"}
+    add_results(tmp_path / "run", ["a", "b"])
+    (tmp_path / "out").mkdir()
+    assert "model-card.md, results.tex" in call("report", tmp_path / "run", "--out", tmp_path / "out" / "x.html")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"x.html"}
+
+
+def test_statistics_of_another_shape_are_named(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    (tmp_path / "statistics.json").write_text('{"columns": 3}')
+    with pytest.raises(ConfigError, match=r"statistics\.json"):
+        read_run(tmp_path)
