@@ -17,7 +17,7 @@ MOST_CHARTS = 8
 MOST_SILOS = 200
 """Rows of a table of silos; of more, as many evenly spaced."""
 
-INTERVALS = "In brackets: 95 % intervals. Not estimable: too few samples of a class to say."
+INTERVALS = "In brackets: 95 % intervals; none of fewer than five samples of a class, nor of a loss."
 
 
 def results(runs: Sequence[RunData]) -> str:

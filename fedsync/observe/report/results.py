@@ -36,11 +36,11 @@ class Estimate:
 
     @property
     def words(self) -> str:
-        """``0.912 [0.880, 0.934]``; in words what is not estimable, or that nobody told an interval."""
+        """``0.912 [0.880, 0.934]``; in words what is not estimable, or has no interval."""
         if self.value is None:
             return "not estimable"
         if self.low is None or self.high is None:
-            return f"{short(self.value)} [{'not estimable' if self.support else 'no interval'}]"
+            return f"{short(self.value)} [no interval]"
         return f"{short(self.value)} [{short(self.low)}, {short(self.high)}]"
 
     @property
