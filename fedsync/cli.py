@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.run_builder import measuring
-from fedsync.observe.tables import Comparison, comparison_table, silo_table, statistics_table
+from fedsync.observe.tables import Comparison, comparison_table, seed_table, seed_tests, silo_table, statistics_table
 
 app = typer.Typer(
     help="Federated learning for silos of unequal speed, on Flower.",
@@ -176,6 +177,11 @@ def compare(
     title = f"{runtime} runtime, {seeds} seed(s), {target}"
     console.print(comparison_table(comparisons, title, trained=not timing_only))
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
+    if len(comparisons) > 1 and seeds > 1 and not timing_only:
+        console.print(seed_table(comparisons))
+        for figure, tests in seed_tests(comparisons).items():
+            for row in rows[1:]:
+                row.setdefault("tests", {})[figure] = asdict(tests[row["strategy"]])
     (out / "compare.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     console.print(f"Files: {out}", highlight=False)
 

@@ -46,7 +46,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "lightning": ({"client"}, {"client"}),
     "transformers": ({"client"}, {"client"}),
     "keras": ({"client"}, {"client"}),
-    "scipy": ({"tasks"}, set()),
+    "scipy": ({"tasks", "observe"}, set()),
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),

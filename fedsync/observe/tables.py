@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from rich import box
 from rich.table import Table
+
+from fedsync.observe.paired import PairedTest, corrected, paired
 
 MOST_ROWS = 50
 """Silos that `silo_table` names; of more it shows how their figures spread."""
@@ -68,6 +70,17 @@ class Comparison:
         """Mean of a summary's figure over the runs that have it."""
         values = [summary[key] for summary in self.summaries if summary[key] is not None]
         return fmean(values) if values else None
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        """A summary's figure by seed, of the runs that have it."""
+        return {summary["seed"]: summary[key] for summary in self.summaries if summary[key] is not None}
+
+    def seconds_by_seed(self) -> dict[int, float]:
+        """Seconds to the target by seed; nothing if a run missed it, as the others would be the faster ones."""
+        if self.mean_seconds is None:
+            return {}
+        pairs = zip(self.summaries, self.seconds_to_target, strict=True)
+        return {summary["seed"]: seconds for summary, seconds in pairs if seconds is not None}
 
     def row(self, first: Comparison) -> dict[str, Any]:
         """The figures of `comparison_table`, for JSON too."""
@@ -136,6 +149,34 @@ def _bars(counts: list[int | str | None] | None) -> str:
 
 def _cell(count: int | str | None) -> str:
     return "-" if count is None else str(count)
+
+
+def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedTest]]:
+    """Each strategy but the first against the first, by figure and strategy; see `fedsync.observe.paired`."""
+    figures: dict[str, Callable[[Comparison], dict[int, float]]] = {
+        "accuracy": lambda each: each.by_seed("accuracy"),
+        "seconds_to_target": Comparison.seconds_by_seed,
+    }
+    first, *others = comparisons
+    names = [each.strategy for each in others]
+    return {
+        figure: dict(zip(names, corrected([paired(values(first), values(each)) for each in others]), strict=True))
+        for figure, values in figures.items()
+    }
+
+
+def seed_table(comparisons: Sequence[Comparison]) -> Table:
+    """Differences of `seed_tests` with their intervals and p-values."""
+    title = f"Differences to {comparisons[0].strategy}, seed by seed: mean, 95 % interval, p of paired tests"
+    table = _table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
+    for figure, tests in seed_tests(comparisons).items():
+        for strategy, test in tests.items():
+            mean = test.difference
+            ends = None if mean is None or mean.low is None else f"{mean.low:.4g} .. {mean.high:.4g}"
+            numbers = [_number(value, "{:.3g}") for value in (test.t, test.holm, test.wilcoxon)]
+            difference = _number(None if mean is None else mean.mean, "{:.4g}")
+            table.add_row(strategy, figure, str(test.pairs), difference, ends or "-", *numbers)
+    return table
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

@@ -54,6 +54,7 @@ def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
     ids = FigureIds()
     yield "summary", "Summary", _unfinished(runs) + _summary(runs)
     yield "results", "Results", page_results.results(runs)
+    yield "seeds", "Over seeds", page_results.over_seeds(runs)
     matrices = [page_results.cross_site(run, named=len(runs) > 1) for run in runs]
     yield "cross-site", "Every model at every silo", "\n".join(filter(None, matrices))
     yield "curves", "ROC and calibration", page_results.curves(runs, ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fedsync.observe.report import draw_results, fairness
+from fedsync.observe.report import draw_results, fairness, seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.heat_map import gains, heat_map
 from fedsync.observe.report.html import FigureIds, table
@@ -29,6 +29,26 @@ def results(runs: Sequence[RunData]) -> str:
     if run.results.main is not None:
         parts += [_silos(run.results.main), _fairness(run.results.main, run.results.lower)]
     return "\n".join(part for part in parts if part)
+
+
+def over_seeds(runs: Sequence[RunData]) -> str:
+    """Means over seeds and paired tests, where runs differ in their seeds."""
+    found = seeds.groups(runs)
+    parts = []
+    for figure in seeds.figures(found) if found else ():
+        parts.append(table(f"{figure} over seeds", seeds.HEAD_MEANS, seeds.means(found, figure)))
+        if len(found) > 1:
+            rows = [seeds.test_row(*test) for test in seeds.tests(found, figure)]
+            parts.append(table(f"{figure}: difference to {found[0].label}, seed by seed", seeds.HEAD_TESTS, rows))
+    return "\n".join(parts) + (f"<p>{_TESTS}</p>" if parts and len(found) > 1 else "")
+
+
+_TESTS = (
+    "Each strategy is compared with the first, by runs of the same seed. A p-value says how often differences as large "
+    "would come by chance if there were none. It does not say how likely or how important a difference is. Holm's "
+    "correction is for the comparisons of one table, and not for the number of tables: decide beforehand which counts. "
+    "Of n pairs Wilcoxon's test cannot come below 2 to the power of 1 - n."
+)
 
 
 def curves(runs: Sequence[RunData], ids: FigureIds) -> str:

@@ -1,0 +1,104 @@
+"""Runs of several seeds, as tables: the mean of each strategy with its interval, and paired tests against the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsync.observe.paired import PairedTest, SeedMean, corrected, paired
+from fedsync.observe.report.data import RunData
+from fedsync.observe.report.results import number_of, short
+
+HEAD_MEANS = ("strategy", "runs", "mean [95 % interval]")
+HEAD_TESTS = ("strategy", "pairs", "difference [95 % interval]", "t-test p", "after Holm", "Wilcoxon p")
+
+_PLAIN: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "accuracy": lambda summary: summary.get("accuracy"),
+    "seconds": lambda summary: summary.get("seconds"),
+    "seconds to target": lambda summary: summary.get("seconds_to_target"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Runs that differ in their seed alone.
+
+    Args:
+        label: name of the strategy.
+        runs: by seed.
+    """
+
+    label: str
+    runs: dict[int, RunData] = field(default_factory=dict)
+
+    def values(self, figure: str) -> dict[int, float]:
+        """A figure by seed, of the runs that have it."""
+        found = {seed: number_of(_figure(run, figure)) for seed, run in self.runs.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def groups(runs: Sequence[RunData]) -> list[SeedGroup]:
+    """Runs of one configuration together; nothing where no configuration has two seeds."""
+    found: dict[str, SeedGroup] = {}
+    for run in runs:
+        seed = run.summary["seed"]
+        if not isinstance(seed, int):
+            return []
+        rest = json.dumps(
+            {key: value for key, value in run.settings.items() if key != "seed"}, sort_keys=True, default=str
+        )
+        group = found.setdefault(rest, SeedGroup(str(run.summary["strategy"])))
+        if seed in group.runs:
+            return []
+        group.runs[seed] = run
+    return list(found.values()) if any(len(group.runs) > 1 for group in found.values()) else []
+
+
+def figures(all_groups: Sequence[SeedGroup]) -> list[str]:
+    """What can be compared: the plain figures of a run, and every metric of its main finding, pooled."""
+    names = dict.fromkeys(_PLAIN)
+    for group in all_groups:
+        for run in group.runs.values():
+            main = run.results.main
+            names.update(dict.fromkeys(() if main is None else (name for name in main.pooled if name not in _PLAIN)))
+    return [name for name in names if any(group.values(name) for group in all_groups)]
+
+
+def _figure(run: RunData, figure: str) -> object:
+    if figure in _PLAIN:
+        return _PLAIN[figure](run.summary)
+    main = run.results.main
+    return main.pooled[figure].value if main is not None and figure in main.pooled else None
+
+
+def means(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]:
+    """Rows under `HEAD_MEANS`."""
+    rows: list[tuple[str, ...]] = []
+    for group in all_groups:
+        values = list(group.values(figure).values())
+        rows.append((group.label, str(len(values)), with_interval(SeedMean.of(values) if values else None)))
+    return rows
+
+
+def tests(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, PairedTest]]:
+    """Each strategy but the first against the first."""
+    first, *others = all_groups
+    found = corrected([paired(first.values(figure), other.values(figure)) for other in others])
+    return list(zip([other.label for other in others], found, strict=True))
+
+
+def test_row(label: str, test: PairedTest) -> tuple[str, ...]:
+    """Under `HEAD_TESTS`."""
+    numbers = [test.t, test.holm, test.wilcoxon]
+    words = [f"not tested: {test.why}", "-", "-"] if test.why else [f"{p:.3g}" for p in numbers if p is not None]
+    return label, str(test.pairs), with_interval(test.difference), *words
+
+
+def with_interval(mean: SeedMean | None) -> str:
+    if mean is None:
+        return "-"
+    if mean.low is None or mean.high is None:
+        return f"{short(mean.mean)} [one run]"
+    return f"{short(mean.mean)} [{short(mean.low)}, {short(mean.high)}]"
