@@ -48,7 +48,6 @@ def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path
     [
         (Estimate(0.91234, 0.9, 0.9349), "0.912 [0.900, 0.935]"),
         (Estimate(0.5), "0.500 [no interval]"),
-        (Estimate(0.5, support={"0": 3}), "0.500 [not estimable]"),
         (Estimate(None), "not estimable"),
         (Estimate(1234.5, 1e9, 2e9), "1.23e+03 [1.00e+09, 2.00e+09]"),
     ],
