@@ -192,12 +192,12 @@ class CrossSiteBooks:
         subjects = {subject for subject, _ in (*self._samples, *self._problems)}
         if not subjects:
             return None
-        matrix = Matrix(list(self._silos), self._metrics)
+        matrix = Matrix(sorted(self._silos), self._metrics)
         for (subject, owner, silo), found in self._found.items():
             for row in self._rows(subject, owner or silo):
                 matrix.cells[row, silo] = found
         for subject in Subject:
-            for silo in self._silos if subject in subjects else ():
+            for silo in matrix.silos if subject in subjects else ():
                 if (subject, "", silo) not in self._found:
                     reason = self._problems.get((subject, silo), "it did not answer")
                     matrix.missing.append((ModelRow(subject, silo), reason))

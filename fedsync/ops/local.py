@@ -31,6 +31,7 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Listener
+from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust, way
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
@@ -120,7 +121,7 @@ def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig, *, re
     if resume:
         # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
         # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
-        prepare(out, digest(config, cluster))
+        prepare(out, digest(measuring(config), cluster))
     else:
         if newest_version(out):
             remedy = f"Go on with it: --resume {out}; or choose another --out, or remove the folder"
