@@ -9,7 +9,7 @@ from fedsync.core.actions import Evaluate
 from fedsync.core.checks import usable
 from fedsync.core.events import Evaluated
 from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.orders import Evaluation, Split, Subject
+from fedsync.core.orders import Evaluation, Score, Split, Subject
 from fedsync.core.scores import Scores, Settled
 
 
@@ -24,6 +24,7 @@ class FinalScores:
     measured: tuple[AnyMetric, ...] | None = None
     _asked: dict[Subject, Evaluate] = field(default_factory=dict)
     _found: dict[Subject, dict[str, Evaluation | None]] = field(default_factory=dict)
+    _attested: dict[Subject, Settled] = field(default_factory=dict)
 
     def ask(self, question: Evaluate) -> None:
         """Silos are asked; those that do not answer count for nothing."""
@@ -37,8 +38,14 @@ class FinalScores:
             known = None if self.measured is None else Scores(self.measured).known
             self._found[event.subject].setdefault(event.silo, usable(event.silo, event.evaluation, known))
 
+    def attest(self, subject: Subject, score: Score) -> None:
+        """Where single silos are sealed, what they found together."""
+        self._attested[subject] = Settled(score, {})
+
     def of(self, subject: Subject) -> Settled | None:
         """The score of a model, and what each silo found; None where nobody was asked, or nobody could say."""
+        if subject in self._attested:
+            return self._attested[subject]
         if subject not in self._asked:
             return None
         scores, version, found = Scores(self.measured or ()), self._asked[subject].version, self._found[subject]

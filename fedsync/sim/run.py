@@ -134,10 +134,18 @@ def _drive(
         driver.run()
         last = final_model(aggregator, {name: each.replica for name, each in workers.items()})
     finally:
-        if recorder.ledger.best is not None and isinstance(aggregator, PlainAggregator):
-            models.keep(recorder.ledger.best, aggregator.best)
+        best = best_model(aggregator, {name: each.replica for name, each in workers.items()})
+        if recorder.ledger.best is not None and best is not None:
+            models.keep(recorder.ledger.best, best)
         summary = recorder.finish(models.finish(last))
     return _Done(first.layout, aggregator, summary)
+
+
+def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:
+    """The best model, float32 [values]: the server's, or that of the silo with the newest; None where nobody has it."""
+    if isinstance(aggregator, PlainAggregator):
+        return aggregator.best
+    return max(replicas.values(), key=lambda replica: replica.holds).best_model
 
 
 def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedsync.core.layout import Layout
     from fedsync.train.local import ModelKeeper
 
-MODEL = "model.pt"
+MODEL, LAST, BEST = "model.pt", "last.pt", "best.pt"
 
 _SURVEY = "survey"
 """Kind of a task without a model."""
@@ -166,7 +166,12 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = Fals
     keeper = keeper_of(copies, spec)
     path, newest, _ = kept_state(copies, spec, keeper.layout)
     last = LastOrder.load(path.with_name(ANSWER)) if own else None
-    keeper.save_model(out / MODEL, newest.model, b"" if last is None else last.cursor.private)
+    private = b"" if last is None else last.cursor.private
+    for name in (MODEL, LAST):
+        keeper.save_model(out / name, newest.model, private)
+    (out / BEST).unlink(missing_ok=True)
+    if newest.best is not None:
+        keeper.save_model(out / BEST, newest.best.model, private)
     return newest.version
 
 

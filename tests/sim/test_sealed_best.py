@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import Subset
 
 from fedsync.cipher.silo.replica import EncryptedReplica
@@ -108,6 +110,13 @@ def test_the_best_version_is_that_of_a_run_in_the_clear(
     assert {each and (each.version, each.digest, each.score) for each in found.values()} == {
         (sealed[-1].version, next(each.digest for each in found.values() if each), sealed[-1])
     }
+    summary = json.loads((tmp_path / "sealed" / "summary.json").read_text())
+    assert summary["evaluation"]["test"].keys() == {"last", "best"}
+    file = tmp_path / "sealed" / "best.pt"
+    tensors = torch.load(file, weights_only=True).values()
+    np.testing.assert_array_equal(np.concatenate([each.numpy().ravel() for each in tensors]), replicas["a"].best_model)
+    accuracies = [row["accuracy"] for row in rows(tmp_path / "sealed")]
+    assert accuracies == [figures.score and figures.score.accuracy for figures in attested(tmp_path / "sealed")][1:5]
     for each in found.values():
         assert each is not None and hashlib.sha256(as_bytes(each.model).data).hexdigest() == each.digest
 
