@@ -3,7 +3,8 @@
 Same model, data, batches and optimizer; repetitions alternate within one process, and ratios are taken pair by
 pair, so that a machine that gets busier meanwhile slows both. The bare loop counts its steps alone. "run" is the
 whole call, with setting the weights, a fresh optimizer, reading the update and the resource probe; "steps" is the
-part of it that the report calls compute time. "processor" is run/bare in processor seconds instead of elapsed ones:
+part of it that the report calls compute time, and "beside" the rest of it [ms].
+"processor" is run/bare in processor seconds instead of elapsed ones:
 with one thread the better number where other programs run.
 
     python bench/cost/train_overhead.py [--pairs 100] [--threads 1] [--out bench/results/train_overhead.json]
@@ -64,6 +65,7 @@ class Row:
     steps: int
     bare_ms: float
     run_ms: float
+    beside_ms: float
     steps_ratio: float
     run_ratio: float
     run_ratio_quartiles: tuple[float, float]
@@ -124,6 +126,7 @@ def measure(name: str, task: Task, batch_size: int, steps: int, pairs: int) -> R
         steps=steps,
         bare_ms=1e3 * float(np.median(bare_s)),
         run_ms=1e3 * float(np.median(run_s)),
+        beside_ms=1e3 * float(np.median(run_s - steps_s)),
         steps_ratio=float(np.median(steps_s / bare_s)),
         run_ratio=float(np.median(run_s / bare_s)),
         run_ratio_quartiles=(float(low), float(high)),
@@ -143,12 +146,15 @@ def main() -> None:
         for name, task in (("digits CNN", DigitsTask(Iid())), ("larger CNN", LargerDigitsTask(Iid())))
         for batch_size, steps in ((32, 20), (32, 100), (128, 20))
     ]
-    print(f"{'model':<11}{'parameters':>11}{'batch':>6}{'steps':>6}{'bare ms':>9}{'run ms':>9}", end="")
+    print(f"{'model':<11}{'parameters':>11}{'batch':>6}{'steps':>6}{'bare ms':>9}{'run ms':>9}{'beside':>8}", end="")
     print(f"{'steps/bare':>12}{'run/bare':>10}{'quartiles':>16}{'processor':>11}")
     for row in rows:
         low, high = row.run_ratio_quartiles
         print(f"{row.model:<11}{row.parameters:>11,}{row.batch_size:>6}{row.steps:>6}", end="")
-        print(f"{row.bare_ms:>9.2f}{row.run_ms:>9.2f}{row.steps_ratio:>12.3f}{row.run_ratio:>10.3f}", end="")
+        print(
+            f"{row.bare_ms:>9.2f}{row.run_ms:>9.2f}{row.beside_ms:>8.2f}{row.steps_ratio:>12.3f}{row.run_ratio:>10.3f}",
+            end="",
+        )
         print(f"{f'{low:.3f}-{high:.3f}':>16}{row.processor_ratio:>11.3f}")
     setting = {
         "torch": torch.__version__,
