@@ -49,3 +49,11 @@ def test_two_pairs_are_not_tested(runs: list[RunData]) -> None:
 
 def test_runs_of_one_seed_have_no_such_section(runs: list[RunData]) -> None:
     assert over_seeds([runs[0], runs[3]]) == ""
+
+
+def test_times_to_a_target_that_a_run_missed_are_not_compared(runs: list[RunData]) -> None:
+    reached = [replace(run, summary={**run.summary, "seconds_to_target": 4.0}) for run in runs]
+    missed = [replace(run, summary={**run.summary, "seconds_to_target": None}) for run in runs[:1]]
+    first, second = seeds.groups([*missed, *reached[1:]])
+    assert first.values(seeds.TO_TARGET) == {}
+    assert len(second.values(seeds.TO_TARGET)) == 3

@@ -14,10 +14,12 @@ from fedsync.observe.report.results import number_of, short
 HEAD_MEANS = ("strategy", "runs", "mean [95 % interval]")
 HEAD_TESTS = ("strategy", "pairs", "difference [95 % interval]", "t-test p", "after Holm", "Wilcoxon p")
 
+TO_TARGET = "seconds to target"
+
 _PLAIN: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "accuracy": lambda summary: summary.get("accuracy"),
     "seconds": lambda summary: summary.get("seconds"),
-    "seconds to target": lambda summary: summary.get("seconds_to_target"),
+    TO_TARGET: lambda summary: summary.get("seconds_to_target"),
 }
 
 
@@ -34,8 +36,10 @@ class SeedGroup:
     runs: dict[int, RunData] = field(default_factory=dict)
 
     def values(self, figure: str) -> dict[int, float]:
-        """A figure by seed, of the runs that have it."""
+        """A figure by seed, of runs that have it; no times to a target that one missed: the others are the faster."""
         found = {seed: number_of(_figure(run, figure)) for seed, run in self.runs.items()}
+        if figure == TO_TARGET and None in found.values():
+            return {}
         return {seed: value for seed, value in found.items() if value is not None}
 
 
