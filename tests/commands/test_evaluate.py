@@ -53,7 +53,7 @@ def test_all_silos_of_a_run(run: Path) -> None:
 
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: bfv}"])
 def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> None:
-    """By what all silos found out before it, whichever of them are asked."""
+    """By what all silos found out before it, whichever of them are asked; and of both models of a sealed run too."""
     from fedsync.sim.run import run_virtual
 
     heart = Path(__file__).parents[2] / "examples" / "heart"
@@ -62,8 +62,9 @@ def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> 
     )
     summary = run_virtual(config, ClusterConfig.load(heart / "silos.yaml"), tmp_path)
     call("evaluate", tmp_path)
-    pooled = told(tmp_path / "evaluated.json")["metrics"]["accuracy"]["pooled"]["last"]["value"]
-    assert pooled == pytest.approx(summary["accuracy"], abs=1e-4)
+    pooled = told(tmp_path / "evaluated.json")["metrics"]["auroc"]["pooled"]
+    for subject in ("best", "last"):
+        assert pooled[subject]["value"] == pytest.approx(summary[subject]["metrics"]["auroc"], abs=1e-4)
     call("evaluate", tmp_path, "--silo", "va", "--out", tmp_path / "va.json")
     all_silos, one = (told(tmp_path / file)["metrics"]["loss"] for file in ("evaluated.json", "va.json"))
     assert one["matrix"] == [row[-1:] for row in all_silos["matrix"]]

@@ -1,0 +1,35 @@
+"""What no hospital may do, for comparison: all patients' records in one place."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from fedsync import SiloData, SiloSlot
+from fedsync.core.survey.findings import ColumnScale
+from fedsync.tasks.csv_ import CsvTask
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+
+class PooledTask(CsvTask):
+    """Has the training rows of all hospitals, so none of their test patients is among them."""
+
+    def data(self, slot: SiloSlot) -> SiloData:
+        slots = [SiloSlot(name, index, len(HOSPITALS), slot.seed) for index, name in enumerate(HOSPITALS)]
+        tables = [self.columns(each).numbers for each in slots]
+        cells = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        self._scales = {
+            name: ColumnScale(float(np.nanmean(known)), float(np.nanstd(known))) for name, known in cells.items()
+        }
+        parts = [super(PooledTask, self).data(each) for each in slots]
+        return SiloData(joined([part.train for part in parts]), joined([part.test for part in parts]))
+
+
+def scale(cells: NDArray[np.float64]) -> ColumnScale:
+    """As hospitals find it out together, missing cells left out."""
+    return ColumnScale(float(np.nanmean(cells)), float(np.nanstd(cells)))
+
+
+def joined(parts: list[TensorDataset]) -> TensorDataset:
+    return TensorDataset(*(torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)))
