@@ -21,7 +21,7 @@ from fedsync.train.guest import GuestTrainer
 from fedsync.train.parts import parts_of
 from fedsync.train.private import PrivateParts
 from fedsync.train.sampler import Cursor
-from fedsync.trainer.protocol import Identity
+from fedsync.trainer.protocol import EvaluateModel, Identity
 from fedsync.trainer.session import SiloSession
 from tests.train.make import order
 
@@ -100,19 +100,19 @@ def test_a_killed_order_begins_from_the_parts_before_it_and_a_repeated_one_train
 
     first = session(spec, tmp_path)
     done = first.train(orders()[0], base)
-    first.evaluate(base, 0)
+    first.evaluate(base, EvaluateModel(0))
     (tmp_path / "crash").touch()
     with pytest.raises(KeyboardInterrupt):
         first.train(orders()[1], base)
-    first.evaluate(base, 0)
+    first.evaluate(base, EvaluateModel(0))
     (tmp_path / "crash").unlink()
 
     again = session(spec, tmp_path)
-    again.evaluate(base, 0)
+    again.evaluate(base, EvaluateModel(0))
     assert again.last is not None and (again.last.answer.update == done.update).all()
     second = again.train(orders()[1], base)
-    again.evaluate(base, 0)
-    undisturbed.evaluate(base, 0)
+    again.evaluate(base, EvaluateModel(0))
+    undisturbed.evaluate(base, EvaluateModel(0))
     found = seen(tmp_path)
     assert found[0] == found[1] == found[2] and found[0][1] == 3, "neither crash nor restart changed the parts"
     assert found[3] == found[4] and found[3][1] == 6, "two orders trained them, three steps each"
@@ -127,7 +127,7 @@ def test_an_order_that_only_scores_leaves_them(tmp_path: Path, spec: RunSpec) ->
     silo = session(spec, tmp_path)
     base = silo.initial_model()
     silo.train(order(batch_size=4, max_steps=3, learning_rate=0.0), base)
-    silo.evaluate(base, 0)
+    silo.evaluate(base, EvaluateModel(0))
     assert seen(tmp_path)[-1][1] == 0
 
 

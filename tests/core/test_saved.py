@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from fedsync.core.apart import Apart
 from fedsync.core.claims import Claims
 from fedsync.core.fitting import CurveBook
 from fedsync.core.forecasts import Forecasts
@@ -21,6 +22,7 @@ PARTS: dict[str, type] = {
     "passes.": Passes,
     "claims.": Claims,
     "failures.": FailurePolicy,
+    "apart.": Apart,
 }
 GIVEN = {
     "forecasts.predictor",

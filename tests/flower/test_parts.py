@@ -119,8 +119,9 @@ def test_a_resumed_run_remembers_whose_frozen_tensors_count(tmp_path: Path, monk
     with pytest.raises(KeyboardInterrupt):
         FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING).start(DirectGrid(3), evaluate_fn=dies)
     from fedsync.flower.checkpoints import digest
+    from fedsync.observe.run_builder import measuring
 
-    origin = prepare(tmp_path / "run", digest(config, SILOS)).origin
+    origin = prepare(tmp_path / "run", digest(measuring(config), SILOS)).origin
     assert origin.frozen is not None and len(origin.frozen) == 64 and origin.kept == ("body.weight", "body.bias")
 
 

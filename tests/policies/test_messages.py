@@ -75,7 +75,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: put(np.zeros(2, dtype=np.float32)).commit(Commit(1, {"a/1": 0.5}, toward=True)),
-        "version 1 moves towards 'a/1', whose base was not kept",
+        "version 1 moves towards 'a/1', which no order began",
     ),
     (
         lambda: ProportionalBalancer(floor=9).check(8),

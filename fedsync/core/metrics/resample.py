@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.metrics.base import FEWEST, LEVEL, Interval, Sums, Values
 
-DRAWS = 500
+DRAWS = 1000
 """Samples of the same kind that a bootstrap draws."""
 
 _T = (

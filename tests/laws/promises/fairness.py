@@ -9,6 +9,8 @@ from math import inf
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.state import MAX_FAILURES
+from fedsync.policies.barrier.kinds.bsp import Bsp
 from tests.laws.law import law
 from tests.laws.watched import Run
 
@@ -89,7 +91,8 @@ def nobody_starves_for_longer_than_orders_take(run: Run) -> int:
 
     Counted are waits that began so long before the end that one without end would be noticed.
     """
-    patience_s, exposed = PATIENCE_ORDERS[run.scenario.quiet] * longest_order_s(run), 0
+    orders = PATIENCE_ORDERS[run.scenario.quiet] + MAX_FAILURES * repeats(run.config)
+    patience_s, exposed = orders * longest_order_s(run), 0
     for wait in waits(run):
         until_s = run.outcome.closing_s if wait.until_s is None else wait.until_s
         assert until_s - wait.since_s <= patience_s, f"{wait}, patience {patience_s} s"
@@ -109,6 +112,12 @@ def nobody_starves_while_others_go_on(run: Run) -> int:
     for wait in found:
         assert wait.watched <= patience, f"{wait}, patience {patience} commits"
     return sum(commits - wait.commits > patience for wait in found)
+
+
+def repeats(config: StrategyConfig) -> bool:
+    """Whether a round waits for a silo whose order failed, and gives it another: a failed one is none of the round."""
+    barrier = config.barrier.innermost
+    return isinstance(barrier, Bsp) and barrier.complete
 
 
 def nothing_bounds_it(config: StrategyConfig) -> str:
@@ -138,7 +147,7 @@ def ahead(run: Run) -> Iterator[tuple[dict[str, int], set[str], set[str], set[st
                 update_id = event.meta.update_id if isinstance(event, UpdateArrived) else event.update_id
                 job = run.outcome.jobs.get(update_id)
                 if job is not None and job.end_s == entry.at_s and job.silo not in idle:
-                    ended[job.silo] += 1
+                    ended[job.silo] += update_id in run.outcome.accepted or not repeats(run.config)
                     idle.add(job.silo)
                     (failures.discard if update_id in run.outcome.accepted else failures.add)(job.silo)
         begun = {action.silo for action in entry.actions if isinstance(action, Dispatch)}
