@@ -1,5 +1,9 @@
 """What no hospital may do, for comparison: all patients' records in one place."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +18,9 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 class PooledTask(CsvTask):
     """Has the training rows of all hospitals, so none of their test patients is among them."""
+
+    def __init__(self, files: Sequence[str], **options: Any) -> None:
+        super().__init__(tuple(str(Path(__file__).parent / file) for file in files), **options)
 
     def data(self, slot: SiloSlot) -> SiloData:
         slots = [SiloSlot(name, index, len(HOSPITALS), slot.seed) for index, name in enumerate(HOSPITALS)]
