@@ -69,9 +69,12 @@ def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
         if metric.statistic.key in evaluation.sums
     }
     told = {name: value for name, value in worked_out.items() if value is not None}
-    loss = {} if evaluation.loss is None else {"loss": evaluation.loss / evaluation.samples}
-    accuracy = {} if evaluation.correct is None else {"accuracy": evaluation.correct / evaluation.samples}
-    return {**told, **accuracy, **loss}
+    means = {
+        name: total / evaluation.samples
+        for name, total in (("accuracy", evaluation.correct), ("loss", evaluation.loss))
+        if total is not None and evaluation.samples
+    }
+    return {**means, **told, **means}  # the score of a task of its own stands under its name, as in `Score.numbers`
 
 
 @dataclass(frozen=True, slots=True)

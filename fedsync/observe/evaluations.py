@@ -66,15 +66,6 @@ def higher_is_better(metrics: Sequence[AnyMetric]) -> dict[str, bool]:
     return {**_PLAIN, **{metric.name: metric.higher_is_better for metric in metrics}}
 
 
-def numbers(evaluation: Evaluation, metrics: Sequence[AnyMetric]) -> dict[str, float]:
-    """What one silo found, by name."""
-    found, samples = {}, evaluation.samples
-    for name, total in (("accuracy", evaluation.correct), ("loss", evaluation.loss)):
-        if total is not None and samples:
-            found[name] = total / samples
-    return {**found, **_pooled([evaluation], metrics).numbers(metrics)} if evaluation.sums else found
-
-
 def cells(
     evaluations: Sequence[Evaluation], metrics: Sequence[AnyMetric], *, intervals: bool = True
 ) -> dict[str, Cell]:

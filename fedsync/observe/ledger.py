@@ -15,7 +15,8 @@ from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import PooledFigures, Score, Split, Subject, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.plain_replica import RECEIVED
 from fedsync.core.scores import Scores, Settled
-from fedsync.observe.evaluations import JudgedModels, numbers
+from fedsync.core.selection import numbers_of
+from fedsync.observe.evaluations import JudgedModels
 from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.shares import SiloShare, SiloTotals, WaitingUpdate, shares_of
@@ -381,7 +382,7 @@ class Ledger:
         if found is not None and row is not None:
             row.metrics = with_tested(row.metrics, row.tested, found.metrics)
             if self.detail:
-                row.found[name] = numbers(found, self.measured or ())
+                row.found[name] = numbers_of(found, self.measured or ())
 
     def _settle(self) -> None:
         settled = self._scores.settle()

@@ -130,11 +130,12 @@ def _drive(
     machines = {silo.name: Machine(silo, config.seed) for silo in silos}
     driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)
     models, last = KeptModels(out, first.save_model), None
+    replicas = {name: each.replica for name, each in workers.items()}
     try:
         driver.run()
-        last = final_model(aggregator, {name: each.replica for name, each in workers.items()})
+        last = final_model(aggregator, replicas)
     finally:
-        best = best_model(aggregator, {name: each.replica for name, each in workers.items()})
+        best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:
             models.keep(recorder.ledger.best, best)
         summary = recorder.finish(models.finish(last))
@@ -143,17 +144,16 @@ def _drive(
 
 def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:
     """The best model, float32 [values]: the server's, or that of the silo with the newest; None where nobody has it."""
-    if isinstance(aggregator, PlainAggregator):
-        return aggregator.best
-    return max(replicas.values(), key=lambda replica: replica.holds).best_model
+    return aggregator.best if isinstance(aggregator, PlainAggregator) else _newest(replicas).best_model
 
 
 def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:
     """The model at the end, float32 [values]: the server's, or that of the silo with the newest."""
-    if isinstance(aggregator, PlainAggregator):
-        return aggregator.model
-    newest = max(replicas.values(), key=lambda replica: replica.holds)
-    return newest.model
+    return aggregator.model if isinstance(aggregator, PlainAggregator) else _newest(replicas).model
+
+
+def _newest(replicas: Mapping[str, Replica]) -> Replica:
+    return max(replicas.values(), key=lambda replica: replica.holds)
 
 
 def _keys(config: StrategyConfig, cluster: ClusterConfig) -> tuple[ServerKeys | None, dict[str, Ring]]:
