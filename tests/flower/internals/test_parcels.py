@@ -203,8 +203,11 @@ def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatc
         nobody.fetch(Parcel("0" * 16, "0" * 64, 5), tmp_path)
 
 
-def test_of_two_connections_for_one_upload_the_later_one_counts(link: SuperLink, store: ParcelStore) -> None:
-    """The earlier one hangs, and then says something else."""
+@pytest.mark.parametrize("taken", [False, True])
+def test_of_two_connections_for_one_upload_the_later_one_counts(
+    link: SuperLink, store: ParcelStore, taken: bool
+) -> None:
+    """The earlier one hangs, and then says something else, before or after the update is taken."""
     berlin, update = link.silo(), noise(3 * SPAN_BYTES)
     ticket = store.expect(berlin.number, "update a/1", update.size)
     assert ticket is not None
@@ -219,11 +222,32 @@ def test_of_two_connections_for_one_upload_the_later_one_counts(link: SuperLink,
             time.sleep(0.01)
         uploaded = client(berlin).upload(ticket, update)
         assert uploaded is not None
-        got = store.arrived(berlin.number, ticket, uploaded, "berlin")
+        got = store.arrived(berlin.number, ticket, uploaded, "berlin") if taken else None
         with contextlib.suppress(OSError):
             hanging.sendall(b"x" * (update.size - 1000))
         assert hanging.recv(12) == b"HTTP/1.1 409"
+        got = store.arrived(berlin.number, ticket, uploaded, "berlin") if got is None else got
         np.testing.assert_array_equal(got, update)
+
+
+def test_what_is_there_is_neither_written_again_nor_mixed_with_another_update(
+    link: SuperLink, store: ParcelStore, parcels: Path
+) -> None:
+    ticket = store.expect(link.silo().number, "update a/1", LARGE)
+    assert ticket is not None
+
+    def put(content: str, data: bytes) -> tuple[int, bytes]:
+        path = f"{ticket.session}/uploads/{ticket.name}/{content}"
+        return asked(link.silo(), "PUT", path, data, content_range=f"bytes 0-{len(data) - 1}/{LARGE}")
+
+    one, other = "0" * 32, "1" * 32
+    assert put(one, b"a" * 1000) == (200, b"1000")
+    assert put(one, b"b" * 1000)[0] == 409
+    assert (
+        kept := upload_path(node_folder(store._folder, link.silo().number), ticket.name, one)
+    ).read_bytes() == b"a" * 1000
+    assert put(other, b"c" * 10) == (200, b"10")
+    assert not kept.exists(), "a silo sends one update for a ticket"
 
 
 def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
