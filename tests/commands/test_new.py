@@ -73,7 +73,7 @@ def test_a_silo_s_own_data_are_read_beside_the_task(tmp_path: Path, kind: TaskKi
 
 @every_kind
 def test_any_seed_of_a_run_makes_data_up(tmp_path: Path, kind: TaskKind) -> None:
-    from fedsync.config.strategy import MAX_SEED
+    from fedsync.config.strategy_sections import MAX_SEED
     from fedsync.tasks.custom import load_task
     from fedsync.tasks.protocol import SiloSlot
 

@@ -1,0 +1,156 @@
+"""Which sections of a strategy go together: each is right by itself, and the run would not do what they say."""
+
+from __future__ import annotations
+
+from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
+from fedsync.config.selecting import needs_single_silos
+from fedsync.config.strategy_sections import StrategySections
+from fedsync.config.tasks_kinds import StatisticsSection
+
+
+def check_together(config: StrategySections) -> None:
+    """See that sections mean something together.
+
+    Raises:
+        ValueError: two contradict each other; says which, and the remedy.
+    """
+    for check in (
+        _fits_together,
+        _trains_in_processes,
+        _normalises,
+        _discounts,
+        _statistics_add_up,
+        _travels_in_the_clear,
+        _can_be_added,
+        _masks_come_off,
+        _opens_versions,
+        _goes_without_single_figures,
+    ):
+        check(config)
+
+
+def _fits_together(config: StrategySections) -> None:
+    balancer, barrier = config.balancer, config.barrier.innermost
+    balancer.check(config.local.batch_size)
+    if balancer.scales_steps and barrier.sets_steps:
+        raise ValueError(f"balancer.scale 'steps' has no effect: barrier.kind {barrier.kind} sets the steps")
+    if balancer.needs_lockstep and not barrier.lockstep:
+        raise ValueError(
+            f"balancer.kind {balancer.kind} compares the times of rounds, and barrier.kind {barrier.kind} has no "
+            "rounds in which all silos do the same steps; write balancer: {kind: equalise}, or barrier: {kind: bsp}"
+        )
+
+
+def _trains_in_processes(config: StrategySections) -> None:
+    if config.local.processes > 1 and config.task.own_loop:
+        raise ValueError(
+            f"local.processes {config.local.processes}: task.kind {config.task.kind} has a training loop of its own, "
+            "which runs in one process; leave it out"
+        )
+
+
+def _normalises(config: StrategySections) -> None:
+    swings = config.local.learning_rate * config.local.proximal >= 1 or config.solver.pull > 1
+    if config.aggregation.normalises and swings:
+        raise ValueError(
+            f"local.proximal {config.local.proximal:g} times local.learning_rate {config.local.learning_rate:g} is not "
+            "below 1: silos would swing around the model they start from"
+        )
+
+
+def _discounts(config: StrategySections) -> None:
+    if config.barrier.innermost.needs_discount and not config.aggregation.discounts:
+        raise ValueError(
+            "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; "
+            "give aggregation a staleness: {kind: polynomial}, or write late: next"
+        )
+
+
+def _statistics_add_up(config: StrategySections) -> None:
+    if isinstance(config.task, StatisticsSection):
+        config.task.check(config.local)
+
+
+def _travels_in_the_clear(config: StrategySections) -> None:
+    if not isinstance(config.cipher, PlainConfig) and config.wire.set:
+        place = "cipher.inner.bits" if isinstance(config.cipher, MaskedConfig) else "cipher.bits"
+        raise ValueError(
+            f"wire is for runs in the clear, and cipher.kind {config.cipher.kind!r} has bits of its own; leave wire "
+            f"out, and write {place}: 8, 12 or 16"
+        )
+
+
+def _can_be_added(config: StrategySections) -> None:
+    if not isinstance(config.cipher, PlainConfig) and config.aggregation.weigher(config.solver).weighting is None:
+        remedy = "write staleness: {kind: constant}" if config.aggregation.additive else "choose fedbuff"
+        raise ValueError(
+            f"aggregation.kind {config.aggregation.kind!r} as configured needs a server that sees the updates, and "
+            f"cipher.kind {config.cipher.kind!r} hides them: {remedy}"
+        )
+    if not isinstance(config.cipher, PlainConfig) and not config.aggregation.is_shipped():
+        raise ValueError(
+            f"aggregation.kind {config.aggregation.kind!r} is your own, and with cipher.kind {config.cipher.kind!r} "
+            "silos, which do not have it, weigh updates themselves; choose one that is part of FedSync"
+        )
+
+
+def _masks_come_off(config: StrategySections) -> None:
+    if not isinstance(config.cipher, MaskedConfig):
+        return
+    if config.barrier.mixes_rounds:
+        raise ValueError(
+            "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
+            "alone or with later ones: choose bsp, a-bsp or elastic, or write late: drop"
+        )
+    if config.barrier.draws:
+        raise ValueError(
+            "cipher.kind 'masked' opens sums in which nearly all silos are, and barrier has a part of them in each "
+            "round; leave the fraction out, or write cipher.kind: bfv"
+        )
+    if config.balancer.scales_rates:
+        raise ValueError(
+            "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') "
+            "come off only where all train at one; write balancer.scale: batch, or cipher.kind: bfv"
+        )
+
+
+def _opens_versions(config: StrategySections) -> None:
+    most, members = config.barrier.innermost.most_updates, getattr(config.cipher, "members", 1)
+    if most is not None and members > most:
+        raise ValueError(
+            f"cipher.members {members}: barrier.kind {config.barrier.innermost.kind!r} as configured commits {most} "
+            f"at a time, so silos would open no version; write members: {most}, or choose a barrier that commits "
+            "many: bsp, a-bsp, fsp or elastic"
+        )
+    silos = len(config.silos or ()) or config.min_silos
+    if silos is not None and members > (part := config.barrier.sampled(silos)) and config.barrier.draws:
+        raise ValueError(
+            f"cipher.members {members}: barrier has {part} of {silos} silos in each round, so silos would open no "
+            f"version; raise share, or write barrier.least: {members}"
+        )
+
+
+def _goes_without_single_figures(config: StrategySections) -> None:
+    cipher, barrier = sealed_metrics(config.cipher), config.barrier.innermost
+    if cipher is None:
+        return
+    plain = "or write cipher.metrics: plain, if the silos' owners allow it"
+    if barrier.needs_losses:
+        raise ValueError(
+            f"barrier.kind {barrier.kind!r} as configured goes by the loss of each round, and with sealed metrics "
+            f"the server learns it too late; where it has an interval write interval: {{kind: fixed}}, {plain}"
+        )
+    passes = f"barrier.kind {barrier.kind!r}" if barrier.needs_examples else "stop.relative_change"
+    if cipher.examples is None and (barrier.needs_examples or config.stop.relative_change is not None):
+        raise ValueError(
+            f"{passes} goes by passes of silos over their data, and with sealed metrics the server does not learn "
+            f"how much that is; write cipher.examples: how many samples count as a pass for all silos, {plain}"
+        )
+    if problem := needs_single_silos(config.evaluation.best):
+        raise ValueError(f"{problem}, {plain}")
+    weighting = config.aggregation.weigher(config.solver).weighting
+    if cipher.only and weighting is not None and weighting.by == "examples":
+        raise ValueError(
+            "aggregation.weight 'examples' needs the number of each silo's samples for what cipher.only leaves in "
+            f"the clear, and with sealed metrics the server does not learn it; write weight: silo, {plain}"
+        )

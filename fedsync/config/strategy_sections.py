@@ -1,0 +1,131 @@
+"""The sections of a strategy file, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from fedsync.common.names import SILO_NAME
+from fedsync.config.cipher import CipherConfig, PlainConfig
+from fedsync.config.evaluation import EvaluationConfig
+from fedsync.config.exporters import ExportConfig
+from fedsync.config.model import ModelConfig
+from fedsync.config.section import Section
+from fedsync.config.stop import StopConfig
+from fedsync.config.tasks import TaskConfig
+from fedsync.config.training import LocalConfig, PositiveInt
+from fedsync.config.user_config import UserConfig
+from fedsync.config.waiting import WaitingConfig
+from fedsync.config.wire import WireConfig
+from fedsync.policies.aggregate.base import AggregationPolicy
+from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.kinds import FedAvg
+from fedsync.policies.balance.base import BalancerPolicy
+from fedsync.policies.barrier.base import Inner
+from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.predict.ema import Ema
+from fedsync.policies.schema import Chosen, PartOfOne
+
+if TYPE_CHECKING:
+    from fedsync.core.weighting import Solver
+
+MAX_SEED = 2**63 - 1
+"""Of 63 bits, as those that follow from it: PyTorch, NumPy and every message take such a number."""
+
+
+def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
+    """For the barrier, which stands before."""
+    barrier = sections.get("barrier")
+    return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
+
+
+@cache
+def _plug_in(path: str) -> None:
+    """Run a user's file, which registers policies."""
+    from fedsync.tasks.custom import run_file
+
+    run_file(Path(path), "plugin")
+
+
+class StrategySections(Section):
+    """What a strategy file says; `fedsync.config.strategy` makes a run of it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """Names the run's folder and the rows of tables."""
+
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    """Everything random in the run follows from it."""
+
+    min_silos: PositiveInt | None = None
+    """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2."""
+
+    plugin: str | None = None
+    """A Python file of yours that registers policies with ``fedsync.register``, relative to this one. The server alone
+    runs it."""
+
+    silos: Annotated[list[Annotated[str, Field(pattern=SILO_NAME)]], Field(min_length=1)] | None = None
+    """Names of the silos that may take part; left out, every one that the server lets in."""
+
+    stop: StopConfig
+    """When the run ends."""
+
+    local: LocalConfig = Field(default_factory=LocalConfig)
+    """What a silo does with an order, and on what."""
+
+    predictor: Annotated[PredictorPolicy[Any], Chosen("predictor")] = Field(default_factory=Ema)
+    """How fast each silo will be in its next order."""
+
+    balancer: Annotated[BalancerPolicy, Chosen("balancer")]
+    """How much work each silo gets."""
+
+    barrier: Inner
+    """When updates are committed, and who may go on."""
+
+    aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=_usual_aggregation)
+    """How a commit weighs its updates; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""
+
+    cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
+    """How updates are hidden from the server."""
+
+    wire: WireConfig = Field(default_factory=WireConfig)
+    """How many bits travel where nothing is encrypted."""
+
+    task: TaskConfig
+    """What is trained, and on which data."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    """Which tensors of the model travel, and which stay at their silo; left out, the task decides."""
+
+    train_config: UserConfig = Field(default_factory=dict)
+    """What training code of one's own is told, as with Flower's strategies: numbers, text and switches."""
+
+    evaluate_config: UserConfig = Field(default_factory=dict)
+    """The same for its evaluation."""
+
+    fraction_evaluate: PartOfOne = 1.0
+    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates."""
+
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    """What is worked out of evaluations."""
+
+    waiting: WaitingConfig = Field(default_factory=WaitingConfig)
+    """How long silos are waited for."""
+
+    export: ExportConfig | None = None
+    """Where else the run's figures go while it goes on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_what_is_plugged_in(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and isinstance(data.get("plugin"), str):
+            _plug_in(data["plugin"])
+        return data
+
+    @property
+    def solver(self) -> Solver:
+        """What becomes of a constant gradient over a silo's local steps."""
+        return self.task.solver(self.local)
