@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
@@ -23,7 +22,6 @@ import numpy as np
 
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
@@ -32,9 +30,7 @@ from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
 from fedsync.train.guest_code import named
-from fedsync.train.local import LocalTrainer
 from fedsync.train.pace import Watch
-from fedsync.train.sample import likely_update
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
 from fedsync.trainer.key_lookup import many_keys, own_ring
@@ -43,25 +39,14 @@ from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
-from fedsync.trainer.protocol import ANSWER, COPY, Attestation, Completed, EvaluateModel, Identity
+from fedsync.trainer.protocol import ANSWER, Attestation, Completed, EvaluateModel, Identity
+from fedsync.trainer.replicas import encrypted_replica, plain_replica
 from fedsync.trainer.survey import open_survey, surveyed
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
-    from fedsync.cipher.keys.material import GroupKey
-    from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.cipher.silo.sealing import Pipeline
 
 logger = logging.getLogger(__name__)
-
-HELD = "held"
-"""Folder, in the trainer's, of the model of a silo that is sent differences."""
-
-_SEALERS = 4
-"""Most processes that seal for one silo."""
-
-_LARGE = 256
-"""Chunks from which on several processes are worth starting: two million parameters at 16 bits."""
 
 
 class SiloSession:
@@ -121,9 +106,9 @@ class SiloSession:
             validates=self._trainer.validates,
         )
         self.form = ModelForm.of(self._trainer.layout, _frozen(self._trainer.frozen_digest, spec, identity, keys))
-        self.replica: Replica = _plain(spec, self._trainer, folder)
+        self.replica: Replica = plain_replica(spec, self._trainer, folder)
         if plan is not None and keys is not None:
-            self.replica = _encrypted(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
+            self.replica = encrypted_replica(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
@@ -355,48 +340,3 @@ def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None)
         return digest.hex()
     run = hashlib.sha256(spec.origin.encode()).digest() + identity.spec_digest
     return keys.group.conceal(hashlib.sha256(b"fedsync frozen 1\0" + run + digest).digest()).hex()
-
-
-def _plain(spec: RunSpec, trainer: LocalTrainer, folder: Path | None) -> PlainReplica:
-    weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
-    keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
-    return PlainReplica(trainer.layout.size, spec.wire.formats, weighting, trainer.examples, keeper)
-
-
-def _encrypted(
-    plan: EncryptionPlan,
-    spec: RunSpec,
-    identity: Identity,
-    trainer: LocalTrainer,
-    ring: Ring,
-    folder: Path | None,
-    first_model: str | None,
-) -> Replica:
-    from fedsync.cipher.silo.replica import EncryptedReplica
-    from fedsync.cipher.suites import open_suite
-
-    local = spec.local
-    return EncryptedReplica(
-        plan,
-        ring,
-        open_suite(plan.kind, ring.group),
-        trainer.examples,
-        trainer.initial_model,
-        lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
-        None if folder is None else folder / COPY,
-        spec.run,
-        _pipeline(spec, plan, ring.group),
-        identity.spec_digest,
-        first_model,
-        spec.origin,
-    )
-
-
-def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
-    """Several processes that seal and open, where the update is large and the machine has processors to spare."""
-    processes = min((os.cpu_count() or 1) // 2, _SEALERS)
-    if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:
-        return None
-    from fedsync.cipher.silo.sealing import Pool
-
-    return Pool(plan.kind, group, processes)

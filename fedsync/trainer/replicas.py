@@ -1,0 +1,77 @@
+"""Makes a silo's copy of the model, which receives and sends; see `fedsync.core.transfer.Replica`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsync.config.run_spec import RunSpec
+from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.transfer import Replica
+from fedsync.train.local import LocalTrainer
+from fedsync.train.sample import likely_update
+from fedsync.trainer.protocol import COPY, Identity
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keyring import Ring
+    from fedsync.cipher.keys.material import GroupKey
+    from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.cipher.silo.sealing import Pipeline
+
+HELD = "held"
+"""Folder, in the trainer's, of the model of a silo that is sent differences."""
+
+_SEALERS = 4
+"""Most processes that seal for one silo."""
+
+_LARGE = 256
+"""Chunks from which on several processes are worth starting: two million parameters at 16 bits."""
+
+
+def plain_replica(spec: RunSpec, trainer: LocalTrainer, folder: Path | None) -> PlainReplica:
+    """In the clear."""
+    weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
+    keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
+    return PlainReplica(trainer.layout.size, spec.wire.formats, weighting, trainer.examples, keeper)
+
+
+def encrypted_replica(
+    plan: EncryptionPlan,
+    spec: RunSpec,
+    identity: Identity,
+    trainer: LocalTrainer,
+    ring: Ring,
+    folder: Path | None,
+    first_model: str | None,
+) -> Replica:
+    """Under encryption; arguments as of `fedsync.cipher.silo.replica.EncryptedReplica`, with files in ``folder``."""
+    from fedsync.cipher.silo.replica import EncryptedReplica
+    from fedsync.cipher.suites import open_suite
+
+    local = spec.local
+    return EncryptedReplica(
+        plan,
+        ring,
+        open_suite(plan.kind, ring.group),
+        trainer.examples,
+        trainer.initial_model,
+        lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
+        None if folder is None else folder / COPY,
+        spec.run,
+        _pipeline(spec, plan, ring.group),
+        identity.spec_digest,
+        first_model,
+        spec.origin,
+    )
+
+
+def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
+    """Several processes that seal and open, where the update is large and the machine has processors to spare."""
+    processes = min((os.cpu_count() or 1) // 2, _SEALERS)
+    if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:
+        return None
+    from fedsync.cipher.silo.sealing import Pool
+
+    return Pool(plan.kind, group, processes)
