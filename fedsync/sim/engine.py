@@ -1,7 +1,7 @@
 """The virtual driver: the coordinator under a clock that jumps from one happening to the next.
 
-A discrete-event simulator. What is to happen lies on a heap, ordered by (time, priority, serial), so the same seed
-gives the same journal, byte by byte. Durations come from the silo file. Training is real and happens when an update
+A discrete-event simulator on `fedsync.core.kernel`, which has the heap and the loop: the same seed gives the same
+journal, byte by byte. Durations come from the silo file. Training is real and happens when an update
 arrives: an order that is cut short costs no more than the steps it did, and one that is lost with its silo costs
 nothing.
 
@@ -9,7 +9,7 @@ nothing.
 |---|---|
 | `SiloJoined` | the silo is here; its next `_Loss` goes on the heap |
 | `_Loss` | the silo is gone, and the order it had; its return goes on the heap |
-| `_Work` | trained and sent: `UpdateArrived`, or `WorkFailed`; nothing if it was cut short or lost meanwhile |
+| `OrderInWork` | trained and sent: `UpdateArrived`, or `WorkFailed`; nothing if it was cut short or lost meanwhile |
 | `_Question` | the model is evaluated: `Evaluated` |
 | `Progressed`, `TimerFired` | themselves |
 
@@ -18,48 +18,39 @@ Not to be confused with the Flower driver (`fedsync.flower.driver`), which does 
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import Protocol
-
-import numpy as np
 
 from fedsync.core.actions import (
     Action,
     Commit,
     Discard,
-    Dispatch,
     Evaluate,
-    HaltEarly,
     KeepBest,
-    Probe,
     Rollback,
     Savepoint,
-    Stop,
-    WakeAt,
 )
 from fedsync.core.checks import check_sealed
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.curve import steps_within
 from fedsync.core.errors import FedSyncError, RunError
 from fedsync.core.events import (
     Evaluated,
     Event,
-    Progressed,
     SiloJoined,
     SiloLost,
     Spare,
-    TimerFired,
     UpdateArrived,
     WorkFailed,
 )
+from fedsync.core.journal import JournalEntry
+from fedsync.core.kernel import Kernel, OrderInWork, Priority
+from fedsync.core.machines import speed_windows
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
 from fedsync.observe.recorder import Recorder
-from fedsync.sim.machine import Course, Machine, speed_windows
+from fedsync.sim.machine import Machine
 from fedsync.sim.outages import Outage, outages
 from fedsync.trainer.protocol import Attestation, Completed, EvaluateModel
 
@@ -95,26 +86,6 @@ class Worker(Protocol):
         """
 
 
-class _Priority(IntEnum):
-    """At the same instant: who is there, then what arrived, then answers, then timers."""
-
-    PRESENCE = 0
-    ARRIVAL = 1
-    ANSWER = 2
-    TIMER = 3
-
-
-@dataclass(slots=True, eq=False)
-class _Work:
-    """An order in work: what came with it, when training began, when its steps end."""
-
-    silo: str
-    order: WorkOrder
-    received: Payload
-    start_s: float
-    course: Course
-
-
 @dataclass(frozen=True, slots=True)
 class _Question:
     """A model to be evaluated."""
@@ -132,16 +103,11 @@ class _Loss:
     outage: Outage
 
 
-_Happening = SiloJoined | TimerFired | Progressed | _Work | _Question | _Loss
-
 SPARE_EPOCHS = 10
 """Epochs for each silo that predictors may train after a commit, where they learn at all."""
 
-_QUIET_ENTRIES = 1000
-"""Comings and goings of silos, and ten more for each silo, without an order in work, before a run is given up."""
 
-
-class VirtualDriver:
+class VirtualDriver(Kernel[Machine]):
     """Runs a coordinator to its end in virtual time.
 
     Args:
@@ -163,18 +129,13 @@ class VirtualDriver:
         recorder: Recorder,
         poll_s: float = 0.0,
     ) -> None:
-        self._coordinator = coordinator
+        super().__init__(coordinator, machines, poll_s)
         self._aggregator = aggregator
-        self._machines = machines
         self._workers = workers
         self._recorder = recorder
-        self._poll_s = poll_s
+        self._committed = False
         self._outages: dict[str, Iterator[Outage]] = {}
-        self._heap: list[tuple[float, int, int, _Happening]] = []
-        self._working: dict[str, _Work] = {}
         self._here: set[str] = set()
-        self._serial = 0
-        self._stop: Stop | None = None
 
     def run(self) -> None:
         """Run until the coordinator stops.
@@ -185,50 +146,28 @@ class VirtualDriver:
         for name, worker in self._workers.items():
             config = self._machines[name].config
             self._outages[name] = outages(config, self._machines[name].seed)
-            self._push(config.joins_at_s, _Priority.PRESENCE, SiloJoined(config.joins_at_s, name, worker.facts))
-        quiet, most_quiet, committed = 0, _QUIET_ENTRIES + 10 * len(self._workers), False
-        while self._stop is None:
-            if not self._heap or quiet > most_quiet:
-                others = " but silos that come and go" if self._heap else ""
-                raise RunError(f"nothing is left to happen{others}, but the run has not ended")
-            now_s, events = self._next_batch()
-            if not events:
-                continue
-            if committed and self._coordinator.unlearned:
-                events.append(Spare(now_s, SPARE_EPOCHS * len(self._workers)))
-            entry = self._coordinator.handle(events, now_s)
-            for action in entry.actions:
-                self._carry_out(action, now_s)
-            self._recorder.record(entry)
-            committed = any(isinstance(action, Commit) for action in entry.actions)
-            quiet = 0 if entry.actions or self._working else quiet + 1
-        if self._stop.failed:
+            self._push(config.joins_at_s, Priority.PRESENCE, SiloJoined(config.joins_at_s, name, worker.facts))
+        super().run()
+        if self._stop is not None and self._stop.failed:
             raise RunError(self._stop.reason)
         self._recorder.keep("predictor.json", self._coordinator.learned)
 
-    def _push(self, at_s: float, priority: _Priority, happening: _Happening) -> None:
-        self._serial += 1
-        heapq.heappush(self._heap, (at_s, priority, self._serial, happening))
+    @property
+    def upload_bytes(self) -> int:
+        return self._aggregator.upload_bytes
 
-    def _next_batch(self) -> tuple[float, list[Event]]:
-        heap, events = self._heap, []
-        now_s = heap[0][0]
-        if self._poll_s > 0:
-            # Rounding can put the tick a hair before the instant it stands for.
-            now_s = max(math.ceil(now_s / self._poll_s) * self._poll_s, now_s)
-        while heap and heap[0][0] <= now_s:
-            event = self._event(heapq.heappop(heap)[3], now_s)
-            if event is not None:
-                events.append(event)
-        return now_s, events
+    def added(self, now_s: float) -> list[Event]:
+        """Time for predictors to train, after a commit."""
+        if self._committed and self._coordinator.unlearned:
+            return [Spare(now_s, SPARE_EPOCHS * len(self._workers))]
+        return []
 
-    def _event(self, happening: _Happening, now_s: float) -> Event | None:
+    def decided(self, entry: JournalEntry) -> None:
+        self._recorder.record(entry)
+        self._committed = any(isinstance(action, Commit) for action in entry.actions)
+
+    def happens(self, happening: SiloJoined | _Question | _Loss, now_s: float) -> Event | None:
         match happening:
-            case _Work(silo):
-                if self._working.get(silo) is not happening:
-                    return None  # it was cut short since, and has arrived or will arrive earlier
-                del self._working[silo]
-                return self._finish(happening, now_s)
             case _Question(silo, asked, received):
                 return self._evaluate(now_s, silo, asked, received)
             case _Loss(silo, outage):
@@ -237,7 +176,7 @@ class VirtualDriver:
                 self._aggregator.leave(silo)
                 if outage.back_s < math.inf:
                     joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
-                    self._push(outage.back_s, _Priority.PRESENCE, joined)
+                    self._push(outage.back_s, Priority.PRESENCE, joined)
                 self._aggregator.leave(silo)
                 return SiloLost(now_s, silo, outage.reason)
             case SiloJoined(_, silo, _):
@@ -246,12 +185,10 @@ class VirtualDriver:
                 self._aggregator.greet(silo, replica.holds, replica.greeting())
                 following = next(self._outages[silo], None)
                 if following is not None:
-                    self._push(following.at_s, _Priority.PRESENCE, _Loss(silo, following))
-                return replace(happening, at_s=now_s)
-            case TimerFired() | Progressed():
+                    self._push(following.at_s, Priority.PRESENCE, _Loss(silo, following))
                 return replace(happening, at_s=now_s)
 
-    def _finish(self, work: _Work, now_s: float) -> Event:
+    def ended(self, work: OrderInWork, now_s: float) -> Event:
         """Train what was done of the order, now that its time has come."""
         silo, order, course = work.silo, work.order, work.course
         worker, machine = self._workers[silo], self._machines[silo]
@@ -305,14 +242,8 @@ class VirtualDriver:
             evaluation = None
         return EvaluateModel.of(asked).answered(now_s, silo, evaluation, pooled)
 
-    def _carry_out(self, action: Action, now_s: float) -> None:
+    def act(self, action: Action, now_s: float) -> None:
         match action:
-            case Dispatch(silo, order):
-                self._begin(silo, order, now_s)
-            case HaltEarly(silo, update_id):
-                self._halt(silo, update_id, now_s)
-            case Probe(silo, update_id):
-                self._probe(silo, update_id, now_s)
             case Savepoint():
                 self._aggregator.savepoint()
             case Rollback():
@@ -328,11 +259,7 @@ class VirtualDriver:
                 self._aggregator.keep_best(score.version)
             case Evaluate(_, silos):
                 for silo in silos:
-                    self._push(now_s, _Priority.ANSWER, _Question(silo, action, self._model_of(action, silo)))
-            case WakeAt(at_s):
-                self._push(max(at_s, now_s), _Priority.TIMER, TimerFired(at_s))
-            case Stop():
-                self._stop = action
+                    self._push(now_s, Priority.ANSWER, _Question(silo, action, self._model_of(action, silo)))
 
     def _model_of(self, asked: Evaluate, silo: str) -> Payload:
         """What a silo needs to have the model that it is asked about."""
@@ -340,19 +267,11 @@ class VirtualDriver:
             return self._aggregator.own(asked.owner)
         return NO_PAYLOAD if asked.subject.own else self._aggregator.outgoing(silo, asked.subject)
 
-    def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        machine = self._machines[silo]
+    def given(self, silo: str, order: WorkOrder) -> Payload:
         if order.apart:
-            received = self._aggregator.apart(order)
-        else:
-            self._aggregator.begin(order.update_id)
-            received = self._aggregator.outgoing(silo)
-        start_s = now_s + machine.transfer_s(received.nbytes)
-        course = machine.course(order, start_s)
-        if order.budget_s is not None:
-            seconds = np.diff(course.ends, prepend=start_s)
-            course = course.cut(steps_within(seconds, order.budget_s, order.overrun))
-        self._schedule(_Work(silo, order, received, start_s, course))
+            return self._aggregator.apart(order)
+        self._aggregator.begin(order.update_id)
+        return self._aggregator.outgoing(silo)
 
     def _ask_questions(self) -> None:
         """Have silos answer whatever the aggregator asks; it takes no virtual time."""
@@ -368,29 +287,3 @@ class VirtualDriver:
         name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
         replica = self._workers[name].replica
         self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())
-
-    def _schedule(self, work: _Work) -> None:
-        self._working[work.silo] = work
-        machine = self._machines[work.silo]
-        end_s = work.course.last_s + machine.overhead_s + machine.transfer_s(self._aggregator.upload_bytes)
-        self._push(end_s, _Priority.ARRIVAL, work)
-
-    def _halt(self, silo: str, update_id: str, now_s: float) -> None:
-        """End a silo's order with the step it is in when it hears of it, unless it is done with training anyway."""
-        work = self._working.get(silo)
-        if work is None or work.order.update_id != update_id:
-            return
-        heard_s = now_s + self._machines[silo].latency_s
-        steps = int(np.searchsorted(work.course.ends, heard_s, side="left")) + 1
-        if steps < len(work.course.after_s):
-            self._schedule(replace(work, course=work.course.cut(steps)))
-
-    def _probe(self, silo: str, update_id: str, now_s: float) -> None:
-        work = self._working.get(silo)
-        if work is None or work.order.update_id != update_id:
-            return
-        latency_s = self._machines[silo].latency_s
-        steps = int(np.searchsorted(work.course.ends, now_s + latency_s, side="right"))
-        heard_s = now_s + 2 * latency_s
-        progress = Progressed(heard_s, silo, update_id, steps, steps * work.order.batch_size)
-        self._push(heard_s, _Priority.ANSWER, progress)

@@ -4,41 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsync.config.cluster import SiloConfig
-from fedsync.core.checks import MAX_WINDOWS
-from fedsync.core.orders import Window, WorkOrder
+from fedsync.core.machines import Course, Floats
+from fedsync.core.orders import WorkOrder
 from fedsync.core.rng import Stream, generator
 from fedsync.sim.load import Load, Piece, Trace, markov, periodic
-
-Floats = NDArray[np.float64]
-
-
-class Course(NamedTuple):
-    """When the local steps of an order end: ``begin_s + after_s[k]`` seconds since the run began.
-
-    Kept as a sum, for the array is the same in every order of the same size, and seldom is more asked of it than
-    its last element.
-    """
-
-    begin_s: float
-    after_s: Floats
-
-    @property
-    def last_s(self) -> float:
-        return self.begin_s + float(self.after_s[-1])
-
-    @property
-    def ends(self) -> Floats:
-        """End of each step, float64 [steps]."""
-        return self.begin_s + self.after_s
-
-    def cut(self, steps: int) -> Course:
-        return self if steps == len(self.after_s) else Course(self.begin_s, self.after_s[:steps])
 
 
 class Machine:
@@ -94,12 +67,3 @@ def _loads(config: SiloConfig, seed: int) -> list[Iterator[Piece]]:
     if config.load is not None:
         loads.append(periodic(config.load))
     return loads
-
-
-def speed_windows(batch_size: int, start_s: float, ends: Floats) -> tuple[Window, ...]:
-    """The series that a silo would report for steps that end at ``ends``; no load of others is simulated."""
-    steps = len(ends)
-    marks = np.unique(np.linspace(0, steps, min(steps, MAX_WINDOWS) + 1).astype(np.int64))
-    times = np.concatenate([[start_s], ends])[marks]
-    speeds = batch_size * np.diff(marks) / np.diff(times)
-    return tuple(Window(float(speed)) for speed in speeds)

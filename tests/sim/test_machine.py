@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.machines import speed_windows
 from fedsync.core.orders import WorkOrder
 from fedsync.core.rng import Stream, generator
-from fedsync.sim.machine import Machine, Trace, speed_windows
+from fedsync.sim.machine import Machine, Trace
 from tests.sim.fake import machines
 
 STALL = Trace(np.array([0.0, 10.0, 20.0]), np.array([1.0, 0.0, 0.5]))
