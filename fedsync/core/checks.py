@@ -10,7 +10,17 @@ import numpy as np
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.metrics.base import Statistic
-from fedsync.core.orders import Evaluation, PooledFigures, Score, SiloFacts, Split, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import (
+    Evaluation,
+    PooledFigures,
+    Score,
+    SiloFacts,
+    Split,
+    Subject,
+    UpdateMeta,
+    WorkOrder,
+    WorkReport,
+)
 
 MAX_SPEED = 1e9
 """Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
@@ -206,6 +216,14 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
         if not (METRIC_NAME.fullmatch(name) and abs(mean) <= MAX_METRIC and 1 <= count <= MAX_TEST_SAMPLES):
             raise ProtocolError(silo, "evaluation", f"{name[:MAX_NAME]!r} = {mean} of {count} samples")
     _check_sums(silo, evaluation.sums, known)
+    if not set(evaluation.gains) <= set(Subject):
+        raise ProtocolError(silo, "evaluation", f"gains of {len(evaluation.gains)} models that no run has")
+    for found in evaluation.gains.values():
+        if len(found) > MAX_METRICS or not all(
+            METRIC_NAME.fullmatch(name) and -MAX_ENTRY <= low <= high <= MAX_ENTRY
+            for name, (low, high) in found.items()
+        ):
+            raise ProtocolError(silo, "evaluation", "gains with intervals that are none")
 
 
 def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping[str, Statistic] | None) -> None:

@@ -166,6 +166,8 @@ class Evaluation:
         samples: size of the split.
         metrics: other figures by name, which nothing decides by: means, and over how many samples.
         sums: of statistics, by key; see `fedsync.core.metrics`.
+        gains: how much better a model is than the silo's own local one, between which numbers by metric, by
+            `Subject`: of the models that were tested before it, or of this one, tuned.
     """
 
     loss: float | None
@@ -173,6 +175,7 @@ class Evaluation:
     samples: int
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    gains: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ Rows are models, columns are silos, each cell is how a model does on one silo's 
 - ``pooled``: over all silos' test samples together; ``local`` and ``tuned`` there are each silo's own model on its own
   samples. A subject of which there is nothing is left out.
 - GAIN is ``{"value", "low", "high"}`` or null: how much better than the silo's own local model, positive is better,
-  also where a lower metric is. The interval is of the difference on the same samples.
+  also where a lower metric is. The interval is of the difference on the same samples, which both models judged; only
+  the silo can tell it, and ``low`` and ``high`` are null where it does not (`fedsync.core.metrics.gain`).
 - Where figures are sealed, ``silos`` and every ``matrix`` are empty, ``gain`` too, and ``models`` have no silo of their
   own: only ``pooled`` is there.
 """
@@ -40,7 +41,7 @@ from fedsync.core.actions import Dispatch, Evaluate, KeepBest
 from fedsync.core.checks import usable
 from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.metrics.base import AnyMetric, statistics_of
+from fedsync.core.metrics.base import AnyMetric, Interval, statistics_of
 from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.observe.evaluations import cells, higher_is_better
 
@@ -129,9 +130,18 @@ class Matrix:
             values = [None if each is None or name not in each else each[name]["value"] for each in pair]
             gain = None
             if values[0] is not None and values[1] is not None:
-                gain = {"value": sign * (values[0] - values[1]), "low": None, "high": None}
+                low, high = self._told(subject, silo).get(name, (None, None))
+                gain = {"value": sign * (values[0] - values[1]), "low": low, "high": high}
             gains[silo] = gain
         return gains
+
+    def _told(self, subject: str, silo: str) -> Mapping[str, Interval]:
+        """What a silo told of a gain: with the model that it tested last of the two."""
+        of = Subject.TUNED if subject == Subject.TUNED else Subject.LOCAL
+        one, last = (self.cells.get((ModelRow(each), silo)) for each in (subject, Subject.LAST))
+        # Silos are asked once for a version that is both.
+        asked = Subject.LAST if one is not None and one is last else subject
+        return self.cells[ModelRow(of, silo), silo].gains.get(asked, {})
 
 
 def without_matrix(document: Document) -> Document:

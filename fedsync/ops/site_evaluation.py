@@ -16,6 +16,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Split, Subject
 from fedsync.observe.cross_site import Matrix, ModelRow
 from fedsync.sim.run import surveyed_again
@@ -134,10 +135,12 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))
     for site in sites:
-        trainer = site.trainer()
+        trainer, gains = site.trainer(), LocalGains()
         for model, file in models:
-            matrix.cells[model, site.name] = trainer.evaluate(trainer.load_model(file), split=Split.TEST)
+            found = trainer.evaluate(trainer.load_model(file), split=Split.TEST)
+            matrix.cells[model, site.name] = gains.told(model.subject, found, trainer.judged)
         own = OwnModels(site.folder)
         for subject in own.subjects:
-            matrix.cells[ModelRow(subject, site.name), site.name] = trainer.evaluate(*own.model(subject), Split.TEST)
+            found = trainer.evaluate(*own.model(subject), Split.TEST)
+            matrix.cells[ModelRow(subject, site.name), site.name] = gains.told(subject, found, trainer.judged)
     return matrix

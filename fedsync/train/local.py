@@ -16,6 +16,7 @@ import torch
 from fedsync.core.checks import usable
 from fedsync.core.errors import Diverged
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.metrics.gain import JudgedSamples
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.spans import give_back, spans
 from fedsync.train import device as devices
@@ -171,6 +172,8 @@ class LocalTrainer(ABC):
         self._device = device
         self._options = options
         self._probe = MachineProbe(device, options.resources)
+        self.judged: JudgedSamples | None = None
+        """What the last evaluation found sample by sample, on the test split; None where nobody knows."""
 
     @property
     def layout(self) -> Layout:

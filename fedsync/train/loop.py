@@ -276,7 +276,7 @@ class Trainer(LocalTrainer):
     def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the weights that are loaded; in float32, so that silos of any precision compare."""
         self._model.eval()
-        samples, measured = self._splits[split], self._measuring.begin()
+        samples, measured, tested = self._splits[split], self._measuring.begin(), split is Split.TEST
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         start, stop = (0, len(samples)) if self.rank is None else self.rank.share(len(samples))
         rows = samples.place(np.arange(start, stop))
@@ -285,24 +285,28 @@ class Trainer(LocalTrainer):
             batches = torch.split(rows, size) if len(rows) else ()
             samples.begin((Piece(self._slot.seed, batch.tolist()) for batch in batches), len(batches))
             for batch in batches:
-                for part, more in self._cap.work_off(batch, partial(self._score, samples), self._reset):
+                for part, *more in self._cap.work_off(batch, partial(self._score, samples, tested), self._reset):
                     total += part
-                    measured.add(more)
+                    measured.add(*more)
         loss, correct = total.tolist() if self.rank is None else self.rank.total(total.tolist())
-        return Evaluation(loss, correct, len(samples), sums=measured.sums(len(samples), self.rank))
+        sums = measured.sums(len(samples), self.rank)
+        self.judged = measured.judged(sums, len(samples), self.rank) if tested else None
+        return Evaluation(loss, correct, len(samples), sums=sums)
 
-    def _score(self, samples: Batches, rows: Tensor, _share: float) -> tuple[Tensor, Found]:
+    def _score(self, samples: Batches, tested: bool, rows: Tensor, _share: float) -> tuple[Tensor, Found, Found]:
         """One piece of `_evaluate`: loss and correct predictions, float64 [2], and what metrics want."""
-        batch, found = samples.take(rows), {}
+        batch, found, each = samples.take(rows), {}, {}
         if type(self._task).score is Task.score:
             outputs, targets = self._task.predict(self._model, batch)
             loss, correct = self._task.assess(outputs, targets)
-            found = self._measuring.of(outputs, targets, rows)
         else:
             loss, correct = self._task.score(self._model, batch)
             if self._measuring:
-                found = self._measuring.of(*self._task.predict(self._model, batch), rows)
-        return torch.stack([loss.double(), correct.double()]), found
+                outputs, targets = self._task.predict(self._model, batch)
+        if self._measuring:
+            found = self._measuring.of(outputs, targets, rows)
+            each = self._measuring.each(outputs, targets, rows) if tested else {}
+        return torch.stack([loss.double(), correct.double()]), found, each
 
     def _reset(self) -> None:
         self._model.zero_grad()

@@ -24,6 +24,7 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
@@ -112,7 +113,7 @@ class SiloSession:
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
-        self._own = OwnModels(folder)
+        self._own, self._gains = OwnModels(folder), LocalGains()
         self._file = None if folder is None else folder / ANSWER
         self.last = None if self._file is None else LastOrder.load(self._file)
         self.cursor = Cursor() if self.last is None else self.last.cursor
@@ -276,7 +277,9 @@ class SiloSession:
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
         with named():
-            return self._trainer.evaluate(model, cursor, asked.split)
+            found = self._trainer.evaluate(model, cursor, asked.split)
+        known = None if self.sealed or asked.owner else self._trainer.judged
+        return self._gains.told(asked.subject, found, known)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.

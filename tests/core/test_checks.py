@@ -155,6 +155,12 @@ def test_speeds_that_no_machine_has(speed: float) -> None:
         Evaluation(0.0, 0.5, 1, {"eval_auc": (0.5, 10**9 + 1)}),
         Evaluation(0.0, 0.5, 1, {"Eval auc": (0.5, 1)}),
         Evaluation(0.0, 0.5, 1, {f"eval_{number}": (0.5, 1) for number in range(33)}),
+        Evaluation(0.0, 0.5, 1, gains={"theirs": {"auroc": (0.0, 0.1)}}),
+        Evaluation(0.0, 0.5, 1, gains={"last": {"auroc": (0.2, 0.1)}}),
+        Evaluation(0.0, 0.5, 1, gains={"last": {"auroc": (float("nan"), 0.1)}}),
+        Evaluation(0.0, 0.5, 1, gains={"last": {"auroc": (0.0, 1e300)}}),
+        Evaluation(0.0, 0.5, 1, gains={"last": {"AU ROC": (0.0, 0.1)}}),
+        Evaluation(0.0, 0.5, 1, gains={"last": {f"m{number}": (0.0, 0.1) for number in range(33)}}),
     ],
 )
 def test_evaluations_that_poison_a_mean(evaluation: Evaluation) -> None:

@@ -1,6 +1,7 @@
 """The matrix of models and silos, and what follows from it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_a_gain_is_positive_where_the_federation_is_better() -> None:
     assert gain.keys() == {"last", "best"}
     assert gain["best"]["a"]["value"] == pytest.approx(0.2) and gain["best"]["b"]["value"] == pytest.approx(-0.2)
     assert metrics["loss"]["gain"]["best"]["a"]["value"] == pytest.approx(0.15)
+
+
+def test_gains_have_the_intervals_that_silos_tell() -> None:
+    """With the local model those of models before it, with the tuned one its own; the last may be the best."""
+    part, tuned = matrix(), ModelRow(Subject.TUNED, "a")
+    part.cells[own(Subject.LOCAL, "a"), "a"] = replace(found(12), gains={"last": {"accuracy": (-0.1, 0.3)}})
+    part.cells[tuned, "a"] = replace(found(15), gains={"tuned": {"accuracy": (0.0, 0.2)}})
+    gain = part.document()["metrics"]["accuracy"]["gain"]
+    assert gain["last"]["a"] == {"value": pytest.approx(0.1), "low": -0.1, "high": 0.3}
+    assert (gain["tuned"]["a"]["low"], gain["tuned"]["a"]["high"]) == (0.0, 0.2)
+    assert gain["best"]["a"]["low"] is None, "nobody told of it"
+    part.cells[BEST, "a"] = part.cells[LAST, "a"]
+    assert part.document()["metrics"]["accuracy"]["gain"]["best"]["a"] == gain["last"]["a"]
 
 
 def test_a_model_of_another_silo_is_no_own_one() -> None:

@@ -10,6 +10,7 @@ import pytest
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, Diverged
+from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.observe.replay import replay
 from fedsync.sim.run import run_virtual
@@ -48,6 +49,9 @@ def test_a_run_ends_with_the_whole_matrix(tmp_path: Path, strategy: str) -> None
     summary, document = run(tmp_path, strategy=strategy)
     assert rows(document) == ALL and there(document) == FULL and not document["missing"]
     assert summary["evaluation"]["cross_site"]["metrics"]["accuracy"].keys() == {"pooled", "gain"}
+    for subject, gains in document["metrics"]["accuracy"]["gain"].items():
+        for silo, gain in gains.items():
+            assert gain["low"] <= gain["value"] <= gain["high"], (subject, silo)
     processed = {each["name"]: each["samples"] for each in summary["silos"]}
     for each in document["models"][2:4]:
         assert each["samples"] >= processed[each["silo"]], "alone it trains no less than in the run"
@@ -74,6 +78,8 @@ def test_under_encryption_own_models_stay(tmp_path: Path) -> None:
     )
     assert rows(document)[-2:] == [("local", "a"), ("local", "b")] and rows(document)[0] == ("last", None)
     assert there(document)[-2:] == [[True, False], [False, True]]
+    gains = document["metrics"]["accuracy"]["gain"]["last"].values()
+    assert all(gain["low"] is None for gain in gains), "how two models do together is told in the clear only"
 
 
 def test_alone_with_the_same_data_and_nobody_else_is_the_run_itself(tmp_path: Path) -> None:
@@ -142,3 +148,18 @@ def test_the_model_that_silos_tune_is_the_best(tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_compared_is_refused(sets: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         StrategyConfig.load("lb-bsp", [*RUN, COMPARED, *sets])
+
+
+def test_what_a_silo_gains_is_over_its_own_local_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tests those of others in between, before it tunes one."""
+    told: list[Any] = []
+    real = LocalGains.told
+
+    def noted(self: LocalGains, subject: str, found: Any, judged: Any) -> Any:
+        told.append((subject, judged is not None))
+        return real(self, subject, found, judged)
+
+    monkeypatch.setattr(LocalGains, "told", noted)
+    run(tmp_path)
+    assert [known for subject, known in told if subject == Subject.LOCAL].count(True) == 2
+    assert [known for subject, known in told if subject == Subject.LOCAL].count(False) == 2

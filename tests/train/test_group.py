@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.core.errors import ConfigError, Diverged, RunError
+from fedsync.core.metrics.named import Wanted
+from fedsync.core.orders import Split
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot
 from fedsync.train.group import GroupTrainer
 from fedsync.train.options import LocalOptions
@@ -26,7 +29,7 @@ from tests.train.make import Dropping, TwoClasses, order, slot, trainer
 
 pytestmark = pytest.mark.full
 
-OPTIONS = LocalOptions(device="cpu", processes=2)
+OPTIONS = LocalOptions(device="cpu", processes=2, measured=Wanted(("accuracy", "auroc"), 2))
 TOLERANCE = 1e-6
 
 
@@ -63,7 +66,7 @@ def members() -> list[psutil.Process]:
 
 
 def test_orders_and_evaluations_are_those_of_one_process(group: GroupTrainer) -> None:
-    alone = trainer()
+    alone = trainer(options=replace(OPTIONS, processes=1))
     base = alone.initial_model()
     for size in (8, 7, 1):
         work = order(batch_size=size, max_steps=20, evaluate=True)
@@ -72,6 +75,11 @@ def test_orders_and_evaluations_are_those_of_one_process(group: GroupTrainer) ->
         assert (found.report.samples, found.cursor) == (20 * size, expected.cursor)
         assert found.report.evaluation is not None and found.report.evaluation.samples == 10
     assert group.evaluate(base).correct == alone.evaluate(base).correct
+    for each in (alone, group):
+        each.evaluate(base, split=Split.TEST)
+    assert alone.judged is not None and group.judged is not None and alone.judged.cells
+    for key, cells in alone.judged.cells.items():
+        np.testing.assert_array_equal(group.judged.cells[key], cells)
     likely = likely_update(group, 8, 4, 0.1, 7)[0]
     np.testing.assert_allclose(likely, likely_update(alone, 8, 4, 0.1, 7)[0], rtol=0, atol=1e-5)
 

@@ -50,6 +50,11 @@ class Statistic(ABC):
         """Whether all entries are counts."""
         return True
 
+    @property
+    def places(self) -> int:
+        """In how many entries a sample of a class counts; 0 where there are no classes."""
+        return 0
+
     def problem(self, sums: Sums) -> str:
         """What no samples can come to, in sums [size] that are finite, and counts if they are to be; empty if fine."""
         return ""
@@ -57,6 +62,10 @@ class Statistic(ABC):
     def support(self, sums: Sums) -> Mapping[str, int]:
         """How many samples there are behind sums [size], by class where there are classes; else ``samples``."""
         return {}
+
+    def left_out(self, sums: Sums) -> Sums:
+        """Sums [groups, size] without each of the groups that samples were dealt to; no groups where they were not."""
+        return np.empty((0, self.size))
 
     def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
         """Between which numbers a metric would lie with other samples of the same kind, at `LEVEL`.

@@ -49,6 +49,10 @@ class ClassCounts(Statistic):
             return table[..., 0, :], table[..., 1, :], table[..., 2, :]
         return np.diagonal(table, axis1=-2, axis2=-1), table.sum(axis=-2), table.sum(axis=-1)
 
+    @property
+    def places(self) -> int:
+        return 1 if self.full else 3
+
     def problem(self, sums: Sums) -> str:
         right, predicted, samples = self.margins(sums)
         fits = (right <= predicted).all() and (right <= samples).all() and predicted.sum() == samples.sum()

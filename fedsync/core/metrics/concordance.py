@@ -46,12 +46,15 @@ class PairCounts(Statistic):
         samples, pairs = self.table(sums)[0, :2]
         return {"samples": int(samples), "pairs": int(pairs)}
 
-    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
+    def left_out(self, sums: Sums) -> Sums:
         table = self.table(sums)
         there = 1 + np.flatnonzero(table[1:, 0])
         without = np.zeros((len(there), *table.shape))
         without[:, 0] = table[0] - table[there]
-        return jackknife(sums, without.reshape(len(there), -1), values)
+        return without.reshape(len(there), -1)
+
+    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
+        return jackknife(sums, self.left_out(sums), values)
 
 
 class Concordance(ArrayMetric[PairCounts]):

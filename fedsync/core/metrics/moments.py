@@ -55,12 +55,15 @@ class BlockSums(Statistic):
     def support(self, sums: Sums) -> Mapping[str, int]:
         return {"samples": int(self.totals(sums)[0])}
 
-    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
+    def left_out(self, sums: Sums) -> Sums:
         table = self.table(sums)
         there = np.flatnonzero(table[:, 0])
         without = np.repeat(table[None], len(there), axis=0)
         without[np.arange(len(there)), there] = 0.0
-        return jackknife(sums, without.reshape(len(there), -1), values)
+        return without.reshape(len(there), -1)
+
+    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
+        return jackknife(sums, self.left_out(sums), values)
 
 
 ERRORS = BlockSums("errors", 5)

@@ -41,10 +41,14 @@ def bootstrap(
     if not there.any() or totals[there].min() < FEWEST:
         return None
     drawn = _drawn(strata.tobytes(), strata.shape, seed)
-    found = values(rebuilt(drawn).astype(np.float64))
-    if not np.isfinite(found).all():
+    return middle_of(values(rebuilt(drawn).astype(np.float64)))
+
+
+def middle_of(drawn: Sums) -> Interval | None:
+    """Between which numbers the middle of drawn numbers [draws] lies, at `LEVEL`; None where one of them is none."""
+    if not np.isfinite(drawn).all():
         return None
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -82,6 +82,10 @@ class ScoreCounts(Statistic):
     def size(self) -> int:
         return int(np.prod(self.shape))
 
+    @property
+    def places(self) -> int:
+        return self.shape[0]
+
     def problem(self, sums: Sums) -> str:
         totals = self.table(sums).sum(axis=(-2, -1))
         return "" if (totals == totals[0]).all() else "histograms of different numbers of samples"

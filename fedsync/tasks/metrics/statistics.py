@@ -33,10 +33,8 @@ def measure_of(metric: AnyMetric) -> Measure:
     if isinstance(metric, OwnMetric):
         return _own(metric)
     match statistic:
-        case ClassCounts():
-            return lambda outputs, targets, _: _classes(statistic, outputs, targets)
-        case ScoreCounts():
-            return lambda outputs, targets, _: _scores(statistic, outputs, targets)
+        case ClassCounts() | ScoreCounts():
+            return lambda outputs, targets, _: _counted(statistic, outputs, targets)
         case PairCounts():
             return _samples
         case BlockSums() if statistic in _NUMBERS:
@@ -62,49 +60,52 @@ def _known(targets: Tensor, labels: Tensor) -> Tensor:
     return targets.flatten().long()
 
 
-def _counts(places: Tensor, size: int, classes: int) -> Tensor:
-    found = torch.bincount(places, minlength=size)
-    if len(found) > size:
-        problem = f"there is a label that is none of {classes} classes"
-        raise ConfigError("evaluation.classes", problem, "Mend the number of classes, or the labels")
-    return found.double()
+def cells_of(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the labels of a batch count in the sums.
 
-
-def _classes(statistic: ClassCounts, outputs: Tensor, targets: Tensor) -> Tensor:
-    labels, size = labels_of(outputs), statistic.classes
-    truth, said = _known(targets, labels), labels.flatten().long()
-    if (outputs.shape[1] if outputs.ndim > 1 and outputs.shape[1] > 1 else 2) > size:
-        problem = f"the model tells {outputs.shape[1]} classes apart, not {size}"
+    Returns:
+        True labels, int64 [labels], negative where none is known, and entries of the sums, int64 [labels, n]: -1 for
+        none, and one beyond the last for an output that is none.
+    """
+    labels = labels_of(outputs)
+    truth = _known(targets, labels)
+    several = outputs.ndim > 1 and outputs.shape[1] > 1
+    told, wanted = (outputs.shape[1] if several else 2), statistic.classes
+    if told > wanted or (told < wanted and isinstance(statistic, ScoreCounts)):
+        problem = f"the model tells {told} classes apart, not {wanted}"
         raise ConfigError("evaluation.classes", problem, "Mend the number of classes")
-    truth, said = truth[truth >= 0], said[truth >= 0]
+    if len(truth) and int(truth.max()) >= wanted:
+        problem = f"there is a label that is none of {wanted} classes"
+        raise ConfigError("evaluation.classes", problem, "Mend the number of classes, or the labels")
+    if isinstance(statistic, ScoreCounts):
+        return truth, _by_score(statistic, _scores(outputs, several, wanted), truth)
+    said = labels.flatten().long()
     if statistic.full:
-        return _counts(truth * size + said, size * size, size)
-    return torch.cat([_counts(each, size, size) for each in (truth[truth == said], said, truth)])
+        return truth, (truth * wanted + said)[:, None]
+    return truth, torch.stack([torch.where(truth == said, truth, -1), wanted + said, 2 * wanted + truth], dim=1)
 
 
-def _scores(statistic: ScoreCounts, outputs: Tensor, targets: Tensor) -> Tensor:
-    truth = _known(targets, labels_of(outputs))
-    if outputs.ndim > 1 and outputs.shape[1] > 1:
-        logits = outputs.double().movedim(1, -1).reshape(-1, outputs.shape[1])
-        if logits.shape[1] != statistic.classes:
-            problem = f"the model tells {logits.shape[1]} classes apart, not {statistic.classes}"
-            raise ConfigError("evaluation.classes", problem, "Mend the number of classes")
-        two = statistic.classes == 2
-        scores = torch.sigmoid(logits[:, 1:] - logits[:, :1]) if two else torch.softmax(logits, dim=1)
-    else:
-        scores = torch.sigmoid(outputs.double()).reshape(-1, 1)
-    there = truth >= 0
-    truth, scores = truth[there], scores[there]
+def _scores(outputs: Tensor, several: bool, classes: int) -> Tensor:
+    """Probabilities of class 1, [labels, 1], or of each class, [labels, classes]."""
+    if not several:
+        return torch.sigmoid(outputs.double()).reshape(-1, 1)
+    logits = outputs.double().movedim(1, -1).reshape(-1, classes)
+    return torch.sigmoid(logits[:, 1:] - logits[:, :1]) if classes == 2 else torch.softmax(logits, dim=1)
+
+
+def _by_score(statistic: ScoreCounts, scores: Tensor, truth: Tensor) -> Tensor:
     histograms, _, bins = statistic.shape
     wanted = torch.arange(histograms, device=truth.device) + (statistic.classes == 2)
     ends = torch.from_numpy(edges(statistic.resolution)).to(scores.device)
     # A score that is none lies beyond the last bin.
     places = torch.where(scores.isnan(), statistic.size, torch.bucketize(scores, ends))
-    places = places + bins * ((truth[:, None] == wanted) + 2 * torch.arange(histograms, device=truth.device))
-    if len(truth) and int(truth.max()) >= statistic.classes:
-        problem = f"there is a label that is none of {statistic.classes} classes"
-        raise ConfigError("evaluation.classes", problem, "Mend the number of classes, or the labels")
-    found = torch.bincount(places.flatten(), minlength=statistic.size)
+    return places + bins * ((truth[:, None] == wanted) + 2 * torch.arange(histograms, device=truth.device))
+
+
+def _counted(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Tensor) -> Tensor:
+    truth, cells = cells_of(statistic, outputs, targets)
+    cells = cells[truth >= 0].flatten()
+    found = torch.bincount(cells[cells >= 0], minlength=statistic.size)
     if len(found) > statistic.size:
         return torch.full((statistic.size,), torch.nan, dtype=torch.float64, device=found.device)
     return found.double()

@@ -53,6 +53,28 @@ def test_classes_and_scores_are_counted(classes: int) -> None:
     np.testing.assert_array_equal(found[scores.key], score_sums(scores, given, labels.numpy()))
 
 
+@pytest.mark.parametrize("classes", [2, 3, 40])
+def test_what_each_sample_counts_adds_up_to_the_sums(classes: int) -> None:
+    """Whatever batches hold it, and in whichever order they come."""
+    outputs, labels = logits(classes)
+    measuring = Measuring([shipped("f1", classes), shipped("auroc", classes)], CPU)
+    found = measuring.begin()
+    for rows in reversed(torch.arange(60).split(7)):
+        found.add(*(way(outputs[rows], labels[rows], rows) for way in (measuring.of, measuring.each)))
+    sums = found.sums(60)
+    judged = found.judged(sums, 60)
+    assert judged.cells.keys() == sums.keys()
+    for key, cells in judged.cells.items():
+        np.testing.assert_array_equal(judged.labels[key], labels.numpy())
+        np.testing.assert_array_equal(np.bincount(cells[cells >= 0], minlength=len(sums[key])), sums[key])
+    assert not found.judged(sums, 61).cells, "a sample is missing"
+
+
+def test_pixels_are_no_samples() -> None:
+    outputs, labels = torch.randn(6, 2, 4, 4), torch.randint(0, 2, (6, 4, 4))
+    assert Measuring([shipped("accuracy", 2)], CPU).each(outputs, labels, torch.arange(6)) == {}
+
+
 @pytest.mark.parametrize("shape", [(60,), (60, 1)])
 def test_one_logit_tells_two_classes_apart(shape: tuple[int, ...]) -> None:
     outputs, labels = logits(2)
