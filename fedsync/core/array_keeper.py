@@ -112,6 +112,18 @@ class ArrayKeeper:
             at += len(part)
         return _still(np.frombuffer(whole, dtype=np.uint8))
 
+    def write_again(self, nbytes: int, parts: Callable[[], Iterable[bytes | memoryview]]) -> NDArray[np.uint8]:
+        """Bytes of parts that can be asked for again, which is done where the disk is full and memory may have them.
+
+        Raises:
+            ConfigError: the disk does not take them, and memory may not.
+        """
+        try:
+            return self.write(nbytes, parts())
+        except ConfigError as error:
+            self._do_without(error)
+            return ArrayKeeper().write(nbytes, parts())
+
     def _do_without(self, error: ConfigError) -> None:
         if not self._or_memory:
             raise error

@@ -21,6 +21,7 @@ the whole model. After a rollback all are: the model then is the remembered one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,6 +55,23 @@ def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
     return HEAD_BYTES + behind * wire.payload_bytes(values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """What leads from one model to another, worked out span by span."""
+
+    to: Vector
+    base: Vector
+
+    @property
+    def size(self) -> int:
+        return self.to.size
+
+    def __getitem__(self, span: slice, /) -> Vector:
+        difference = self.to[span] - self.base[span]
+        give_back(self.to, self.base)
+        return difference
+
+
 class PublicModel:
     """The server's side: the model that silos have, and what each is sent.
 
@@ -81,12 +99,7 @@ class PublicModel:
         if self._wire is FP32:
             self.model = exact
             return
-        wanted = np.empty_like(exact)
-        for start, stop in spans(exact.size, 4):
-            np.subtract(exact[start:stop], self.model[start:stop], out=wanted[start:stop])
-            give_back(exact, self.model)
-        difference = self._keeper.keep(self._wire.encode(wanted))
-        del wanted  # as large as the model that is made now
+        difference = self._wire.encode(_Difference(exact, self.model), keeper=self._keeper)
         self.model = _moved(self._wire, self.model, [difference], self._keeper)
         kept = differences_kept(exact.size, self._wire)
         self._differences = [*self._differences, difference][-kept:] if kept else []

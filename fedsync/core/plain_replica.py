@@ -45,7 +45,7 @@ class PlainReplica:
         wire: how both travel.
         weighting: how a commit weighs updates, as far as silos know; None where they do not.
         examples: training samples that the silo holds.
-        keeper: keeps the model, where the silo has one; by default in memory.
+        keeper: keeps the model, where the silo has one, and updates as they travel; by default in memory.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class PlainReplica:
         self._wire = wire = wire or Wire()
         self._weighting = weighting or Weighting()
         self._examples = examples
-        self._held = None if wire.down is FP32 else HeldModel(values, wire.down, keeper)
+        self._keeper = keeper or ArrayKeeper()
+        self._held = None if wire.down is FP32 else HeldModel(values, wire.down, self._keeper)
         self._received_bytes = 0
         self._lost = 0.0
         self._owed: Vector | None = None
@@ -97,17 +98,19 @@ class PlainReplica:
         if up is FP32:
             return up.encode(update)
         factor, square, lost_square = np.float32(self._factor(report)), 0.0, 0.0
-        # In the memory of the update comes what is wanted, then what is owed of it: each is as large as the model.
+        # In the memory of the update comes what is wanted, then what is owed of it: each is as large as the model, and
+        # whoever calls has given it away.
         for start, stop in spans(update.size, 4):
             part = update[start:stop]
             square += _square(part)
             if self._owed is not None:
                 part += self._owed[start:stop] / factor
                 give_back(self._owed)
-        payload = up.encode(update, generator(order.seed, Stream.ROUNDING))
+        payload = up.encode(update, generator(order.seed, Stream.ROUNDING), self._keeper)
         for start, stop in spans(update.size, 4):
             part = update[start:stop]
             part -= up.decode(payload, start, stop)
+            give_back(payload)
             lost_square += _square(part)
             if up.feedback:
                 part *= factor

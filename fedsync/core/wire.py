@@ -11,12 +11,22 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
 
 MAX_MAGNITUDE = 1e30
 """Largest value accepted in an update: sums of any number of silos stay finite in float32."""
+
+
+class Spanned(Protocol):
+    """A vector that is read in spans: an array, or what works them out; the same ones each time."""
+
+    @property
+    def size(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> Vector: ...
 
 
 class WireFormat(Protocol):
@@ -29,15 +39,19 @@ class WireFormat(Protocol):
     def payload_bytes(self, values: int) -> int:
         """Bytes that a vector of so many values takes."""
 
-    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
+    def encode(
+        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
+    ) -> Payload:
         """A vector, float32 [values], for the wire; may be the vector itself.
 
         Args:
-            vector: what is to travel.
+            vector: what is to travel; read in spans, more than once, but by `TopK`, which needs all of it.
             rng: what a format draws from that rounds stochastically; None has it round to the nearest.
+            keeper: where the payload comes to lie; by default in memory.
 
         Raises:
             ValueError: a value is not finite, in a format that has to look at them.
+            ConfigError: ``keeper`` cannot have it.
         """
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
@@ -64,8 +78,10 @@ class Fp32:
     def payload_bytes(self, values: int) -> int:
         return 4 * values
 
-    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
-        return vector
+    def encode(
+        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
+    ) -> Payload:
+        return vector[: vector.size]
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
         if payload.dtype == np.uint8 and payload.ndim == 1:

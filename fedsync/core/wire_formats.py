@@ -19,18 +19,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.rounding import fraction_bits, round_fixed
 from fedsync.core.spans import spans
 from fedsync.core.transfer import Payload
-from fedsync.core.wire import FP32, MAX_MAGNITUDE, WireFormat, check_length
+from fedsync.core.wire import FP32, MAX_MAGNITUDE, Spanned, WireFormat, check_length
 
 BLOCK = 512
 """Values that share a scale. Spans of `fedsync.core.spans` are whole blocks."""
@@ -46,21 +49,27 @@ class Bf16:
     def payload_bytes(self, values: int) -> int:
         return 2 * values
 
-    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
-        halves = np.empty(vector.size, np.uint16)
+    def encode(
+        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
+    ) -> Payload:
+        keeper, nbytes = keeper or ArrayKeeper(), self.payload_bytes(vector.size)
+        return keeper.write_again(nbytes, lambda: self._halves(vector))
+
+    @staticmethod
+    def _halves(vector: Spanned) -> Iterator[memoryview]:
         for start, stop in spans(vector.size, 4):
-            words = vector[start:stop].view(np.uint32)
+            values = vector[start:stop]
+            words = values.view(np.uint32)
             rounded = words >> 16
             rounded &= 1
             rounded += 0x7FFF
             rounded += words  # of a number that is finite the sum fits
             rounded >>= 16
             if np.any((rounded & _EXPONENT) == _EXPONENT):
-                _check_finite(vector[start:stop])
+                _check_finite(values)
                 over = (rounded & _EXPONENT) == _EXPONENT  # the few beyond the largest number, which is next to them
                 rounded[over] = (rounded[over] & 0x8000) | _LARGEST_BF16
-            halves[start:stop] = rounded
-        return halves.view(np.uint8)
+            yield rounded.astype(np.uint16).view(np.uint8).data
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
         check_length(payload, self.payload_bytes(values), sender)
@@ -81,19 +90,20 @@ class _Blocks(ABC):
     def payload_bytes(self, values: int) -> int:
         return 4 * -(-values // BLOCK) + np.dtype(self.code).itemsize * values
 
-    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
-        payload = np.empty(self.payload_bytes(vector.size), np.uint8)
-        scales, codes = self._parts(payload, vector.size)
+    def encode(
+        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
+    ) -> Payload:
+        scales, factors = self._scale(_largest(vector))
+        keeper, nbytes = keeper or ArrayKeeper(), self.payload_bytes(vector.size)
+        return keeper.write_again(nbytes, lambda: self._codes(vector, scales, factors, deepcopy(rng)))
+
+    def _codes(
+        self, vector: Spanned, scales: Vector, factors: Vector, rng: np.random.Generator | None
+    ) -> Iterator[memoryview]:
+        yield scales.view(np.uint8).data
         for start, stop in spans(vector.size, 4):
-            values = vector[start:stop]
-            firsts = np.arange(0, stop - start, BLOCK)
-            most = np.maximum(np.maximum.reduceat(values, firsts), -np.minimum.reduceat(values, firsts))
-            if not np.isfinite(most).all():
-                raise ValueError("the vector has values that are not finite")
-            blocks = slice(start // BLOCK, -(-stop // BLOCK))
-            scales[blocks], factors = self._scale(most)
-            codes[start:stop] = self._round(values * _spread(factors, 0, stop - start), rng)
-        return payload
+            spread = _spread(factors[start // BLOCK : -(-stop // BLOCK)], 0, stop - start)
+            yield self._round(vector[start:stop] * spread, rng).astype(self.code).view(np.uint8).data
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
         check_length(payload, self.payload_bytes(values), sender)
@@ -189,12 +199,14 @@ class TopK:
         count = self.count(values)
         return 4 + 4 * count + self.inner.payload_bytes(count)
 
-    def encode(self, vector: Vector, rng: np.random.Generator | None = None) -> Payload:
-        _check_finite(vector)
-        indices = self._largest(vector)
+    def encode(
+        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
+    ) -> Payload:
+        whole = vector[: vector.size]
+        _check_finite(whole)
+        indices = self._largest(whole)
         head = np.concatenate([[indices.size], indices]).astype(np.uint32)
-        sent = self.inner.encode(vector[indices], rng)
-        return np.concatenate([head.view(np.uint8), sent.view(np.uint8)])
+        return (keeper or ArrayKeeper()).join([head, self.inner.encode(whole[indices], rng)])
 
     def _largest(self, vector: Vector) -> NDArray[np.int64]:
         """Indices of what is sent, ascending; of equal ones the first."""
@@ -233,6 +245,17 @@ class TopK:
     def _parts(payload: Payload) -> tuple[NDArray[np.uint32], Payload]:
         end = 4 + 4 * int(payload[:4].view(np.uint32)[0])
         return payload[4:end].view(np.uint32), payload[end:]
+
+
+def _largest(vector: Spanned) -> Vector:
+    """The largest magnitude of each block."""
+    most = np.empty(-(-vector.size // BLOCK), np.float32)
+    for start, stop in spans(vector.size, 4):
+        values, firsts = vector[start:stop], np.arange(0, stop - start, BLOCK)
+        blocks = slice(start // BLOCK, -(-stop // BLOCK))
+        most[blocks] = np.maximum(np.maximum.reduceat(values, firsts), -np.minimum.reduceat(values, firsts))
+    _check_finite(most)
+    return most
 
 
 def _spread(scales: Vector, first: int, count: int) -> Vector:

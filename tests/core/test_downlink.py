@@ -1,14 +1,19 @@
 """Models down as differences: server and silos agree on every bit, and what is lost does not add up."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.downlink import HEAD_BYTES, HeldModel, PublicModel, differences_kept, download_bytes
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.spans import SPAN_BYTES
 from fedsync.core.transfer import OtherVersion, Payload
 from fedsync.core.wire import FP32, WireFormat
 from fedsync.core.wire_formats import Bf16, Fp16, Int8
+from tests.memory import traced
 
 SIZE = 1500
 FORMATS = [Bf16(), Fp16(), Int8()]
@@ -135,3 +140,16 @@ def test_what_the_server_should_not_send_is_refused_and_changes_nothing(lie: str
         silo.receive(sent[lie], 2)
     assert silo.version == 0
     np.testing.assert_array_equal(silo.model, before)
+
+
+@pytest.mark.parametrize("wire", FORMATS, ids=NAMES)
+def test_the_next_version_of_a_large_model_takes_next_to_nothing(wire: WireFormat, tmp_path: Path) -> None:
+    """Neither the difference nor what travels of it is ever there as a whole."""
+    keeper = ArrayKeeper(tmp_path / "kept")
+    large = np.random.default_rng(1).standard_normal(3_000_000, np.float32)
+    server, exact = PublicModel(keeper.keep(large), wire, keeper), keeper.keep(large * 2)
+    with traced() as taken:
+        server.advance(exact)
+        payload = server.payload(0)
+    assert payload.nbytes == HEAD_BYTES + wire.payload_bytes(large.size)
+    assert taken.peak < 8 * SPAN_BYTES < exact.nbytes

@@ -1,5 +1,6 @@
 """Formats of few bits: what they lose is bounded, spans agree with the whole, and hostile bytes are refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsync.core.array_keeper import LARGE_BYTES, ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.rounding import round_fixed
+from fedsync.core.spans import digest, file_part
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, WireFormat
 from fedsync.core.wire_formats import BLOCK, Bf16, Fp16, Int8, TopK
 
@@ -46,6 +49,45 @@ def test_a_payload_has_the_bytes_that_it_should_and_its_spans_are_its_values(wir
         for stop in (BLOCK, 701, size):
             if start <= stop <= size:
                 np.testing.assert_array_equal(wire.decode(data, start, stop), whole[start:stop])
+
+
+class WorkedOut:
+    """A vector of which nobody has more than a span."""
+
+    def __init__(self, vector: Vector) -> None:
+        self.size = vector.size
+        self._vector = vector
+
+    def __getitem__(self, span: slice) -> Vector:
+        return self._vector[span].copy()
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("wire", FORMATS[1:], ids=NAMES[1:])
+def test_in_a_file_a_payload_has_the_same_bytes_and_in_memory_where_the_disk_is_full(
+    wire: WireFormat, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vector = values(3_000_001)
+    payload = wire.encode(vector, np.random.default_rng(1))
+    if full:
+        monkeypatch.setattr("fedsync.core.array_keeper.map_file", no_space)
+    filed = wire.encode(WorkedOut(vector), np.random.default_rng(1), ArrayKeeper(tmp_path / "kept", or_memory=True))
+    np.testing.assert_array_equal(filed, payload)
+    assert (file_part(filed) is None) == (full or payload.nbytes < LARGE_BYTES)
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_payloads_have_the_bits_that_they_had_before_they_were_made_in_spans() -> None:
+    """Of 700,001 values, more than two spans; hashes from when each was one array."""
+    found = {type(wire).__name__: wire.encode(values(700_001), np.random.default_rng(1)) for wire in FORMATS[1:4]}
+    assert {name: digest(payload).hex()[:16] for name, payload in found.items()} == {
+        "Bf16": "d1bbce21573bed33",
+        "Fp16": "f2c16cfeb4b3a82b",
+        "Int8": "dd927b5c19731deb",
+    }
 
 
 @pytest.mark.parametrize("wire", FORMATS[1:], ids=NAMES[1:])

@@ -11,6 +11,8 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.spans import SPAN_BYTES, file_part, map_file
+from fedsync.core.wire import WireFormat
+from fedsync.core.wire_formats import Bf16, Fp16, Int8
 from fedsync.trainer.protocol import Collect, EvaluateModel, Identity, Train, exchange
 from fedsync.trainer.service import TrainerService
 from tests.memory import traced
@@ -19,10 +21,15 @@ PARAMETERS = 2_000_000
 ORDER = WorkOrder("a/1", 1, 0, 8, 1, 0.1, seed=3)
 
 
+def made(folder: Path, *settings: str) -> TrainerService:
+    task = f"task={{kind: custom, file: {bench.cost.large_model.__file__}, options: {{parameters: {PARAMETERS}}}}}"
+    spec = RunSpec.of(StrategyConfig.load("fedavg", [task, *settings]), None, 2)
+    return TrainerService(Identity(spec.dump(), 0, "a"), folder)
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> TrainerService:
-    task = f"task={{kind: custom, file: {bench.cost.large_model.__file__}, options: {{parameters: {PARAMETERS}}}}}"
-    return TrainerService(Identity(RunSpec.of(StrategyConfig.load("fedavg", [task]), None, 2).dump(), 0, "a"), tmp_path)
+    return made(tmp_path)
 
 
 @pytest.fixture
@@ -42,6 +49,19 @@ def test_an_order_takes_its_update_and_no_more(service: TrainerService, received
     again = exchange(service.ask, Collect(ORDER.update_id))
     assert again[0] == report
     np.testing.assert_array_equal(again[1], update)
+
+
+@pytest.mark.parametrize("wire", [Bf16(), Fp16(), Int8()], ids=["bf16", "fp16", "int8"])
+def test_an_order_takes_no_more_where_its_update_travels_in_fewer_bits(
+    wire: WireFormat, received: Vector, tmp_path: Path
+) -> None:
+    """The update becomes what is owed in its own memory, and what travels a file, span by span."""
+    silo = made(tmp_path / "silo", f"wire={{up: {type(wire).__name__.lower()}}}")
+    with traced() as taken:
+        _, update = exchange(silo.ask, Train(ORDER), received)
+    assert update is not None and update.nbytes == wire.payload_bytes(PARAMETERS)
+    assert taken.peak < 4 * PARAMETERS + 8 * SPAN_BYTES
+    assert taken.left < SPAN_BYTES and file_part(update) is not None
 
 
 def test_an_evaluation_takes_next_to_nothing(service: TrainerService, received: Vector) -> None:
