@@ -170,6 +170,73 @@ def test_a_ticket_ends_with_its_answer_and_with_its_server_app(
     assert status(put(berlin, other, 0, b"b" * 100, 100)) == 404
 
 
+def put_as(silo: Silo, ticket: Ticket, content: str, announced: int, data: bytes = b"") -> socket.socket:
+    """Begin an upload of which all is announced."""
+    told = {"Content-Range": f"bytes 0-{announced - 1}/{announced}", "Content-Length": str(announced), "Host": "x"}
+    head = f"PUT {path_of(ticket, content)} HTTP/1.1\r\n"
+    line = silo.link.connect()
+    line.sendall((head + "".join(f"{key}: {value}\r\n" for key, value in {**silo.headers, **told}.items())).encode())
+    line.sendall(b"\r\n" + data)
+    return line
+
+
+def test_requests_at_one_time_take_no_more_than_the_quota(
+    store: ParcelStore, parcels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has begun before the first byte of any has come."""
+    part = 400_000
+    with serving(monkeypatch, GateConfig(waiting_bytes=2**20), parcels=parcels) as link:
+        berlin = link.silo()
+        tickets = [store.expect(berlin.number, f"update a/{number}", part) for number in range(MOST_AT_ONCE)]
+        lines = [put_as(berlin, ticket, CONTENT, part) for ticket in tickets if ticket is not None]
+        time.sleep(0.5)
+        for line in lines:
+            with contextlib.suppress(OSError):  # those that were refused are closed
+                line.sendall(b"x" * part)
+        answers = [status(line) for line in lines]
+        assert sorted(answers) == [200] * 2 + [503] * (MOST_AT_ONCE - 2)
+        there = [each for each in node_folder(store._folder, berlin.number).iterdir() if each.suffix]
+        assert sum(each.stat().st_size for each in there) == 2 * part
+
+
+def test_nothing_of_an_upload_is_in_the_one_that_takes_its_place(link: SuperLink, store: ParcelStore) -> None:
+    berlin = link.silo()
+    ticket = store.expect(berlin.number, "update a/1", 100)
+    assert ticket is not None
+    assert status(put_as(berlin, ticket, "a" * 32, 100, b"a" * 100)) == 200
+    assert status(put_as(berlin, ticket, "b" * 32, 60, b"b" * 60)) == 200
+    assert store.arrived(berlin.number, ticket, Uploaded("b" * 32, 60), "berlin").tobytes() == b"b" * 60
+
+
+def test_an_upload_that_another_takes_the_place_of_holds_no_disk(
+    store: ParcelStore, parcels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection hangs with most of it there: the file is gone at once, and so is its part of the quota."""
+    most = 2**20
+    with serving(monkeypatch, GateConfig(waiting_bytes=most + 100), parcels=parcels) as link:
+        berlin = link.silo()
+        ticket = store.expect(berlin.number, "update a/1", most)
+        assert ticket is not None
+        folder = node_folder(store._folder, berlin.number)
+        contents = [f"{number:032x}" for number in range(4)]
+        hanging = []
+        for content in contents:
+            first = most - 1000
+            assert status(put_as(berlin, ticket, content, first, b"x" * first)) == 200
+            told = {"Content-Range": f"bytes {first}-{most - 1}/{most}", "Content-Length": "1000", "Host": "x"}
+            line = link.connect()
+            fields = "".join(f"{key}: {value}\r\n" for key, value in {**berlin.headers, **told}.items())
+            line.sendall(f"PUT {path_of(ticket, content)} HTTP/1.1\r\n{fields}\r\n".encode() + b"x")
+            hanging.append(line)
+            time.sleep(0.2)
+        assert [each.name for each in folder.iterdir() if each.suffix] == [f"{ticket.name}.{contents[-1]}"]
+        opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        assert not [each for each in opened if str(folder) in each]
+        for line in hanging:
+            line.sendall(b"x" * 999)
+        assert [status(line) for line in hanging] == [409, 409, 409, 200]
+
+
 @pytest.mark.parametrize("name", ["Content-Range", "Range", "Content-Length", "Flwr-Signature"])
 def test_what_is_said_twice_is_said_once_too_often(link: SuperLink, store: ParcelStore, name: str) -> None:
     """Or whoever stands before the gate may read the first, and the gate the last."""

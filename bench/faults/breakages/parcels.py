@@ -40,7 +40,12 @@ _CHANGES: Changes = {
         ("the-gate-takes-more-than-is-expected", "if total > most:", "if False:"),
         ("an-upload-leaves-a-hole", "if first != _size(path):", "if first < _size(path):"),
         ("what-is-there-is-written-again", "if first != _size(path):", "if first > _size(path):"),
-        ("what-waits-is-not-counted", "if _waiting(path.parent) + length > self._quota:", "if length > self._quota:"),
+        ("what-waits-is-not-counted", "if self._waiting(path) + last + 1 > self._quota:", "if last >= self._quota:"),
+        (
+            "what-is-about-to-come-is-not-counted",
+            "for each, writer in self._writers.items():",
+            "for each, writer in ():",
+        ),
         (
             "a-part-lies-about-its-length",
             "if part is None or last - first + 1 != length or last >= total:",
@@ -48,14 +53,14 @@ _CHANGES: Changes = {
         ),
         (
             "parts-of-two-updates-meet",
-            "if other != path:\n                other.unlink(missing_ok=True)",
-            "if other != path:\n                other.rename(path)",
+            "                other.unlink(missing_ok=True)",
+            "                other.rename(path)",
         ),
         ("a-download-begins-anew", "at = int(found[1]) if found is not None else 0", "at = 0"),
         (
             "what-came-before-the-line-broke-is-lost",
             "if len(waiting) < SPAN_BYTES and more:",
-            "if message['type'] != 'http.request':\n                break\n            if more:",
+            "if message['type'] != 'http.request':\n            break\n        if more:",
         ),
         ("an-earlier-connection-goes-on", "if not writes():", "if False:"),
         ("a-full-disk-is-not-told", "if failure is not None:\n        raise failure", "pass"),

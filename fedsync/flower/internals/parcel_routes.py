@@ -9,8 +9,9 @@
 
 Who asks was proved before; see `fedsync.flower.internals.access_middleware`. What may be asked for is what the
 ServerApp has written into the folder (`fedsync.flower.parcels`). Nothing is held but a span: a body is written as it
-comes, and what came stays when the line breaks. Of two connections for one upload the later one counts. Files are
-never shortened, nor is what is there written again: the ServerApp may have mapped it.
+comes, and what came stays when the line breaks. Of two connections for one upload the later one counts, and of two
+uploads under one ticket; the file of the other goes, and nobody holds it open. What a request announces counts for the
+quota from its head on. Files are never shortened, nor is what is there written again: the ServerApp may have mapped it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,13 @@ class NoParcel(Exception):
         self.text = text
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Writer:
+    """A request that brings a part of an upload, which ``end`` bytes of are there afterwards."""
+
+    end: int
+
+
 class ParcelRoutes:
     """Serves the parcels of a server.
 
@@ -69,7 +78,7 @@ class ParcelRoutes:
     def __init__(self, root: Path, quota: int) -> None:
         self._root = root
         self._quota = quota
-        self._writers: dict[Path, object] = {}
+        self._writers: dict[Path, _Writer] = {}
 
     async def serve(self, node: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of a node, whose length is known to be at most `MAX_PART_BYTES`.
@@ -129,13 +138,14 @@ class ParcelRoutes:
             raise NoParcel(413, "it is larger than what is expected")
         if first != _size(path):
             raise NoParcel(409, str(_size(path)))
-        if _waiting(path.parent) + length > self._quota:
+        for other in {*path.parent.glob(f"{path.stem}.*"), *self._writers}:
+            if other != path and other.with_suffix("") == path.with_suffix(""):
+                self._writers.pop(other, None)
+                other.unlink(missing_ok=True)
+        if self._waiting(path) + last + 1 > self._quota:
             logger.warning("%s has too many bytes that wait; see gate in server.yaml", path.parent.name)
             raise NoParcel(503, "too much of yours waits; come again")
-        for other in path.parent.glob(f"{path.stem}.*"):
-            if other != path:
-                other.unlink(missing_ok=True)
-        with self._writing(path) as writes:
+        with self._writing(path, _Writer(last + 1)) as writes:
             try:
                 await _write(path, first, length, receive, writes)
             except OSError as error:
@@ -143,10 +153,19 @@ class ParcelRoutes:
                 logger.error("%s: an upload cannot be written: %s", path.parent.name, error)
                 raise NoParcel(507, "the server's disk takes no more") from error
 
+    def _waiting(self, path: Path) -> int:
+        """Bytes of a node's other uploads that the ServerApp has not taken, with those that are about to come."""
+        there = {each: _size(each) for each in path.parent.iterdir() if not each.name.startswith("kept-")}
+        for each, writer in self._writers.items():
+            if each.parent == path.parent:
+                there[each] = max(there.get(each, 0), writer.end)
+        there.pop(path, None)
+        return sum(there.values())
+
     @contextmanager
-    def _writing(self, path: Path) -> Iterator[Callable[[], bool]]:
+    def _writing(self, path: Path, me: _Writer) -> Iterator[Callable[[], bool]]:
         """Be the one who writes a file; what this gives says whether one still is."""
-        me = self._writers[path] = object()
+        self._writers[path] = me
         try:
             yield lambda: self._writers.get(path) is me
         finally:
@@ -160,39 +179,44 @@ async def _write(path: Path, at: int, length: int, receive: Receive, writes: Cal
     Raises:
         OSError: the disk takes no more. The rest of the body is read, so that whoever sends it hears that.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     end, waiting, more, failure = at + length, bytearray(), True, None
-    try:
-        while more:
-            message = await receive()
-            more = message["type"] == "http.request" and message.get("more_body", False)
-            waiting += message.get("body", b"")
-            if len(waiting) < SPAN_BYTES and more:
-                continue
-            if not writes():
-                raise NoParcel(409, "another connection goes on with it")
-            if at + len(waiting) > end:
-                raise NoParcel(400, "it is longer than it said")
-            if failure is None:
-                try:
-                    await run_sync(_write_at, path, descriptor, waiting, at)
-                except OSError as error:
-                    failure = error
-            at, waiting = at + len(waiting), bytearray()
-    finally:
-        os.close(descriptor)
+    while more:
+        message = await receive()
+        more = message["type"] == "http.request" and message.get("more_body", False)
+        waiting += message.get("body", b"")
+        if len(waiting) < SPAN_BYTES and more:
+            continue
+        if not writes():
+            raise NoParcel(409, "another connection goes on with it")
+        if at + len(waiting) > end:
+            raise NoParcel(400, "it is longer than it said")
+        if failure is None:
+            try:
+                await run_sync(_write_at, path, waiting, at)
+            except OSError as error:
+                failure = error
+        at, waiting = at + len(waiting), bytearray()
     if failure is not None:
         raise failure
 
 
-def _write_at(path: Path, descriptor: int, data: bytearray, at: int) -> None:
-    with still_written(path, descriptor) as mine:
-        if not mine:
-            raise NoParcel(409, "it is not expected any more")
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(descriptor, left, at)
-            left, at = left[written:], at + written
+def _write_at(path: Path, data: bytearray, at: int) -> None:
+    """Write a span. The file is open no longer than that: one that was removed would stay on the disk as long."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise NoParcel(409, "it is not expected any more") from None
+    try:
+        with still_written(path, descriptor) as mine:
+            if not mine:
+                raise NoParcel(409, "it is not expected any more")
+            left = memoryview(data)
+            while left:
+                written = os.pwrite(descriptor, left, at)
+                left, at = left[written:], at + written
+    finally:
+        os.close(descriptor)
 
 
 async def _gone(receive: Receive) -> None:
@@ -219,8 +243,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _waiting(folder: Path) -> int:
-    """Bytes of a node's uploads that the ServerApp has not taken."""
-    return sum(_size(each) for each in folder.iterdir() if not each.name.startswith("kept-"))
