@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedsync.policies.aggregate.base import AggregationPolicy
     from fedsync.policies.balance.base import BalancerPolicy
     from fedsync.policies.barrier.base import BarrierPolicy
+    from fedsync.policies.optimize.base import ServerOptimizerPolicy
     from fedsync.policies.predict.base import PredictorPolicy
     from fedsync.policies.schema import register
     from fedsync.tasks.protocol import SiloData, SiloSlot, Task
@@ -38,6 +39,7 @@ _HOMES = {
     "BalancerPolicy": "fedsync.policies.balance.base",
     "BarrierPolicy": "fedsync.policies.barrier.base",
     "PredictorPolicy": "fedsync.policies.predict.base",
+    "ServerOptimizerPolicy": "fedsync.policies.optimize.base",
     "register": "fedsync.policies.schema",
     "FedSync": "fedsync.flower.strategy",
     "SiloData": "fedsync.tasks.protocol",
@@ -58,6 +60,7 @@ __all__ = [
     "PredictorPolicy",
     "ProtocolError",
     "RunError",
+    "ServerOptimizerPolicy",
     "SiloData",
     "SiloSlot",
     "StrategyConfig",

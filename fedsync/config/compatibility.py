@@ -22,6 +22,7 @@ def check_together(config: StrategySections) -> None:
         _statistics_add_up,
         _travels_in_the_clear,
         _can_be_added,
+        _steps,
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
@@ -69,6 +70,11 @@ def _discounts(config: StrategySections) -> None:
 def _statistics_add_up(config: StrategySections) -> None:
     if isinstance(config.task, StatisticsSection):
         config.task.check(config.local)
+        if config.server_optimizer is not None:
+            raise ValueError(
+                f"server_optimizer.kind {config.server_optimizer.kind!r} does not fit task.kind {config.task.kind}: "
+                "its model is a mean of statistics; leave server_optimizer out"
+            )
 
 
 def _travels_in_the_clear(config: StrategySections) -> None:
@@ -92,6 +98,17 @@ def _can_be_added(config: StrategySections) -> None:
             f"aggregation.kind {config.aggregation.kind!r} is your own, and with cipher.kind {config.cipher.kind!r} "
             "silos, which do not have it, weigh updates themselves; choose one that is part of FedSync"
         )
+
+
+def _steps(config: StrategySections) -> None:
+    optimizer = config.server_optimizer
+    if optimizer is not None and config.aggregation.weigher(config.solver).toward:
+        raise ValueError(
+            f"server_optimizer.kind {optimizer.kind!r} steps along updates, and aggregation.kind "
+            f"{config.aggregation.kind!r} moves towards whole models; choose fedbuff, or leave server_optimizer out"
+        )
+    if optimizer is not None and not isinstance(config.cipher, PlainConfig):
+        raise ValueError("server_optimizer has to see sums, which cipher hides; leave one of them out")
 
 
 def _masks_come_off(config: StrategySections) -> None:

@@ -95,7 +95,7 @@ class StrategyConfig(StrategySections):
         """The same with ready policies, which need not be registered, in the place of what their sections say.
 
         Args:
-            policies: by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``.
+            policies: by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``, ``server_optimizer``.
 
         Raises:
             ConfigError: one does not belong in its section, or they do not fit the rest.
@@ -103,7 +103,7 @@ class StrategyConfig(StrategySections):
         for section, policy in policies.items():
             if not isinstance(policy, Policy) or policy.section != section or section not in type(self).model_fields:
                 problem = f"{type(policy).__name__} is no {section} policy"
-                raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{section.title()}Policy")
+                raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{_class(section)}Policy")
         return self._with("policies", policies, "Choose policies that fit the strategy")
 
     def told(self, train: Mapping[str, Any], evaluate: Mapping[str, Any]) -> StrategyConfig:
@@ -184,3 +184,8 @@ class StrategyConfig(StrategySections):
             selection=self.evaluation.best.build(metrics),
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
         )
+
+
+def _class(section: str) -> str:
+    """``ServerOptimizer`` of ``server_optimizer``."""
+    return section.title().replace("_", "")

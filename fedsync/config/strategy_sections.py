@@ -26,6 +26,7 @@ from fedsync.policies.aggregate.fednova import FedNova
 from fedsync.policies.aggregate.kinds import FedAvg
 from fedsync.policies.balance.base import BalancerPolicy
 from fedsync.policies.barrier.base import Inner
+from fedsync.policies.optimize.base import ServerOptimizerPolicy
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
 from fedsync.policies.schema import Chosen, PartOfOne
@@ -87,6 +88,9 @@ class StrategySections(Section):
 
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=_usual_aggregation)
     """How a commit weighs its updates; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""
+
+    server_optimizer: Annotated[ServerOptimizerPolicy, Chosen("server_optimizer")] | None = None
+    """What a commit's sum of weighted updates is made into before the model moves; left out, it moves by the sum."""
 
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
     """How updates are hidden from the server."""

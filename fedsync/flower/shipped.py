@@ -35,6 +35,10 @@ class Options(TypedDict, total=False):
     learning_rate: float
     """Of the local optimizer; with a ClientApp, what it finds as ``learning-rate``."""
 
+    server_optimizer: str | Mapping[str, Any]
+    """What a commit's sum of updates is made into: a kind, as ``"fedavgm"``, or with its keys, as ``{"kind": "fedadam",
+    "rate": 0.01}``. Left out, the model moves by the sum."""
+
     task: str | Mapping[str, Any]
     """What silos train: a ClientApp as ``"my_app.client_app:app"``, or what stands below ``task`` in a strategy file.
     Left out, ``client_app:app`` in the package of the calling module."""
@@ -285,6 +289,10 @@ class Shipped(Strategy):
             file.put("stop", {"rounds": options["num_rounds"]}, f"{here}, num_rounds")
         task = options.get("task") or _beside_the_server(sys._getframe(2).f_globals)
         file.put("task", {"kind": "clientapp", "app": task} if isinstance(task, str) else dict(task), f"{here}, task")
+        optimizer = options.get("server_optimizer")
+        if optimizer is not None:
+            chosen = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+            file.put("server_optimizer", chosen, f"{here}, server_optimizer")
         for key, (place, value) in {**{key: (_PLACES[key], options.get(key)) for key in _PLACES}, **own}.items():
             if value is not None:
                 inside = place.replace("barrier.", "barrier.inner.", 1) if within else place

@@ -96,7 +96,9 @@ class RunBuilder:
             keeper: keeps models and updates in the clear; None keeps them in memory.
         """
         if plan is None or keys is None:
-            return PlainAggregator(model, wire=self.config.wire.formats, keeper=keeper)
+            chosen = self.config.server_optimizer
+            optimizer = None if chosen is None else chosen.build()
+            return PlainAggregator(model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer)
         from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 

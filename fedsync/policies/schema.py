@@ -47,6 +47,7 @@ _PACKAGES = {
     "interval": "fedsync.policies.barrier",
     "aggregation": "fedsync.policies.aggregate",
     "staleness": "fedsync.policies.aggregate",
+    "server_optimizer": "fedsync.policies.optimize",
 }
 _KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in _PACKAGES}
 _being_written: set[str] = set()

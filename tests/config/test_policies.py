@@ -216,6 +216,35 @@ def test_what_does_not_go_together_is_refused(balancer: str, barrier: str, probl
         load(balancer=balancer, barrier=barrier)
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("aggregation={kind: fedasync}", "moves towards whole models. Choose fedbuff"),
+        ("task={kind: k-means, data: {kind: digits}}", "does not fit task.kind k-means"),
+    ],
+)
+def test_a_server_optimizer_steps_along_sums_of_updates_only(override: str, problem: str) -> None:
+    load(override)
+    with pytest.raises(ConfigError, match=problem):
+        load(override, "server_optimizer={kind: fedavgm}")
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("{kind: fedavgm, momentum: 1.0}", "less than 1|below 1"),
+        ("{kind: fedavgm, rate: 0.0}", "above 0|greater than 0"),
+        ("{kind: fedadam, tau: 0.0}", "at least"),
+        ("{kind: fedadam, eta: 0.1}", "unknown key"),
+        ("{kind: delayed-nesterov, every: 4, spread: 0.3}", r"spread 0.3 exceeds one over every \(4\)"),
+        ("{kind: fedprox}", "unknown kind 'fedprox'"),
+    ],
+)
+def test_settings_of_server_optimizers_have_bounds(keys: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(f"server_optimizer={keys}")
+
+
 def test_what_goes_together_is_not_refused() -> None:
     load(balancer="{kind: leader-straggler}")
     load("aggregation={kind: fednova, staleness: {kind: hinge}}", barrier=f"{{kind: fsp, {FIXED}, late: stale}}")

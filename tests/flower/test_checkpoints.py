@@ -125,6 +125,20 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "delayed-nesterov"])
+def test_a_server_optimizer_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool, kind: str
+) -> None:
+    chosen = f"server_optimizer={{kind: {kind}}}"
+    straight = _model(_strategy(tmp_path / "straight", chosen).start(DirectGrid(3)).arrays)
+    if large:
+        _all_is_large(monkeypatch)
+    _cut_off(_strategy(tmp_path / "run", chosen), version=2)
+    result = _strategy(tmp_path / "run", chosen, resume=True).start(DirectGrid(3))
+    np.testing.assert_array_equal(_model(result.arrays), straight)
+
+
 def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) -> None:
     told = ConfigRecord({"lr": 0.01})
     with pytest.raises(Killed):
@@ -282,7 +296,7 @@ def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
         patch.undo()
         patch.setattr("fedsync.flower.checkpoints.FORMAT", 0)
-        with pytest.raises(ConfigError, match=r"format 5.*Resume with that version; this is .*, format 0"):
+        with pytest.raises(ConfigError, match=r"format 6.*Resume with that version; this is .*, format 0"):
             _strategy(tmp_path, resume=True).start(DirectGrid(3))
     (tmp_path / FOLDER / "1.ckpt").chmod(0o644)
     with pytest.raises(ConfigError, match="open to others"):

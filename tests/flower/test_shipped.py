@@ -15,6 +15,7 @@ from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.shipped import Options
+from fedsync.policies.optimize.kinds import FedAvgM
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 SHIPPED = [path.stem for path in sorted(shipped_folder().glob("*.yaml"))]
@@ -60,6 +61,15 @@ def test_options_go_where_they_belong(name: str, tmp_path: Path) -> None:
     assert made.out == tmp_path
     steps = {"fedcompass": {"min_steps": 2, "max_steps": 10}, "elastic": {"lookahead": 20, "floor": 5}}
     assert config.model_dump()["barrier"] == {**plain.model_dump()["barrier"], **steps.get(name, {})}
+
+
+@pytest.mark.parametrize("given", ["fedavgm", {"kind": "fedavgm", "momentum": 0.8}])
+def test_any_strategy_takes_a_server_optimizer(given: Any) -> None:
+    chosen = FedSync.lb_bsp(task=DIGITS, server_optimizer=given).config.server_optimizer
+    assert isinstance(chosen, FedAvgM)
+    assert chosen.momentum == (0.9 if isinstance(given, str) else 0.8)
+    with pytest.raises(ConfigError, match=r"FedSync.asp, server_optimizer|server_optimizer"):
+        FedSync.asp(task=DIGITS, server_optimizer="fedavg")
 
 
 OWN = [

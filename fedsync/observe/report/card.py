@@ -19,7 +19,10 @@ from fedsync.observe.report.text_tables import markdown, plain
 
 CARD = "model-card.md"
 
-_SETTINGS = ("task", "local", "predictor", "balancer", "barrier", "aggregation", "stop", "wire", "model", "evaluation")
+_SETTINGS = (
+    *("task", "local", "predictor", "balancer", "barrier", "aggregation", "server_optimizer"),
+    *("stop", "wire", "model", "evaluation"),
+)
 """Sections of the strategy that say how a model came about."""
 _LIBRARIES = ("torch", "flwr", "numpy", "tenseal")
 

@@ -14,6 +14,7 @@ from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.saved import Names, fill, named
+from fedsync.core.server_optimizer import Moments, Part, ServerOptimizer
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
@@ -23,6 +24,7 @@ _NAMES: Names = {
     "public": "_public.model",
     "version": "_public.version",
     "savepoint": "_remembered",
+    "moments": "_moments",
     "pending": "_pending",
     "bases": "_bases",
     "best": "_best",
@@ -43,6 +45,7 @@ class PlainAggregator(InTheClear):
         model: version 0, float32 [values].
         wire: how models and updates travel.
         keeper: keeps models and updates; by default in memory.
+        optimizer: makes steps of the commits' sums; None has the model move by the sums.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class PlainAggregator(InTheClear):
         *,
         wire: Wire | None = None,
         keeper: ArrayKeeper | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> None:
         self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
@@ -58,7 +62,9 @@ class PlainAggregator(InTheClear):
         self._public = PublicModel(self._exact, self._wire.down, self._keeper)
         self._held: dict[str, int] = {}
         self._pending: dict[str, Payload] = {}
-        self._remembered = self._exact, self._exact
+        self._optimizer = optimizer
+        self._moments = Moments() if optimizer is None else optimizer.begin(model.size, self._keeper)
+        self._remembered = self._exact, self._exact, self._moments
         self._bases: dict[str, tuple[int, Vector]] = {}
         self._best = self._first = 0, self.model
         self._own: dict[str, Payload] = {}
@@ -144,40 +150,87 @@ class PlainAggregator(InTheClear):
 
         Each value is worked out by itself, so the spans have the bits that whole vectors would have.
         """
-        before, used, bases = self._exact, dict[str, Payload](), dict[str, Vector]()
+        used, bases = self._taken(commit)
+        if self._optimizer is None:
+            folded = self._folded(self._exact, commit, used, bases)
+            self._exact = self._keeper.make(np.float32, self._exact.size, folded)
+        else:
+            self._step(self._optimizer, commit, used, bases)
+        self._public.advance(self._exact)
+
+    def _taken(self, commit: Commit) -> tuple[dict[str, Payload], dict[str, tuple[int, Vector]]]:
+        """The commit's updates, and the versions that their orders began with, as far as they are known."""
+        used, bases = dict[str, Payload](), dict[str, tuple[int, Vector]]()
         for update_id in commit.weights:
             used[update_id] = self._pending.pop(update_id)
             base = self._bases.pop(update_id, None)
-            if commit.toward:
-                if base is None:
-                    raise PolicyError(f"version {commit.version} moves towards {update_id!r}, which no order began")
-                bases[update_id] = base[1]
+            if base is not None:
+                bases[update_id] = base
+            elif commit.toward:
+                raise PolicyError(f"version {commit.version} moves towards {update_id!r}, which no order began")
+        return used, bases
+
+    def _folded(
+        self,
+        before: Vector | None,
+        commit: Commit,
+        used: Mapping[str, Payload],
+        bases: Mapping[str, tuple[int, Vector]],
+    ) -> Part:
+        """Makes parts of ``before`` with the updates added, or of their sum where it is None."""
 
         def fold(start: int, stop: int) -> Vector:
-            old = before[start:stop]
-            new, scaled = old.copy(), np.empty_like(old)
+            new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
+            scaled = np.empty_like(new)
             for update_id, weight in commit.weights.items():
                 update = self._wire.up.decode(used[update_id], start, stop)
-                if commit.toward:
+                if commit.toward and before is not None:
                     # Of two models that are close, so what the subtraction rounds is small.
-                    np.subtract(bases[update_id][start:stop], old, out=scaled)
+                    np.subtract(bases[update_id][1][start:stop], before[start:stop], out=scaled)
                     scaled += update
                     scaled *= np.float32(weight)
                 else:
                     np.multiply(update, np.float32(weight), out=scaled)
                 new += scaled
-            give_back(before, *used.values(), *bases.values())
+            give_back(*used.values(), *(base for _, base in bases.values()))
+            if before is not None:
+                give_back(before)
             return new
 
-        self._exact = self._keeper.make(np.float32, before.size, fold)
-        self._public.advance(self._exact)
+        return fold
+
+    def _step(
+        self,
+        optimizer: ServerOptimizer,
+        commit: Commit,
+        used: Mapping[str, Payload],
+        bases: Mapping[str, tuple[int, Vector]],
+    ) -> None:
+        """Move the exact model by what the optimizer makes of the updates' sum."""
+        if commit.toward:
+            raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")
+        before = self._exact
+        change = self._keeper.make(np.float32, before.size, self._folded(None, commit, used, bases))
+        pace = optimizer.pace([self._public.version - version for version, _ in bases.values()])
+        advanced = optimizer.advance(self._moments, change, pace, self._keeper)
+        if advanced is None:
+            return
+        self._moments, step = advanced
+
+        def moved(start: int, stop: int) -> Vector:
+            new = step(start, stop)
+            new += before[start:stop]
+            give_back(before)
+            return new
+
+        self._exact = self._keeper.make(np.float32, before.size, moved)
 
     def savepoint(self) -> None:
-        self._remembered = self._exact, self.model
+        self._remembered = self._exact, self.model, self._moments
 
     def rollback(self) -> None:
         """Go back to the model last remembered; at first that is version 0."""
-        self._exact, public = self._remembered
+        self._exact, public, self._moments = self._remembered
         self._public.restart(public)
 
     def discard(self, update_id: str) -> None:

@@ -10,6 +10,7 @@ from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
+from fedsync.core.server_optimizer import Adaptive
 from fedsync.core.spans import SPAN_BYTES, file_part, map_file
 from fedsync.core.wire import Wire
 from fedsync.core.wire_formats import Bf16
@@ -87,6 +88,24 @@ def test_sixteen_updates_take_no_more_memory_than_their_spans(tmp_path: Path) ->
     assert resident() - before < 8 * SPAN_BYTES, "the pages that were read are given back: they are 48 spans"
     assert taken.peak < 4 * SPAN_BYTES, "a span of the old model, one of the new, and what is added"
     assert taken.left < SPAN_BYTES // 4
+
+
+def test_an_optimizer_has_the_same_bits_in_files_and_takes_spans_of_memory(tmp_path: Path) -> None:
+    adam = Adaptive("adam", 0.1, 0.9, 0.99, 1e-3)
+    models: list[Vector] = []
+    for folder in (None, tmp_path / "arrays"):
+        store = PlainAggregator(vector(0), keeper=ArrayKeeper(folder), optimizer=adam)
+        gc.collect()
+        with traced() as taken:
+            for version in (1, 2, 3):
+                update = tmp_path / "update"
+                update.write_bytes(vector(version).tobytes())
+                store.put("a", "a/1", map_file(update, np.float32))
+                store.commit(Commit(version, {"a/1": 0.5}))
+        models.append(store.model)
+    np.testing.assert_array_equal(*models)
+    assert taken.peak < 12 * SPAN_BYTES, "of a file each: the model and both moments have three spans"
+    assert len([*(tmp_path / "arrays").iterdir()]) == 3 + 2, "the model, two moments; version 0, and zeros"
 
 
 def test_the_public_model_lies_in_a_file_of_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""What every server optimizer has that a strategy file may choose."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated
+
+from annotated_types import Gt, Le
+
+from fedsync.core.server_optimizer import ServerOptimizer
+from fedsync.policies.schema import Count, Policy
+
+Rate = Annotated[float, Gt(0), Le(1e6)]
+
+
+class ServerOptimizerPolicy(Policy):
+    """Base of server optimizers: what a commit's sum of weighted updates is made into before the model moves."""
+
+    __slots__ = ()
+    section = "server_optimizer"
+
+    rate: Rate
+    """What a step is multiplied by: the server's learning rate."""
+
+    grace: Count | None
+    """Versions that an update may be old and count in full. A commit's rate is multiplied by the mean over its updates
+    of 1, or ``1 / (1 + s - grace)`` for one that is s versions old, more than ``grace``. Left out, age counts for
+    nothing."""
+
+    @abstractmethod
+    def build(self) -> ServerOptimizer:
+        """What steps."""
