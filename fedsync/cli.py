@@ -29,6 +29,8 @@ from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
+from fedsync.observe.report.beside import files_beside
+from fedsync.observe.report.data import read_runs
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tables import Comparison, comparison_table, seed_table, seed_tests, silo_table, statistics_table
 
@@ -144,7 +146,8 @@ def compare(
 ) -> None:
     """Run several strategies and compare them.
 
-    Without --target-accuracy the target is the accuracy that the first strategy ends with, seed by seed.
+    Without --target-accuracy the target is the accuracy that the first strategy ends with, seed by seed. With several
+    seeds, the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     """
     start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
     if insecure:
@@ -158,12 +161,13 @@ def compare(
                 "compare", f"two of the strategies are named {name!r}", "Give each file a name of its own"
             )
     summaries: list[list[dict[str, Any]]] = []
+    folders: list[Path] = []
     for name, first in zip(strategies, first_seeds, strict=True):
         summaries.append([])
         for number in range(first.seed, first.seed + seeds):
             config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
-            folder = out / f"{config.name}-{number}"
-            done = _run(start, config, cluster, folder, target_accuracy, timing_only=timing_only)
+            folders.append(out / f"{config.name}-{number}")
+            done = _run(start, config, cluster, folders[-1], target_accuracy, timing_only=timing_only)
             summaries[-1].append(done)
     comparisons = _compare(summaries, out, target_accuracy)
     if timing_only:
@@ -182,6 +186,9 @@ def compare(
         for figure, tests in seed_tests(comparisons).items():
             for row in rows[1:]:
                 row.setdefault("tests", {})[figure] = asdict(tests[row["strategy"]])
+    if seeds > 1 and not timing_only:
+        for file, text in files_beside(read_runs(folders)).items():
+            (out / file).write_text(text, encoding="utf-8")
     (out / "compare.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     console.print(f"Files: {out}", highlight=False)
 

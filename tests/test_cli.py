@@ -56,6 +56,8 @@ def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
     assert balanced["seconds"] == pytest.approx(0.0256 + 2 * 1280 / 75_000, rel=0.02)
     assert (fedavg["ratio"], fedavg["reached"]) == (1.0, 2)
     assert f"{balanced['ratio']:.3f}" in shown
+    means = (tmp_path / "cmp" / "seeds.md").read_text()
+    assert "| fedavg | 2 |" in means and "| lb-bsp | 2 |" in means
 
 
 @pytest.mark.parametrize(("name", "kind"), [("hetero", "a silo file with 5 silos"), ("pssp", "strategy 'pssp'")])

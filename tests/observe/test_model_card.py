@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def test_a_card_of_a_sealed_run_tells_no_silo_s_size(tmp_path: Path) -> None:
     assert "only if 3 updates at least" in card
 
 
+def test_a_card_shows_no_path_of_anybody_s_machine(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    run = read_run(tmp_path)
+    paths = ["/srv/patients/basel.csv", "data/bern.csv", "C:\\patients\\x.csv", "~/mine.csv"]
+    config = f"task: {json.dumps({'kind': 'csv', 'path': paths[0], 'files': paths[1:], 'columns': ['age']})}\n"
+    notes = [f"basel failed: '{paths[0]}' is not there; nor is {paths[2]}, {paths[3]}"]
+    card = model_card(replace(run, config=config, summary={**run.summary, "notes": notes}))
+    assert "task: kind csv, path (a path), files (a path) and (a path) and (a path), columns age" in card
+    for part in ("srv", "patients", "bern", "mine"):
+        assert part not in card, part
+    assert "basel failed: '(a path)' is not there; nor is (a path), (a path)" in card
+
+
 def test_a_killed_run_has_a_card_that_says_so(tmp_path: Path) -> None:
     two_silos(tmp_path)
     (tmp_path / "summary.json").unlink()
@@ -98,6 +112,41 @@ def test_the_table_for_a_paper(tmp_path: Path) -> None:
     assert (row["split"], float(row["value"]), float(row["low"]), row["samples"]) == ("test", 0.8, 0.77, "70")
     (none,) = [row for row in rows if (row["model"], row["silo"], row["metric"]) == ("best", "c", "auroc")]
     assert (none["value"], none["low"]) == ("", "")
+
+
+def check_latex(text: str) -> None:
+    """What makes TeX stop: braces and environments that do not close, marks that are no letters, rows too long."""
+    bare = re.sub(r"\\(?:[&%$#_{}\\]|text\w+\{\})", "", text)  # escapes, ends of rows
+    assert bare.count("{") == bare.count("}") and not set("%$#_~^<>|") & set(bare)
+    opened: list[str] = []
+    for word, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        assert word == "begin" or opened.pop() == name
+        opened += [name] if word == "begin" else []
+    assert not opened and set(re.findall(r"\\([a-z]+)", bare)) <= {
+        *("begin", "end", "centering", "caption", "toprule", "midrule", "bottomrule")
+    }
+    for table in text.split(r"\begin{tabular}{")[1:]:
+        columns = len(table.split("}", 1)[0])
+        rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+        assert rows and all(len(re.findall(r"(?<!\\)&", row)) == columns - 1 for row in rows)
+        for row in rows:
+            depth = 0
+            for mark in re.findall(r"(?<!\\)[{}]", row):
+                depth += 1 if mark == "{" else -1
+                assert depth >= 0
+            assert depth == 0
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], [EVIL, "50 %_of & all", "\\\\ {"]])
+def test_tables_compile(tmp_path: Path, names: list[str]) -> None:
+    run = told(tmp_path, names)
+    check_latex(result_files(replace(run, summary={**run.summary, "strategy": EVIL}))["results.tex"])
+
+
+@pytest.mark.parametrize("wrong", ["a_b", "5 %", "a & b", "{", "\\input"])
+def test_what_does_not_compile_is_found(wrong: str) -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        check_latex(latex(["a", "b"], [["x", "y"]], "c").replace("{x}", f"{{{wrong}}}"))
 
 
 @pytest.mark.parametrize("text", ["=1+1", "@x", "+1"])

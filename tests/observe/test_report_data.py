@@ -131,7 +131,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run"):
         read_run(tmp_path)
     (tmp_path / "summary.json").write_text("[]")
-    with pytest.raises(ConfigError, match="not a summary"):
+    with pytest.raises(ConfigError, match="not what a run writes"):
         read_run(tmp_path)
     (tmp_path / "journal.jsonl").write_text(f'{{"format":{FORMAT}}}\n')
     (tmp_path / "summary.json").unlink()

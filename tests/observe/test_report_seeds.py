@@ -1,13 +1,17 @@
 """Runs of several seeds in one report."""
 
+import csv
 from dataclasses import replace
 
 import pytest
 
-from fedsync.observe.report import seeds
+from fedsync.observe.report import draw_results, seeds
+from fedsync.observe.report.beside import files_beside
 from fedsync.observe.report.data import RunData, read_run
 from fedsync.observe.report.page_results import over_seeds
+from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
 from tests.observe.runs import two_silos
+from tests.observe.test_model_card import check_latex
 from tests.observe.test_report_page import Reader
 
 ACCURACIES = {"one": [0.5, 0.6, 0.7], "two": [0.6, 0.8, 1.0]}
@@ -23,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunData]:
             out = folder / f"{strategy}-{7 + at}"
             two_silos(out, seed=7 + at, name=strategy, barrier={"kind": barrier})
             run = read_run(out)
-            found.append(replace(run, summary={**run.summary, "accuracy": accuracy}))
+            found.append(replace(run, results=Results(), summary={**run.summary, "accuracy": accuracy}))
     return found
 
 
@@ -49,6 +53,50 @@ def test_two_pairs_are_not_tested(runs: list[RunData]) -> None:
 
 def test_runs_of_one_seed_have_no_such_section(runs: list[RunData]) -> None:
     assert over_seeds([runs[0], runs[3]]) == ""
+
+
+def test_tables_over_seeds_are_beside_the_page(runs: list[RunData]) -> None:
+    """As in the page, by hand; the CSV has every run."""
+    files = files_beside(runs)
+    assert files.keys() == {"seeds.tex", "seeds.md", "seeds.csv"}
+    assert "| one | 3 | 0.600 \\[0.352, 0.848\\] |" in files["seeds.md"]
+    assert "| accuracy | two | 3 | 0.200 \\[-0.048, 0.448\\] | 0.0742 | 0.0742 | 0.25 |" in files["seeds.md"]
+    assert "last version that was scored" in files["seeds.md"]
+    rows = list(csv.DictReader(files["seeds.csv"].splitlines()))
+    assert [(row["strategy"], row["seed"], float(row["accuracy"])) for row in rows][:2] == [
+        ("one", "7", 0.5),
+        ("one", "8", 0.6),
+    ]
+    assert len(rows) == 6
+    check_latex(files["seeds.tex"])
+    assert files_beside([runs[0], runs[3]]) == {}, "one seed each"
+
+
+def test_metrics_are_those_of_the_test_split_where_it_was_asked(runs: list[RunData]) -> None:
+    """What the summary calls accuracy is of the split that rounds are evaluated on."""
+    found = Results((Findings("best", "test", 3, {"accuracy": Estimate(0.9)}, {}),))
+    groups = seeds.groups([replace(run, results=found) for run in runs[:2]])
+    assert groups[0].values("accuracy") == {7: 0.9, 8: 0.9}
+    assert seeds.judged(groups) == "best version, test split"
+
+
+def test_the_line_is_the_mean_over_seeds_and_the_band_their_range(runs: list[RunData]) -> None:
+    """At round 2 one has 0.5, 0.6 and 0.7; a round that only some runs came to is left out."""
+    numbers = [RoundNumbers(1, 0.4, {}), RoundNumbers(2, 0.5, {})]
+    learnt = [
+        replace(run, results=replace(run.results, rounds={"auroc": [numbers[0], replace(numbers[1], pooled=value)]}))
+        for run, value in zip(runs, ACCURACIES["one"], strict=False)
+    ]
+    more = Results(rounds={"auroc": [*numbers, RoundNumbers(3, 0.9, {})]})
+    picture = draw_results.over_seeds(seeds.groups([replace(learnt[0], results=more), *learnt[1:]]), "auroc")
+    assert picture is not None
+    (ax,) = picture.figure.axes
+    assert ax.lines[0].get_xdata().tolist() == [1, 2]
+    assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.4, 0.6])
+    (band,) = ax.collections
+    ends = band.get_paths()[0].get_extents()
+    assert (ends.y0, ends.y1) == pytest.approx((0.4, 0.7))
+    assert "one 3" in picture.caption and "lowest seed to the highest" in picture.caption
 
 
 def test_times_to_a_target_that_a_run_missed_are_not_compared(runs: list[RunData]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fedsync.observe.report.card import CARD, model_card
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.paper import result_files
+from fedsync.observe.report.paper import result_files, seed_files
 
 
 def files_beside(runs: Sequence[RunData]) -> dict[str, str]:
-    """Texts by name: of one run its model card, and its results as tables."""
-    return {CARD: model_card(runs[0]), **result_files(runs[0])} if len(runs) == 1 else {}
+    """Texts by name: of one run its model card, and its results as tables; of several seeds the tables over them."""
+    return {CARD: model_card(runs[0]), **result_files(runs[0])} if len(runs) == 1 else seed_files(runs)

@@ -6,6 +6,7 @@ Source: Mitchell et al., Model Cards for Model Reporting, FAT* 2019; its section
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -24,6 +25,8 @@ _SETTINGS = (
     *("stop", "wire", "model", "evaluation"),
 )
 """Sections of the strategy that say how a model came about."""
+_PATH = "(a path)"
+_ABSOLUTE = re.compile(r"""(?<![\w/.:])(?:~|[A-Za-z]:)?[/\\][^\s,;:'"()]+""")
 _LIBRARIES = ("torch", "flwr", "numpy", "tenseal")
 
 
@@ -35,7 +38,7 @@ def model_card(run: RunData) -> str:
         "Training": _training(run),
         "Privacy": _privacy(run),
         "Results": _results(run),
-        "Limits": (f"- {plain(limit)}" for limit in _limits(run)),
+        "Limits": (f"- {plain(_ABSOLUTE.sub(_PATH, limit))}" for limit in _limits(run)),
         "Software": _software(run),
     }
     title = f"# Model card: {plain(run.label)}"
@@ -87,8 +90,9 @@ def _words(value: object) -> str:
         parts = [(key, _words(item), isinstance(item, Mapping)) for key, item in value.items()]
         return ", ".join(f"{key} ({words})" if deeper else f"{key} {words}" for key, words, deeper in parts if words)
     if isinstance(value, list):
-        return " and ".join(map(str, value))
-    return "" if value is None else str(value)
+        return " and ".join(map(_words, value))
+    # Where data lie on somebody's machine is nobody's business.
+    return "" if value is None else _PATH if isinstance(value, str) and re.search(r"[/\\]", value) else str(value)
 
 
 def _privacy(run: RunData) -> Iterator[str]:

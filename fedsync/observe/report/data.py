@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from fedsync.core.orders import SiloFacts
 from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.forecast import Predictions
+from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
 from fedsync.observe.tail import Tail
@@ -298,17 +298,5 @@ def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """A ``summary.json``; None where there is none.
-
-    Raises:
-        ConfigError: the file is something else.
-    """
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(str(path), f"not a summary: {error}", "Run it again") from error
-    if not isinstance(value, dict) or "silos" not in value or "strategy" not in value:
-        raise ConfigError(str(path), "not a summary of a run", "Name the folder of a run")
-    return value
+    """A ``summary.json``; see `read_object`."""
+    return read_object(path, "silos", "strategy")

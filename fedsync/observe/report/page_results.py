@@ -40,7 +40,10 @@ def over_seeds(runs: Sequence[RunData]) -> str:
         if len(found) > 1:
             rows = [seeds.test_row(*test) for test in seeds.tests(found, figure)]
             parts.append(table(f"{figure}: difference to {found[0].label}, seed by seed", seeds.HEAD_TESTS, rows))
-    return "\n".join(parts) + (f"<p>{_TESTS}</p>" if parts and len(found) > 1 else "")
+    if not parts:
+        return ""
+    of = f"<p>Metrics: {seeds.judged(found)}, all samples pooled. Intervals of means: Student's t over seeds.</p>"
+    return of + "\n".join(parts) + (f"<p>{_TESTS}</p>" if len(found) > 1 else "")
 
 
 _TESTS = (
@@ -57,8 +60,12 @@ def curves(runs: Sequence[RunData], ids: FigureIds) -> str:
 
 def over_rounds(runs: Sequence[RunData], ids: FigureIds) -> str:
     """A chart for each metric."""
-    names = metric_names(run.results.rounds for run in runs)
-    charts = ids.figures([draw_results.over_rounds(runs, name) for name in names[:MOST_CHARTS]])
+    names, groups = metric_names(run.results.rounds for run in runs), seeds.groups(runs)
+    pictures = [
+        draw_results.over_seeds(groups, name) if groups else draw_results.over_rounds(runs, name)
+        for name in names[:MOST_CHARTS]
+    ]
+    charts = ids.figures(pictures)
     left = names[MOST_CHARTS:]
     return charts + (f"<p>Without a chart: {escape(', '.join(left))}.</p>" if left else "")
 

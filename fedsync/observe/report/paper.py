@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from fedsync.observe.report import seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.page_results import metric_names
 from fedsync.observe.report.results import Findings
-from fedsync.observe.report.text_tables import comma_separated, latex, markdown
+from fedsync.observe.report.text_tables import comma_separated, latex, markdown, plain
 
 POOLED = "all silos"
 
@@ -39,6 +40,36 @@ def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
         [name, *(numbers[each].words if each in numbers else "-" for each in metrics)] for name, numbers in of.items()
     ]
     return ["silo", *metrics], rows
+
+
+def seed_files(runs: Sequence[RunData]) -> dict[str, str]:
+    """``seeds.tex``, ``seeds.md`` and ``seeds.csv`` by name; nothing where no strategy has several seeds.
+
+    Means over seeds, a row a strategy, and each strategy against the first.
+    """
+    groups = seeds.groups(runs)
+    names = seeds.figures(groups) if groups else []
+    if not names:
+        return {}
+    of = f"Metrics: {seeds.judged(groups)}, samples of all silos pooled. Times: seconds."
+    means = [[group.label, str(len(group.runs)), *(seeds.mean_of(group, name) for name in names)] for group in groups]
+    tests = [[name, *seeds.test_row(*test)] for name in names for test in seeds.tests(groups, name)]
+    tables = [(f"Mean over seeds with its 95 % interval, Student's t. {of}", ["strategy", "seeds", *names], means)]
+    if tests:
+        caption = f"Difference to {groups[0].label}, paired by seed, with 95 % interval and p-values. {of}"
+        tables.append((caption, ["figure", *seeds.HEAD_TESTS], tests))
+    return {
+        "seeds.tex": "\n".join(latex(head, rows, caption) for caption, head, rows in tables),
+        "seeds.md": "\n\n".join(f"{plain(caption)}\n\n{markdown(head, rows)}" for caption, head, rows in tables) + "\n",
+        "seeds.csv": comma_separated(
+            ("strategy", "seed", *names),
+            (
+                (group.label, seed, *(group.values(name).get(seed) for name in names))
+                for group in groups
+                for seed in sorted(group.runs)
+            ),
+        ),
+    }
 
 
 def _numbers(run: RunData) -> Iterator[tuple[object, ...]]:

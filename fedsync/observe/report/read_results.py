@@ -22,6 +22,7 @@ from typing import Any
 from fedsync.core.errors import ConfigError
 from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.cross_site import FILE as CROSS_SITE
+from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.results import (
     SUBJECTS,
     CrossSiteTable,
@@ -53,7 +54,7 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
         evaluation = (summary or {}).get("evaluation") or {}
         lower.update(name for name, better in (evaluation.get("higher_is_better") or {}).items() if not better)
         kept = tuple(_kept(summary or {}, why))
-    curves = _read_object(folder / "evaluation.json") or {}
+    curves = read_object(folder / "evaluation.json") or {}
     with _Shape(folder / "evaluation.json"):
         findings = sorted(_findings(evaluation, curves), key=_importance) or list(_of_kept(kept))
     rounds, statistics = _read_rounds(folder / "rounds.jsonl"), _read_statistics(folder / STATISTICS)
@@ -70,7 +71,7 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     Raises:
         ConfigError: the file is something else.
     """
-    document = _read_object(path)
+    document = read_object(path)
     if document is None:
         return None
     with _Shape(path):
@@ -110,23 +111,6 @@ def _cells(values: Mapping[str, Any]) -> Estimates:
     """Estimates by name; what nobody evaluated is left out."""
     found = {str(name): _cell(value) for name, value in values.items()}
     return {name: each for name, each in found.items() if each is not None}
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where there is no file.
-
-    Raises:
-        ConfigError: the file is something else.
-    """
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(str(path), f"not JSON: {error}", "Run it again") from error
-    if not isinstance(value, dict):
-        raise ConfigError(str(path), "not what a run writes", "Run it again")
-    return value
 
 
 class _Shape:
@@ -219,7 +203,7 @@ def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
 
 
 def _read_statistics(path: Path) -> DataSummary | None:
-    document = _read_object(path)
+    document = read_object(path)
     if document is None:
         return None
     with _Shape(path):

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsync.observe.paired import PairedTest, SeedMean, corrected, paired
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.results import number_of, short
+from fedsync.observe.report.results import SUBJECTS, number_of, short
 
 HEAD_MEANS = ("strategy", "runs", "mean [95 % interval]")
 HEAD_TESTS = ("strategy", "pairs", "difference [95 % interval]", "t-test p", "after Holm", "Wilcoxon p")
@@ -71,19 +71,31 @@ def figures(all_groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def _figure(run: RunData, figure: str) -> object:
-    if figure in _PLAIN:
-        return _PLAIN[figure](run.summary)
     main = run.results.main
-    return main.pooled[figure].value if main is not None and figure in main.pooled else None
+    if main is not None and figure in main.pooled:
+        return main.pooled[figure].value
+    return _PLAIN[figure](run.summary) if figure in _PLAIN else None
+
+
+def judged(all_groups: Sequence[SeedGroup]) -> str:
+    """Of which model and which samples the metrics are; of several, all."""
+    mains = [run.results.main for group in all_groups for run in group.runs.values()]
+    kinds = {f"{SUBJECTS.get(main.subject, main.subject)}, {main.split} split" for main in mains if main is not None}
+    return "; ".join(sorted(kinds)) or "last version that was scored"
 
 
 def means(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]:
     """Rows under `HEAD_MEANS`."""
     rows: list[tuple[str, ...]] = []
     for group in all_groups:
-        values = list(group.values(figure).values())
-        rows.append((group.label, str(len(values)), with_interval(SeedMean.of(values) if values else None)))
+        rows.append((group.label, str(len(group.values(figure))), mean_of(group, figure)))
     return rows
+
+
+def mean_of(group: SeedGroup, figure: str) -> str:
+    """Mean over a group's seeds with its interval, in words."""
+    values = list(group.values(figure).values())
+    return with_interval(SeedMean.of(values) if values else None)
 
 
 def tests(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, PairedTest]]:

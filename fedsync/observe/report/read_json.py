@@ -1,0 +1,30 @@
+"""JSON files of a run's folder, which may come from another machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedsync.core.errors import ConfigError
+
+
+def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
+    """A JSON object; None where there is no file.
+
+    Args:
+        path: of the file.
+        keys: that it has to have.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), f"not JSON: {error}", "Run it again") from error
+    if not isinstance(value, dict) or not set(keys) <= value.keys():
+        raise ConfigError(str(path), "not what a run writes", "Name the folder of a run, or run it again")
+    return value
