@@ -244,7 +244,12 @@ def main() -> None:
         "--frozen", type=int, default=0, help="of the parameters, those that do not travel; FedSync only"
     )
     parser.add_argument("--rounds", type=int, default=8, help="with the first one, which does not count")
-    parser.add_argument("--cipher", choices=("plain", "bfv"), default="plain", help="of FedSync; flwr has none")
+    parser.add_argument(
+        "--cipher",
+        choices=("plain", "bfv", "masked", "pad"),
+        default="plain",
+        help="of FedSync; masked wants three silos",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of FedSync's strategy")
     parser.add_argument("--sides", nargs="+", choices=("flwr", "fedsync"), default=["flwr", "fedsync"])
     parser.add_argument("--out", type=Path, default=Path("bench/results/large.json"))

@@ -245,7 +245,11 @@ class Replica(Protocol):
         """
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """An update, float32 [values], as it travels; what is in its memory then is nobody's business."""
+        """An update, float32 [values], as it travels.
+
+        Whoever calls gives ``update`` away, for it is as large as the model and is not copied: what is returned may be
+        the same array, and else its memory may have been overwritten. `PlainReplica` works out in it what is owed.
+        """
 
     @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:

@@ -9,7 +9,8 @@ import pytest
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
-from fedsync.core.orders import WorkOrder
+from fedsync.core.layout import Vector
+from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import OtherVersion, Payload
 from fedsync.trainer import last_order
 from fedsync.trainer.protocol import Identity
@@ -46,6 +47,26 @@ def test_a_trainer_that_died_goes_on_with_what_was_owed_before(
     np.testing.assert_array_equal(again.train(ORDERS[2], base).update, expected[2])
     fresh = session(tmp_path / "fresh")
     assert not np.array_equal(fresh.train(ORDERS[2], base).update, expected[2])
+
+
+@pytest.mark.parametrize("wire", ["{}", "{up: bf16}", "{up: int8}", "{up: int8, top_k: 0.1}"])
+def test_an_update_is_not_looked_at_once_it_is_given_away(
+    wire: str, tmp_path: Path, base: Payload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica may do with its memory what it likes: nothing that the silo answers or keeps changes."""
+    calm, other = session(tmp_path / "calm", wire), session(tmp_path / "other", wire)
+    honest = other.replica.send
+
+    def send(update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
+        payload = np.array(honest(update.copy(), order, report))
+        update.fill(np.nan)
+        return payload
+
+    monkeypatch.setattr(other.replica, "send", send)
+    for order in ORDERS:
+        expected, found = calm.train(order, base), other.train(order, base)
+        np.testing.assert_array_equal(found.update, expected.update)
+        assert found.report.loss == expected.report.loss
 
 
 def _full_disk(*_: object) -> None:

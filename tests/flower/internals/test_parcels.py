@@ -69,6 +69,35 @@ def test_a_model_comes_to_each_silo_as_a_file(link: SuperLink, store: ParcelStor
         assert [file.name for file in (tmp_path / name).iterdir()] == [f"{parcel.digest}.parcel"]
 
 
+def test_transfers_of_several_silos_go_beside_each_other(link: SuperLink, store: ParcelStore, tmp_path: Path) -> None:
+    """One silo's upload is half there and another's download half read: a third has its model and leaves its update."""
+    berlin, paris, oslo = link.silo("berlin"), link.silo("paris"), link.join("oslo")
+    model = noise(64 * SPAN_BYTES)  # more than sockets hold
+    parcel = store.publish(model)
+    tickets = [store.expect(silo.number, "update", LARGE) for silo in (berlin, oslo)]
+    assert parcel is not None and tickets[0] is not None and tickets[1] is not None
+    update, content = noise(LARGE), "c" * 32
+    upload = f"PUT {PREFIX}{store.session}/uploads/{tickets[0].name}/{content} HTTP/1.1\r\nHost: x\r\n"
+    told = {"Content-Range": f"bytes 0-{LARGE - 1}/{LARGE}", "Content-Length": str(LARGE), **berlin.headers}
+    upload += "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    line = http.client.HTTPConnection("127.0.0.1", link.port, timeout=10)
+    with link.connect() as uploading, contextlib.closing(line):
+        uploading.sendall(upload.encode() + b"\r\n" + update[: LARGE // 2].tobytes())
+        line.request("GET", f"{PREFIX}{store.session}/parcels/{parcel.digest}", headers=paris.headers)
+        downloading = line.getresponse()
+        begun = downloading.read(SPAN_BYTES)
+        path = upload_path(node_folder(store._folder, berlin.number), tickets[0].name, content)
+        while not (path.exists() and path.stat().st_size):
+            time.sleep(0.01)
+        np.testing.assert_array_equal(client(oslo).fetch(parcel, tmp_path / "oslo"), model)
+        assert client(oslo).upload(tickets[1], update) is not None
+        assert path.stat().st_size < LARGE, "the other is still on its way"
+        uploading.sendall(update[LARGE // 2 :].tobytes())
+        assert uploading.recv(12) == b"HTTP/1.1 200"
+        assert begun + downloading.read() == model.tobytes()
+    np.testing.assert_array_equal(store.arrived(berlin.number, tickets[0], Uploaded(content, LARGE), "berlin"), update)
+
+
 def test_a_model_that_is_a_file_is_linked(store: ParcelStore, parcels: Path, tmp_path: Path) -> None:
     keeper = ArrayKeeper(tmp_path / "arrays")
     model = keeper.keep(noise(LARGE))
