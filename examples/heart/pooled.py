@@ -25,12 +25,10 @@ class PooledTask(CsvTask):
     def data(self, slot: SiloSlot) -> SiloData:
         slots = [SiloSlot(name, index, len(HOSPITALS), slot.seed) for index, name in enumerate(HOSPITALS)]
         tables = [self.columns(each).numbers for each in slots]
-        cells = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-        self._scales = {
-            name: ColumnScale(float(np.nanmean(known)), float(np.nanstd(known))) for name, known in cells.items()
-        }
+        self._scales = {name: scale(np.concatenate([table[name] for table in tables])) for name in tables[0]}
         parts = [super(PooledTask, self).data(each) for each in slots]
-        return SiloData(joined([part.train for part in parts]), joined([part.test for part in parts]))
+        splits = zip(*((part.train, part.test, part.validation) for part in parts), strict=True)
+        return SiloData(*map(joined, splits))
 
 
 def scale(cells: NDArray[np.float64]) -> ColumnScale:
@@ -38,5 +36,5 @@ def scale(cells: NDArray[np.float64]) -> ColumnScale:
     return ColumnScale(float(np.nanmean(cells)), float(np.nanstd(cells)))
 
 
-def joined(parts: list[TensorDataset]) -> TensorDataset:
+def joined(parts: Sequence[TensorDataset]) -> TensorDataset:
     return TensorDataset(*(torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)))

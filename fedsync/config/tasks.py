@@ -21,8 +21,8 @@ from fedsync.config.tasks_kinds import (
     LinearConfig,
     MlpConfig,
     SequencesConfig,
+    Share,
     TaskSection,
-    TestShare,
     has_own_loop,
 )
 from fedsync.config.tasks_partition import PartitionConfig, iid
@@ -55,8 +55,12 @@ class DigitsConfig(TaskSection):
     partition: PartitionConfig = Field(default_factory=iid)
     """How the digits are dealt to silos."""
 
-    test_share: TestShare = 0.2
+    test_share: Share = 0.2
     """Share of all samples that is kept for tests."""
+
+    validation: Share | None = None
+    """Share of a silo's training samples by which rounds are evaluated; the test samples are then used once, at the
+    end. None: test samples in every round."""
 
     @property
     def scores(self) -> Scores:
@@ -65,7 +69,7 @@ class DigitsConfig(TaskSection):
     def build(self) -> Task:
         from fedsync.tasks.digits import DigitsTask
 
-        return DigitsTask(self.partition.build(), self.test_share)
+        return DigitsTask(self.partition.build(), self.test_share, self.validation)
 
     def relocated(self, locate: Callable[[str], str]) -> DigitsConfig:
         return self
@@ -117,8 +121,12 @@ class CsvConfig(TaskSection):
     hidden: Annotated[int, Field(ge=1)] = 16
     """Width of the hidden layer."""
 
-    test_share: TestShare = 0.25
+    test_share: Share = 0.25
     """Share of each class that goes into a silo's own test samples."""
+
+    validation: Share | None = None
+    """Share of a silo's other rows by which rounds are evaluated, and on which it does not train; the test samples are
+    then used once, at the end. None: test samples in every round."""
 
     standardise: Literal["own", "federated"] | dict[str, list[float]] = "own"
     """What columns of numbers are standardised by. ``own``: each silo by the mean and deviation of its own training
@@ -156,6 +164,7 @@ class CsvConfig(TaskSection):
             model=self.model,
             hidden=self.hidden,
             test_share=self.test_share,
+            validation=self.validation,
             scales=self._scales(),
         )
 

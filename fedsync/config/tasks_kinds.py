@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedsync.train.local import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
-TestShare = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 Spread = Annotated[float, Field(gt=0)]
 
 _GENERATED = (Digits28Config, KeywordsConfig, BlobsConfig, SparseConfig, RatingsConfig)
@@ -113,8 +113,12 @@ class SourceSection(TaskSection):
     partition: SourcePartitionConfig = Field(default_factory=iid)
     """How one data set is dealt to silos."""
 
-    test_share: TestShare = 0.2
+    test_share: Share = 0.2
     """Share kept for tests where the data have no test samples apart."""
+
+    validation: Share | None = None
+    """Share of a silo's training samples by which rounds are evaluated; the test samples are then used once, at the
+    end. None: test samples in every round."""
 
     @model_validator(mode="after")
     def _silos_differ(self) -> Self:
@@ -129,9 +133,9 @@ class SourceSection(TaskSection):
     def scores(self) -> Scores:
         return "share"
 
-    def source(self) -> tuple[Source, Partition | None, float]:
+    def source(self) -> tuple[Source, Partition | None, float, float | None]:
         """What every task on samples is made of."""
-        return self.data.build(), self.partition.build(), self.test_share
+        return self.data.build(), self.partition.build(), self.test_share, self.validation
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         return self.model_copy(update={"data": self.data.relocated(locate)})
@@ -336,7 +340,7 @@ class FactorisationConfig(StatisticsSection):
             non_negative=self.non_negative,
         )
 
-    def source(self) -> tuple[Source, Partition | None, float]:
+    def source(self) -> tuple[Source, Partition | None, float, float | None]:
         """As of any data, but that what is missing is no mistake."""
         source = self.data.build(missing=True) if isinstance(self.data, NpzConfig) else self.data.build()
-        return source, self.partition.build(), self.test_share
+        return source, self.partition.build(), self.test_share, self.validation

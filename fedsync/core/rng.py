@@ -29,6 +29,7 @@ class Stream(IntEnum):
     ROUND = 12
     EVALUATION = 13
     FETCHING = 13
+    VALIDATION = 14
 
 
 def generator(seed: int, stream: Stream, silo: str = "", round: int = 0) -> np.random.Generator:

@@ -22,12 +22,12 @@ from fedsync.core.survey.sums import Columns
 from fedsync.tasks.features import encode, is_text, numbers_of, width
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.readers.tabular import MISSING, Table, check_column, number, read_header, read_table
-from fedsync.tasks.samples import stratified
+from fedsync.tasks.samples import check_shares, held_out, stratified
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One silo's file, read: which columns are learned from, which of them are text, and which rows are trained on."""
+    """One silo's file, read: which columns are learned from, which of them are text, and the rows of each split."""
 
     table: Table
     columns: tuple[str, ...]
@@ -35,6 +35,7 @@ class _Rows:
     labels: NDArray[np.int64]
     train: NDArray[np.int64]
     test: NDArray[np.int64]
+    validation: NDArray[np.int64] | None
 
 
 class CsvTask(Task):
@@ -45,6 +46,8 @@ class CsvTask(Task):
     with the mean and deviation of the silo's own training rows, or with ``scales`` that all silos share, where a
     missing cell is the mean. A text becomes 8, one-hot by the hash of the cell, so that silos need no common
     vocabulary. Missing cells are empty, ``?``, ``NA`` or ``nan``.
+
+    Training rows are those of neither the test nor the validation split.
 
     A silo reads its own file and, where they are on the same machine, the first file (for the columns'
     types) and the first line of the others (to compare headers).
@@ -57,6 +60,7 @@ class CsvTask(Task):
         model: ``logistic`` regression, or an ``mlp`` with one hidden layer.
         hidden: width of the hidden layer.
         test_share: share of each class that goes into the silo's own test split, between 0 and 1.
+        validation: share of the other rows that the silo validates on; see `held_out`.
         ignore: columns to leave out.
         classes: number of classes.
         text: columns to treat as text though some silo's cells all look like numbers.
@@ -75,6 +79,7 @@ class CsvTask(Task):
         model: Literal["logistic", "mlp"] = "logistic",
         hidden: int = 16,
         test_share: float = 0.25,
+        validation: float | None = None,
         ignore: tuple[str, ...] = (),
         classes: int = 2,
         text: tuple[str, ...] = (),
@@ -86,8 +91,7 @@ class CsvTask(Task):
             raise ConfigError("task.model", f"{model!r} is unknown", "Write logistic or mlp")
         if hidden < 1:
             raise ConfigError("task.hidden", f"{hidden} is below 1", "Write 1 or more")
-        if not 0 < test_share < 1:
-            raise ConfigError("task.test_share", f"{test_share} is not between 0 and 1", "Write, for example, 0.25")
+        check_shares(test_share, validation)
         if classes < 2 or (positive_above is not None and classes != 2):
             raise ConfigError("task.classes", f"{classes} classes", "Write 2 or more, with positive_above exactly 2")
         self._files = tuple(files)
@@ -96,6 +100,7 @@ class CsvTask(Task):
         self._model = model
         self._hidden = hidden
         self._test_share = test_share
+        self._validation = validation
         self._ignore = frozenset(ignore)
         self._classes = classes
         self._text = frozenset(text)
@@ -126,10 +131,12 @@ class CsvTask(Task):
                     problem = f"{rows.table.file} has a column of numbers {name!r}, and there is no scale for it"
                     raise ConfigError("task.standardise", problem, "Give all silos the same columns")
         features = encode(rows.table, rows.columns, rows.text, rows.train, self._scales)
-        return SiloData(_select(features, rows.labels, rows.train), _select(features, rows.labels, rows.test))
+        validation = None if rows.validation is None else _select(features, rows.labels, rows.validation)
+        train, test = (_select(features, rows.labels, split) for split in (rows.train, rows.test))
+        return SiloData(train, test, validation)
 
     def columns(self, slot: SiloSlot) -> Columns:
-        """Cells of the training rows; of test rows nothing is told."""
+        """Cells of the training rows; of others nothing is told."""
         rows = self._rows(slot)
         table, train = rows.table, rows.train
         numbers = {name: numbers_of(table.column(name))[train] for name in rows.columns if name not in rows.text}
@@ -151,8 +158,10 @@ class CsvTask(Task):
         text = self._text_columns(table, columns)
         self._check_like_first(table, columns, text)
         labels = np.array([self._label(table, row) for row in range(len(table.rows))], dtype=np.int64)
-        train, test = stratified(labels, self._test_share, slot.seed, slot.name)
-        return _Rows(table, columns, text, labels, train, test)
+        rest, test = stratified(labels, self._test_share, slot.seed, slot.name)
+        train, validation = held_out(labels[rest], self._validation, slot)
+        held = None if validation is None else rest[validation]
+        return _Rows(table, columns, text, labels, rest[train], test, held)
 
     def _first_file(self) -> str:
         """The first file that is on this machine; if none is, the first, for the reader to complain about."""

@@ -17,6 +17,7 @@ from fedsync.core.metrics.named import classification
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.tasks.partition import Partition, Rows
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.samples import check_shares, held_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,18 @@ class DigitsTask(Task):
     Args:
         partition: how training samples are dealt to silos.
         test_share: share of all samples in the test split, between 0 and 1.
+        validation: share of a silo's training samples that it validates on instead; see `held_out`.
 
     Raises:
-        ConfigError: ``test_share`` is out of range, or scikit-learn is not installed.
+        ConfigError: a share is out of range, or scikit-learn is not installed.
     """
 
     partition: Partition
     test_share: float = 0.2
+    validation: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_share < 1:
-            raise ConfigError("task.test_share", f"{self.test_share} is not between 0 and 1", "Write, for example, 0.2")
+        check_shares(self.test_share, self.validation)
 
     def model(self) -> nn.Module:
         """Two convolutions and a dense layer.
@@ -67,7 +69,10 @@ class DigitsTask(Task):
         """Images and labels of one silo. Raises `ConfigError` where the partition cannot be made."""
         images, labels = _digits()
         parts, test = _split(self.partition, self.test_share, slot.count, slot.seed)
-        return SiloData(_select(images, labels, parts[slot.index]), _select(images, labels, test))
+        part = parts[slot.index]
+        mine, kept = held_out(labels[part], self.validation, slot)
+        validation = None if kept is None else _select(images, labels, part[kept])
+        return SiloData(_select(images, labels, part[mine]), _select(images, labels, test), validation)
 
 
 @lru_cache(maxsize=4)

@@ -19,7 +19,7 @@ from fedsync.tasks.networks.convolutional import Network, Norm, image_network
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 from fedsync.tasks.partition import Partition
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
-from fedsync.tasks.samples import Samples, Source, deal
+from fedsync.tasks.samples import Samples, Source, check_shares, deal, held_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,26 @@ class SourceTask(Task):
         source: of the samples.
         partition: how they are dealt to silos, or None where each silo reads its own.
         test_share: share that becomes test samples where the source has none apart, between 0 and 1.
+        validation: share of a silo's training samples that it validates on instead; see `held_out`.
 
     Raises:
-        ConfigError: ``test_share`` is out of range; later, whatever the source complains about.
+        ConfigError: a share is out of range; later, whatever the source complains about.
     """
 
     source: Source
     partition: Partition | None
     test_share: float = 0.2
+    validation: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_share < 1:
-            raise ConfigError("task.test_share", f"{self.test_share} is not between 0 and 1", "Write, for example, 0.2")
+        check_shares(self.test_share, self.validation)
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Samples of one silo. Raises `ConfigError` where they cannot be read, or not dealt so."""
         train, test = deal(self.source, self.partition, self.test_share, slot)
-        return SiloData(self.dataset(train), self.dataset(test))
+        mine, kept = held_out(train.targets, self.validation, slot)
+        validation = None if kept is None else self.dataset(train.take(kept))
+        return SiloData(self.dataset(train.take(mine)), self.dataset(test), validation)
 
     def dataset(self, samples: Samples) -> TensorDataset:
         """What a batch is made of; by default inputs, float32 [n, ...], and targets [n]."""

@@ -200,6 +200,45 @@ def _strata(targets: Targets) -> NDArray[np.int64]:
     return np.searchsorted(edges, targets).astype(np.int64)
 
 
+def held_out(targets: Targets, share: float | None, slot: SiloSlot) -> tuple[Rows, Rows | None]:
+    """Sorted row numbers of a silo's training samples: to train on, and to validate on.
+
+    To validate, the share of all of them, rounded, of which each class has its part, rounded up or down; numbers by
+    tenths of their distribution. Drawn by the run's seed and the silo's name.
+
+    Args:
+        targets: of the training samples.
+        share: between 0 and 1; None holds nothing out.
+        slot: which silo.
+
+    Raises:
+        ConfigError: the share comes to no sample, or to all of them.
+    """
+    samples = len(targets)
+    if share is None:
+        return np.arange(samples), None
+    wanted = round(share * samples)
+    if not 0 < wanted < samples:
+        problem = f"{share} of the {samples} training samples of silo {slot.name!r} is {wanted}"
+        raise ConfigError("task.validation", problem, "Write a share that leaves some on both sides, or leave it out")
+    place, sizes = np.unique(_strata(targets), return_inverse=True, return_counts=True)[1:]
+    quotas, rests = np.divmod(sizes * wanted, samples)
+    rng = generator(slot.seed, Stream.VALIDATION, slot.name)
+    by_chance = rng.permutation(len(sizes))
+    quotas[by_chance[np.argsort(-rests[by_chance], kind="stable")][: wanted - quotas.sum()]] += 1
+    chosen = np.zeros(samples, dtype=bool)
+    for stratum, quota in enumerate(quotas):
+        chosen[rng.permutation(np.flatnonzero(place == stratum))[:quota]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def check_shares(test_share: float, validation: float | None) -> None:
+    """Raise `ConfigError` unless both are between 0 and 1, or there is no validation."""
+    for name, share in (("test_share", test_share), ("validation", validation)):
+        if share is not None and not 0 < share < 1:
+            raise ConfigError(f"task.{name}", f"{share} is not between 0 and 1", "Write, for example, 0.2")
+
+
 def stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:
     """Sorted row numbers (train, test), each class shared alike."""
     rng = generator(seed, Stream.SPLIT, name)
