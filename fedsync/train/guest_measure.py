@@ -34,7 +34,7 @@ class GuestMeasure:
             probabilities: outputs are probabilities, as `predict_proba` gives them, [n, classes] or [n] of class 1.
 
         Raises:
-            ConfigError: they do not fit each other, or the metrics.
+            ConfigError: they do not fit each other; whether they fit the metrics is seen here or by `sums`.
         """
         given, truth = (torch.as_tensor(each).to(self._device) for each in (outputs, targets))
         if len(given) != len(truth):

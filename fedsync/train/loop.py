@@ -17,7 +17,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
-from fedsync.tasks.metrics.measurement import Found, Measuring
+from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
 from fedsync.train.batches import Batches, batches_of
@@ -34,6 +34,8 @@ from fedsync.train.weights import Weights, build_model, initial_model
 
 _EVALUATION_BATCH, _BY_WORKERS = 512, 64
 """Samples; fewer at once where several workers are to have some of them."""
+
+_NOTHING: Found = Summed({})
 
 _ROWS_AT_A_TIME = 64
 """Steps whose sample numbers are drawn together."""
@@ -285,17 +287,17 @@ class Trainer(LocalTrainer):
             batches = torch.split(rows, size) if len(rows) else ()
             samples.begin((Piece(self._slot.seed, batch.tolist()) for batch in batches), len(batches))
             for batch in batches:
-                for part, *more in self._cap.work_off(batch, partial(self._score, samples, tested), self._reset):
+                for part, found in self._cap.work_off(batch, partial(self._score, samples, tested), self._reset):
                     total += part
-                    measured.add(*more)
+                    measured.add(found)
         loss, correct = total.tolist() if self.rank is None else self.rank.total(total.tolist())
         sums = measured.sums(len(samples), self.rank)
         self.judged = measured.judged(sums, len(samples), self.rank) if tested else None
         return Evaluation(loss, correct, len(samples), sums=sums)
 
-    def _score(self, samples: Batches, tested: bool, rows: Tensor, _share: float) -> tuple[Tensor, Found, Found]:
+    def _score(self, samples: Batches, tested: bool, rows: Tensor, _share: float) -> tuple[Tensor, Found]:
         """One piece of `_evaluate`: loss and correct predictions, float64 [2], and what metrics want."""
-        batch, found, each = samples.take(rows), {}, {}
+        batch, found = samples.take(rows), _NOTHING
         if type(self._task).score is Task.score:
             outputs, targets = self._task.predict(self._model, batch)
             loss, correct = self._task.assess(outputs, targets)
@@ -304,9 +306,8 @@ class Trainer(LocalTrainer):
             if self._measuring:
                 outputs, targets = self._task.predict(self._model, batch)
         if self._measuring:
-            found = self._measuring.of(outputs, targets, rows)
-            each = self._measuring.each(outputs, targets, rows) if tested else {}
-        return torch.stack([loss.double(), correct.double()]), found, each
+            found = self._measuring.of(outputs, targets, rows, tested)
+        return torch.stack([loss.double(), correct.double()]), found
 
     def _reset(self) -> None:
         self._model.zero_grad()

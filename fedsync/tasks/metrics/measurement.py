@@ -1,8 +1,14 @@
-"""Sums of one evaluation, batch by batch; its memory is that of the sums, and of four numbers a sample for pairs."""
+"""Sums of one evaluation, batch by batch.
+
+Small batches are put together before they are summed: of a few hundred samples, the calls take longer than the work.
+So the memory is that of the sums, of `_KEPT` outputs and their targets, and of a few numbers a sample for pairs, and
+where each sample is wanted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,13 +25,43 @@ from fedsync.tasks.metrics.statistics import cells_of, measure_of
 
 SumsByKey = dict[str, tuple[float, ...]]
 
-Found = dict[str, Tensor]
-"""What one batch adds, by key of the statistic."""
+Samples = tuple[Tensor, Tensor, Tensor, bool]
+"""Outputs, targets and numbers of the samples of a batch, and whether each sample is wanted; see `Measuring.of`."""
+
+_KEPT = 2**16
+"""Outputs that are summed together. A batch with more is summed by itself."""
 
 _PAIRED = 8192
 """Samples, one after the other, among which pairs are formed: of more, the time would grow with their square."""
 
 _AT_A_TIME = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What samples add, by key of the statistic.
+
+    Args:
+        sums: [size] each; of pairs, one row a sample.
+        each: number, true label and entries of the sums of each sample, [n, 2 + k], where that is wanted.
+    """
+
+    sums: Mapping[str, Tensor]
+    each: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Found = Summed | Samples
+"""What one batch adds, summed or yet to be summed."""
+
+
+def _entries(samples: Samples) -> int:
+    return max(samples[0].numel(), samples[1].numel())
+
+
+def _form(samples: Samples) -> tuple[object, ...]:
+    """What batches must have in common to be put together."""
+    outputs, targets, _, each = samples
+    return outputs.dtype, outputs.shape[1:], targets.dtype, targets.shape[1:], each
 
 
 class _Together(Protocol):
@@ -57,26 +93,34 @@ class Measuring:
     def __bool__(self) -> bool:
         return bool(self._measures)
 
-    def of(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> Found:
+    def of(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool = False) -> Found:
         """What a batch adds; remembers nothing, so that a batch may be worked off again.
 
         Args:
             outputs: of the model for the batch.
             targets: what is true.
             rows: numbers of the samples in their split, int64 [n].
+            each: whether what is found of each sample is kept, too; see `Measured.judged`.
         """
         if not self:
-            return {}
+            return Summed({})
+        # What a user's own metric measures may be of other kinds.
+        tensors = all(isinstance(part, Tensor) and part.shape[:1] == rows.shape for part in (outputs, targets))
+        if not tensors or _entries((outputs, targets, rows, each)) >= _KEPT:
+            return self.summed(outputs, targets, rows, each)
+        # Whoever gave them may write the next batch into them.
+        return outputs.clone(), targets.clone(), rows, each
+
+    def summed(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool) -> Summed:
+        """What samples add; see `of`."""
         broken = outputs.isnan().any()
         found = {key: measure(outputs, targets, rows) for key, measure in self._measures.items()}
-        return {key: torch.where(broken, torch.nan, sums) for key, sums in found.items()}
+        sums = {key: torch.where(broken, torch.nan, sums) for key, sums in found.items()}
+        return Summed(sums, self._each(outputs, targets, rows) if each else {})
 
-    def each(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> Found:
-        """Number, true label and entries of the sums of each sample, [n, 2 + k], by key; see `of`.
-
-        Of statistics that count samples of classes, where each sample has one label.
-        """
-        found: Found = {}
+    def _each(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """Of statistics that count samples of classes, where each sample has one label."""
+        found: dict[str, Tensor] = {}
         for key, statistic in self._statistics.items() if targets.numel() == len(targets) else ():
             if isinstance(statistic, ClassCounts | ScoreCounts):
                 labels, cells = cells_of(statistic, outputs, targets)
@@ -85,14 +129,23 @@ class Measuring:
 
     def begin(self) -> Measured:
         """What an evaluation finds; nothing so far."""
-        return Measured(self._metrics, self._statistics, self._device)
+        return Measured(self._metrics, self._statistics, self._device, self.summed)
 
 
 class Measured:
     """What one evaluation finds; see `Measuring.begin`."""
 
-    def __init__(self, metrics: Sequence[AnyMetric], statistics: Mapping[str, Statistic], device: torch.device) -> None:
-        self._metrics = metrics
+    def __init__(
+        self,
+        metrics: Sequence[AnyMetric],
+        statistics: Mapping[str, Statistic],
+        device: torch.device,
+        summed: Callable[[Tensor, Tensor, Tensor, bool], Summed],
+    ) -> None:
+        self._metrics, self._summed = metrics, summed
+        self._kept: list[Samples] = []
+        self._form: tuple[object, ...] = ()
+        self._entries = 0
         self._totals = {
             key: torch.zeros(each.size, dtype=torch.float64, device=device)
             for key, each in statistics.items()
@@ -102,11 +155,32 @@ class Measured:
         self._statistics = statistics
         self._each: dict[str, list[Tensor]] = {key: [] for key, each in statistics.items() if each.places}
 
-    def add(self, found: Found, each: Found | None = None) -> None:
-        """Count a batch in; ``each`` as `Measuring.each` finds it."""
-        for key, rows in (each or {}).items():
+    def add(self, found: Found) -> None:
+        """Count a batch in."""
+        if isinstance(found, Summed):
+            self._count(found)
+            return
+        form = _form(found)
+        if form != self._form:
+            self._sum_up()
+        self._form = form
+        self._kept.append(found)
+        self._entries += _entries(found)
+        if self._entries >= _KEPT:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Sum what is kept, all at once."""
+        if self._kept:
+            *samples, each = zip(*self._kept, strict=True)
+            self._kept, self._entries = [], 0
+            outputs, targets, rows = map(torch.cat, samples)
+            self._count(self._summed(outputs, targets, rows, each[0]))
+
+    def _count(self, found: Summed) -> None:
+        for key, rows in found.each.items():
             self._each[key].append(rows)
-        for key, sums in found.items():
+        for key, sums in found.sums.items():
             if key in self._totals:
                 self._totals[key] += sums
             else:
@@ -118,7 +192,11 @@ class Measured:
         Args:
             samples: of the split.
             together: processes of which each has a part of the batches.
+
+        Raises:
+            ConfigError: what was counted in does not fit the metrics.
         """
+        self._sum_up()
         found = {key: sums.tolist() for key, sums in self._totals.items()}
         if together is not None:
             found = {key: together.total(sums) for key, sums in found.items()}
@@ -126,7 +204,7 @@ class Measured:
         return {key: tuple(sums) for key, sums in {**found, **pairs}.items()}
 
     def judged(self, sums: SumsByKey, samples: int, together: _Together | None = None) -> JudgedSamples:
-        """What was found sample by sample, where all samples were given with `Measuring.each`; see `sums`."""
+        """What was found sample by sample, where it was kept of all; see `sums`, which comes first."""
         labels, cells = {}, {}
         for key, parts in self._each.items():
             count = float(sum(map(len, parts)))

@@ -15,7 +15,8 @@ from fedsync.core.metrics.moments import own
 from fedsync.core.metrics.named import NAMES, Wanted, classification, regression, shipped
 from fedsync.core.metrics.scores import ScoreCounts
 from fedsync.core.orders import Evaluation
-from fedsync.tasks.metrics.measurement import Measuring
+from fedsync.tasks.metrics import measurement
+from fedsync.tasks.metrics.measurement import Measuring, Summed
 from fedsync.tasks.protocol import Batch
 from fedsync.train.options import LocalOptions
 from tests.core.metrics.make import block_sums, class_sums, error_sums, score_sums
@@ -60,7 +61,7 @@ def test_what_each_sample_counts_adds_up_to_the_sums(classes: int) -> None:
     measuring = Measuring([shipped("f1", classes), shipped("auroc", classes)], CPU)
     found = measuring.begin()
     for rows in reversed(torch.arange(60).split(7)):
-        found.add(*(way(outputs[rows], labels[rows], rows) for way in (measuring.of, measuring.each)))
+        found.add(measuring.of(outputs[rows], labels[rows], rows, each=True))
     sums = found.sums(60)
     judged = found.judged(sums, 60)
     assert judged.cells.keys() == sums.keys()
@@ -72,7 +73,8 @@ def test_what_each_sample_counts_adds_up_to_the_sums(classes: int) -> None:
 
 def test_pixels_are_no_samples() -> None:
     outputs, labels = torch.randn(6, 2, 4, 4), torch.randint(0, 2, (6, 4, 4))
-    assert Measuring([shipped("accuracy", 2)], CPU).each(outputs, labels, torch.arange(6)) == {}
+    summed = Measuring([shipped("accuracy", 2)], CPU).summed(outputs, labels, torch.arange(6), each=True)
+    assert summed.sums and not summed.each
 
 
 @pytest.mark.parametrize("shape", [(60,), (60, 1)])
@@ -210,7 +212,69 @@ def test_outputs_and_targets_that_do_not_fit_are_named(
     name: str, classes: int | None, outputs: Tensor, targets: Tensor
 ) -> None:
     with pytest.raises(ConfigError):
-        Measuring([shipped(name, classes)], CPU).of(outputs, targets, torch.arange(3))
+        measured([shipped(name, classes)], outputs, targets)
+
+
+WHOLE = (*classification(2), shipped("concordance"))
+
+
+@pytest.mark.parametrize("kept", [1, 30, 10**6])
+@pytest.mark.parametrize("size", [1, 7, 60])
+def test_counts_are_the_same_bits_however_batches_are_put_together(
+    kept: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs, labels = logits(2)
+    times = torch.stack([torch.arange(60) % 9, labels], dim=1)
+    wanted = measured(classification(2), outputs, labels, size=60), measured([WHOLE[-1]], outputs[:, 0], times, 60)
+    monkeypatch.setattr(measurement, "_KEPT", kept)
+    for found, expected in zip(
+        (measured(classification(2), outputs, labels, size), measured([WHOLE[-1]], outputs[:, 0], times, size)),
+        wanted,
+        strict=True,
+    ):
+        assert {key: sums.tobytes() for key, sums in found.items()} == {
+            key: sums.tobytes() for key, sums in expected.items()
+        }
+
+
+def test_small_batches_are_summed_together_and_large_ones_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    summed: list[int] = []
+    honest = Measuring.summed
+
+    def counting(self: Measuring, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool) -> Summed:
+        summed.append(len(rows))
+        return honest(self, outputs, targets, rows, each)
+
+    monkeypatch.setattr(Measuring, "summed", counting)
+    monkeypatch.setattr(measurement, "_KEPT", 40)
+    measured(classification(2), *logits(2), size=7)  # 14 outputs a batch: three are 42
+    assert summed == [21, 21, 18]
+    summed.clear()
+    measured(classification(2), *logits(2), size=20)
+    assert summed == [20, 20, 20]
+
+
+def test_batches_of_other_forms_and_arrays_that_are_used_again_are_counted_as_they_came() -> None:
+    outputs, labels = logits(2)
+    measuring = Measuring(classification(2), CPU)
+    found, room = measuring.begin(), (torch.zeros(10, 2), torch.zeros(10, dtype=torch.long))
+    for rows in torch.arange(30).split(10):
+        for buffer, values in zip(room, (outputs[rows], labels[rows]), strict=True):
+            buffer.copy_(values)
+        found.add(measuring.of(*room, rows))
+    found.add(measuring.of(outputs[30:].double(), labels[30:], torch.arange(30, 60)))
+    expected = measured(classification(2), outputs, labels)
+    for key, sums in found.sums(60).items():
+        np.testing.assert_array_equal(sums, expected[key])
+
+
+def test_a_measure_of_one_s_own_may_have_targets_that_are_no_tensor() -> None:
+    metric = own("far", 1, lambda outputs, targets: (outputs - targets["at"]).abs()[:, None], lambda sums: sums[1])
+    measuring = Measuring([metric], CPU)
+    found = measuring.begin()
+    for rows in torch.arange(6).split(4):
+        found.add(measuring.of(torch.ones(len(rows)), {"at": torch.zeros(len(rows))}, rows))  # type: ignore[arg-type]
+    assert number(metric, np.array(found.sums(6)["far/16"])) == 6
 
 
 class Measured(TwoClasses):
