@@ -1,6 +1,7 @@
 """What the page says of how good the models are; how it stands hostile names, odd numbers and many silos."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path
     assert "a 70 (0: 40, 1: 30) 0.800 [0.770, 0.830]" in words
     assert "c 33 (0: 31, 1: 2) not estimable not estimable" in words
     assert "best.pt 9 best accuracy over all silos" in words
+    # Of each number: how many samples, of which split, and how its interval was found.
+    assert (
+        "best version (9), test split" in words
+        and "by the bootstrap within classes, of means by the jackknife" in words
+    )
+    assert re.search(r"samples \d+ \(0: \d+, 1: \d+\) \d+", words) and "both models judged by the same samples" in words
     assert "b5" * 32 in words
     assert "c, local: it failed to train: training diverged" in words
     assert "a +0.060 [+0.010, +0.110]" in words

@@ -87,7 +87,7 @@ def over_seeds(groups: Sequence[SeedGroup], metric: str) -> Picture | None:
 
 
 def _caption(runs: Sequence[RunData], silos: set[str], thinned: bool) -> str:
-    notes = ["Pooled: over all silos' samples together."]
+    notes = ["Pooled: all silos' samples together, of the validation split; of the test split where none is held out."]
     if not silos:
         notes.append("No silo told numbers of its own.")
     elif len(runs) > MOST_BANDS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from fedsync.observe.report.results import CrossSiteTable, Estimate, short
+from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimate, short
 from fedsync.observe.report.style import thin
 
 SHADES = 7
@@ -96,7 +96,7 @@ def gains(matrix: CrossSiteTable, metric: str) -> tuple[list[str], list[list[str
         return [], []
     kept: Sequence[str] = list(subjects)
     rows = [[silo, *(_gain(subjects[subject].get(silo)) for subject in kept)] for silo in matrix.silos]
-    return ["silo", *kept], rows
+    return ["silo", *(SUBJECTS.get(each, each) for each in kept)], rows
 
 
 def _gain(cell: Estimate | None) -> str:

@@ -17,7 +17,10 @@ MOST_CHARTS = 8
 MOST_SILOS = 200
 """Rows of a table of silos; of more, as many evenly spaced."""
 
-INTERVALS = "In brackets: 95 % intervals; none of fewer than five samples of a class, nor of a loss."
+INTERVALS = (
+    "In brackets: 95 % intervals, by the bootstrap within classes, of means by the jackknife; none of fewer than five "
+    "samples of a class, nor of a loss."
+)
 
 
 def results(runs: Sequence[RunData]) -> str:
@@ -109,6 +112,7 @@ def _pooled(findings: Sequence[Findings]) -> str:
         return ""
     metrics = metric_names(found.pooled for found in findings)
     rows = [(metric, *(words(found.pooled, [metric])[0] for found in findings)) for metric in metrics]
+    rows.insert(0, ("samples", *(_samples(found.pooled) for found in findings)))
     caption = f"All silos' samples together. {INTERVALS}"
     notes = "" if any(found.split == "test" for found in findings) else _ONLY_VALIDATION
     return table(caption, ["", *(found.title for found in findings)], rows) + notes
@@ -131,7 +135,8 @@ def _samples(numbers: Estimates) -> str:
     most = max((each.support for each in numbers.values()), key=len, default={})
     if len(most) < 2:
         return str(sum(most.values())) if most else "-"
-    return f"{sum(most.values())} ({', '.join(f'{label}: {count}' for label, count in list(most.items())[:10])})"
+    by_class = ", ".join(f"{label}:\u00a0{count}" for label, count in list(most.items())[:10])
+    return f"{sum(most.values())} ({by_class})"
 
 
 def _fairness(found: Findings, lower: frozenset[str]) -> str:
@@ -155,7 +160,10 @@ def _side_by_side(runs: Sequence[RunData]) -> str:
 def _gains(run: RunData, metric: str) -> str:
     matrix = run.results.cross_site
     head, rows = ([], []) if matrix is None else gains(matrix, metric)
-    caption = f"{metric}: gain over the model that the silo trained alone; positive is better"
+    caption = (
+        f"{metric}: gain over the model that the silo trained alone, on its own test samples; positive is better. In "
+        "brackets: 95 % intervals of the difference, both models judged by the same samples."
+    )
     return table(caption, head, thin(rows, MOST_SILOS)) if rows else ""
 
 
