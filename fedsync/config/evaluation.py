@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 from pydantic import Field
@@ -13,6 +14,14 @@ from fedsync.config.tasks_kinds import TaskSection
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric, statistics_of
 from fedsync.core.metrics.named import Wanted
+
+logger = logging.getLogger(__name__)
+
+UNASKED = (
+    "Beside loss and score nothing is measured, for the strategy names no metrics and the server cannot ask the task "
+    "which it has. Name them as evaluation.metrics, and evaluation.classes."
+)
+"""What a run says whose metrics nobody knows."""
 
 
 class EvaluationConfig(Section):
@@ -38,6 +47,8 @@ class EvaluationConfig(Section):
     def of_task(self, task: TaskSection) -> EvaluationConfig:
         """The same with everything in it that the task says.
 
+        Where the task cannot be asked, names that are left out stay so: nothing beside loss and score is measured.
+
         Raises:
             ConfigError: the metrics do not fit the task.
         """
@@ -45,8 +56,12 @@ class EvaluationConfig(Section):
             return self
         try:
             told = Wanted.of(task.build().metrics())
-        except ConfigError:
+        except ConfigError as error:
             # The data are elsewhere, or only silos know the model: what is asked for by name has to do without.
+            if self.metrics is None:
+                if not task.own_loop:
+                    logger.warning("%s Here the task cannot be built: %s", UNASKED, error)
+                return self
             told = Wanted()
         names = list(told.names) if self.metrics is None else self.metrics
         found = self.model_copy(update={"metrics": names, "classes": self.classes or told.classes})

@@ -6,10 +6,12 @@ from typing import get_args
 
 import pytest
 
+from fedsync.config.evaluation import UNASKED
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.core.errors import ConfigError
+from fedsync.observe.run_builder import measuring
 from fedsync.tasks.neural import ImagesTask
 from fedsync.tasks.partition import DualDirichlet
 from fedsync.tasks.readers.idx import IdxSource
@@ -141,3 +143,22 @@ def test_every_kind_is_in_the_schema_and_the_docs() -> None:
         "gaussian-mixture",
         "factorisation",
     }
+
+
+def test_a_task_that_the_server_cannot_build_is_said_once_and_leaves_metrics_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What they are, only silos know: no metrics by mistake, and none that were named left out."""
+    config = load(tmp_path, "{kind: custom, file: elsewhere.py}")
+    assert measuring(config).evaluation.metrics is None
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(UNASKED) and "elsewhere.py" in said
+    caplog.clear()
+    for quiet in (
+        "evaluation={metrics: []}",
+        "evaluation={metrics: [f1], classes: 2}",
+        "task={kind: silo-app, file: elsewhere.py}",
+    ):
+        measuring(load(tmp_path, "{kind: custom, file: elsewhere.py}", quiet))
+    assert measuring(load(tmp_path, "{kind: digits}")).evaluation.metrics == ["accuracy", "balanced_accuracy", "f1"]
+    assert not caplog.records

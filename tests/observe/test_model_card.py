@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.config.evaluation import UNASKED
 from fedsync.core.errors import ConfigError
 from fedsync.observe.report.card import model_card
 from fedsync.observe.report.data import RunData, read_run
+from fedsync.observe.report.page import page
 from fedsync.observe.report.paper import result_files
 from fedsync.observe.report.text_tables import comma_separated, latex, markdown, plain
 from tests.commands.call import call
@@ -52,6 +54,21 @@ def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
         "| auroc | 0.800 (a) | 0.850 (b) | 0.050 |",
     ):
         assert said in card, said
+
+
+@pytest.mark.parametrize(("metrics", "noted"), [(None, True), ([], False), (["f1"], False)])
+def test_a_run_whose_metrics_nobody_could_ask_for_says_so(
+    tmp_path: Path, metrics: list[str] | None, noted: bool
+) -> None:
+    two_silos(tmp_path)
+    header, *lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    changed = json.loads(header)
+    changed["config"]["evaluation"] = {"metrics": metrics, "classes": 2}
+    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(changed), *lines]) + "\n")
+    run = read_run(tmp_path)
+    assert (UNASKED in run.summary["notes"]) == noted
+    assert (UNASKED in model_card(run)) == noted
+    assert (UNASKED in page([run])) == noted
 
 
 def test_a_card_of_a_sealed_run_tells_no_silo_s_size(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from fedsync.config.evaluation import UNASKED
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import SiloJoined
@@ -233,9 +234,12 @@ class _Books:
             Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()), row.metrics)
             for row in ledger.rounds
         )
+        books = ledger.summary()
+        if settings.get("evaluation", {}).get("metrics", ()) is None:
+            books["notes"] = [*books["notes"], UNASKED]
         return RunData(
             label,
-            {**identity, **ledger.summary()},
+            {**identity, **books},
             config,
             silos,
             points,
