@@ -22,6 +22,7 @@ from fedsync.sim.timing_only import run_timing
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "pictures"
 MACHINES = HERE / "machines.yaml"
+DISTURBED = HERE / "disturbed.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ TIMELINES = {
     "elastic": Timeline(),
     "fsp": Timeline(),
     "a-bsp": Timeline(),
+    "lb-a-bsp": Timeline(str(DISTURBED)),
+    "lb-fsp": Timeline(str(DISTURBED)),
     "lb-fsp-psp": Timeline(),
     "asp": Timeline(),
     "ssp": Timeline(),

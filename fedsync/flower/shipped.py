@@ -219,6 +219,26 @@ class Shipped(Strategy):
         return cls._shipped("pssp-he", options)
 
     @classmethod
+    def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
+        """Balanced batches, and the first silo to finish ends the round once enough is processed.
+
+        Args:
+            sync_ratio: part of a round's samples that is enough.
+            options: see `Options`.
+        """
+        return cls._shipped("lb-a-bsp", options, sync_ratio=("barrier.sync_ratio", sync_ratio))
+
+    @classmethod
+    def lb_fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
+        """Balanced batches in rounds that are bounded by time.
+
+        Args:
+            interval_s: how long a round takes [s].
+            options: see `Options`.
+        """
+        return cls._shipped("lb-fsp", options, interval_s=("barrier.interval.interval_s", interval_s))
+
+    @classmethod
     def lb_fsp_psp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
         """Balanced batches in rounds that are bounded by time; a round that is over waits for a sampled few.
 

@@ -92,7 +92,8 @@ def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
 
 def test_compositions_are_those_of_the_shipped_files() -> None:
     (text,) = (text for title, text in blocks(DOCS / "extending.md", "yaml") if title == "compositions")
-    usual = {"predictor": {"kind": "ema", "alpha": 0.2}, "balancer": {"kind": "fixed"}}
+    experts = [{"kind": "memoryless"}, {"kind": "ema"}]
+    usual = {"predictor": {"kind": "mixture", "experts": experts, "forget": 0.05}, "balancer": {"kind": "fixed"}}
     shipped = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in ROOT.glob("strategies/*.yaml")}
     parts = ("predictor", "balancer", "barrier", "aggregation")
     wanted = {name: {part: whole[part] for part in parts} for name, whole in shipped.items() if name[-3:] != "-he"}

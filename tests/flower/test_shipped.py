@@ -75,6 +75,8 @@ def test_any_strategy_takes_a_server_optimizer(given: Any) -> None:
 OWN = [
     ("fsp", "interval_s", 9.0, "barrier.interval.interval_s"),
     ("fsp-he", "interval_s", 9.0, "barrier.interval.interval_s"),
+    ("lb-a-bsp", "sync_ratio", 0.75, "barrier.sync_ratio"),
+    ("lb-fsp", "interval_s", 9.0, "barrier.interval.interval_s"),
     ("lb-fsp-psp", "interval_s", 9.0, "barrier.interval.interval_s"),
     ("a-bsp", "sync_ratio", 0.75, "barrier.sync_ratio"),
     ("asp", "server_rate", 0.125, "aggregation.server_rate"),

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 BY_HAND = "lb-bsp"
 """Speeds 3 : 2 : 1, an overhead, and a memory for 20 samples; three rounds of 4 steps."""
 
-SECONDS = {"fsp": 8.0, "lb-fsp-psp": 8.0, "fedcompass": 10.0, "deadline": 8.0}
+SECONDS = {"fsp": 8.0, "lb-fsp": 8.0, "lb-fsp-psp": 8.0, "fedcompass": 10.0, "deadline": 8.0}
 """Length of a shipped strategy's run; others take 4 s. Rounds of some seconds need more."""
 
 

@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 from fedsync.core import weighting
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
-from fedsync.policies.aggregate.base import AggregationPolicy, DiscountedPolicy, Staleness
-from fedsync.policies.aggregate.staleness import Polynomial
+from fedsync.policies.aggregate.base import DiscountedPolicy, Staleness
+from fedsync.policies.aggregate.staleness import Constant, Polynomial
 from fedsync.policies.aggregate.weighers import Toward, WeightedMean
 from fedsync.policies.schema import Positive, Share, register
 
 
 @register("fedavg")
 @dataclass(frozen=True, slots=True)
-class FedAvg(AggregationPolicy):
+class FedAvg(DiscountedPolicy):
     """Weighted mean of the updates."""
 
     weight: weighting.Share = "silo"
     """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
     processed."""
 
+    staleness: Staleness = field(default_factory=Constant)
+
     def weigher(self, solver: Solver) -> Weigher:
-        return WeightedMean(self.weight)
+        return self._discounted(WeightedMean(self.weight), rate=1.0)
 
 
 @register("fedbuff")
