@@ -1,6 +1,7 @@
 """``fedsync evaluate``: models of a run, or from elsewhere, on the test data of its silos."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ import yaml
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, OwnerRefusal
 from fedsync.trainer.protocol import STATE_FOLDER, Identity
 from tests.commands.call import call
 
@@ -40,7 +41,9 @@ def test_all_silos_of_a_run(run: Path) -> None:
     """What the run has measured of its last version is found again."""
     shown = call("evaluate", run)
     document = told(run / "evaluated.json")
-    assert document["silos"] == ["a", "b"] and "pooled" in shown and "evaluated.json" in shown
+    assert document["silos"] == ["a", "b"] and "evaluated.json" in shown
+    lines = [line.split()[0] for line in shown.splitlines() if line.strip()]
+    assert [line for line in lines if line in ("a", "b", "pooled")] == ["a", "b", "pooled"] * len(document["models"])
     row = [each["subject"] for each in document["models"]].index("last")
     summary = json.loads((run / "summary.json").read_text())
     pooled = document["metrics"]["accuracy"]["pooled"]["last"]["value"]
@@ -124,14 +127,37 @@ def test_a_real_silo_evaluates_on_its_own_data(run: Path, tmp_path: Path, state:
     file.write_text(yaml.safe_dump({"name": "b", "server": "localhost:1", "insecure": True, "state": str(state)}))
     with pytest.raises(ConfigError, match="no run has left anything"):
         call("evaluate", "--silo", file, "--model", run / "model.pt")
-    trainer = state / STATE_FOLDER / "x"
-    trainer.mkdir(parents=True)
     spec = RunSpec.of(StrategyConfig.load("fedavg", RUN), None, 2)
-    Identity(spec.dump(), 1, "b").save(trainer)
+    took_part(state, spec.model_copy(update={"run": "older"}), share=0, at_s=1000)
+    took_part(state, spec.model_copy(update={"run": "newest"}), share=1, at_s=2000)
     with pytest.raises(ConfigError, match="no model here"):
         call("evaluate", "--silo", file)
-    out = tmp_path / "x.json"
-    call("evaluate", "--silo", file, "--model", run / "model.pt", "--out", out)
     call("evaluate", run)
-    there = told(run / "evaluated.json")["metrics"]["loss"]["matrix"]
-    assert told(out)["silos"] == ["b"] and told(out)["metrics"]["loss"]["matrix"] == [[there[0][1]]]
+    there = told(run / "evaluated.json")["metrics"]["loss"]["matrix"][0]
+    out, at = tmp_path / "x.json", ("--silo", file, "--model", run / "model.pt")
+    for named, share in (((), 1), (("--run", "older"), 0), (("--run", "newest"), 1)):
+        call("evaluate", *at, *named, "--out", out)
+        assert told(out)["silos"] == ["b"] and told(out)["metrics"]["loss"]["matrix"] == [[there[share]]]
+    with pytest.raises(ConfigError, match="no run 'other' was here"):
+        call("evaluate", *at, "--run", "other")
+
+
+def took_part(state: Path, spec: RunSpec, share: int, at_s: float) -> None:
+    """A trainer's folder as a run has left it."""
+    folder = state / STATE_FOLDER / (spec.run or "run")
+    folder.mkdir(parents=True)
+    Identity(spec.dump(), share, "b").save(folder)
+    os.utime(folder, (at_s, at_s))
+
+
+def test_what_the_owner_has_closed_stays_closed(run: Path, tmp_path: Path, state: Path) -> None:
+    """The run names a file that is not below the folders of silo.yaml."""
+    rows, file, mine = tmp_path / "closed.csv", tmp_path / "silo.yaml", tmp_path / "mine"
+    rows.write_text("x,y\n1,0\n2,1\n" * 20)
+    mine.mkdir()
+    task = json.dumps({"kind": "csv", "files": [str(rows)], "target": "y"})
+    took_part(state, RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 1), share=0, at_s=1000)
+    silo = {"name": "b", "server": "localhost:1", "insecure": True, "state": str(state), "data": [str(mine)]}
+    file.write_text(yaml.safe_dump(silo))
+    with pytest.raises(OwnerRefusal, match="data"):
+        call("evaluate", "--silo", file, "--model", run / "model.pt")

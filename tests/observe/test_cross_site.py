@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.core.actions import Dispatch, Evaluate
+from fedsync.core.events import Evaluated, SiloLost
+from fedsync.core.journal import JournalEntry
 from fedsync.core.metrics.moments import BlockSums, Mean
 from fedsync.core.metrics.named import shipped
 from fedsync.core.metrics.scores import edges
-from fedsync.core.orders import Evaluation, Subject
-from fedsync.observe.cross_site import Document, Matrix, ModelRow
+from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder
+from fedsync.observe.cross_site import CrossSiteBooks, Document, Matrix, ModelRow
+from tests.core.make import answer, joined
 
 EXAMPLE = Path(__file__).with_name("cross_site.json")
 LAST, BEST = ModelRow(Subject.LAST, about={"version": 9}), ModelRow(Subject.BEST, about={"version": 4})
@@ -101,6 +105,21 @@ def test_a_silo_without_its_own_model_has_no_gain() -> None:
         "b": None,
     }
     assert document["missing"] == [{"subject": "local", "silo": "b", "reason": "training diverged"}]
+
+
+def test_of_a_silo_that_was_lost_the_matrix_says_why_its_model_is_missing() -> None:
+    local = WorkOrder("a/7", 0, 7, 8, 2, 0.1, 9, evaluate=False, subject=Subject.LOCAL)
+    given = (Dispatch("a", local), Dispatch("b", replace(local, update_id="b/7")))
+    asked = Evaluate(0, ("a",), Split.TEST, Subject.LOCAL)
+    told = Evaluated(3.0, "a", 0, found(12), (), Split.TEST, Subject.LOCAL)
+    books = CrossSiteBooks()
+    books.add(JournalEntry(1.0, tuple(joined("a", "b")), given, ""))
+    books.add(JournalEntry(2.0, (SiloLost(2.0, "b", "no sign of life"), answer("a", local)), (asked,), ""))
+    books.add(JournalEntry(3.0, (told,), (), ""))
+    document = books.document()
+    assert document is not None
+    assert document["missing"] == [{"subject": "local", "silo": "b", "reason": "it was lost: no sign of life"}]
+    assert document["models"] == [{"subject": "local", "silo": "a", "samples": 16}]
 
 
 def test_a_silo_without_test_samples_has_no_value() -> None:

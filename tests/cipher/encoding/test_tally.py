@@ -12,6 +12,7 @@ from fedsync.cipher.encoding.packing import MAX_CAP, SLOTS, Slots
 from fedsync.cipher.encoding.sums import MAX_CELL
 from fedsync.cipher.encoding.tally import (
     MOST_SUMS,
+    QUESTIONS,
     Contribution,
     HeaderForm,
     Tally,
@@ -253,6 +254,15 @@ def test_whoever_found_nothing_adds_nothing() -> None:
     tally = tally_of(*contributions, statistics=STATISTICS)
     assert tally.evaluation is not None and tally.evaluators == 2
     assert tally.evaluation.sums[SCORES.key] == own.sums[SCORES.key]
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (0, 2), (1, 3), (0, 1, 2)])
+def test_silos_that_answer_different_questions_have_no_figures_together(asked: tuple[int, ...]) -> None:
+    """Also where the mean of their questions' numbers is a question's number."""
+    own = [Contribution(1, (0,), 1.0, Evaluation(2.0, 3.0, 4), question=QUESTIONS[each]) for each in asked]
+    tally = tally_of(*own)
+    assert tally.evaluation is None and "different" in tally.fault
+    assert tally_of(*own[:1] * len(own)).question == own[0].question
 
 
 def test_sums_of_several_tallies_are_one() -> None:
