@@ -149,6 +149,16 @@ def test_the_test_split_does_not_tell_of_models_that_train_on(asked: Asking) -> 
     assert score(asked.ask(ALIKE, rate=0.1, **TEST)) is None
 
 
+def test_the_test_split_chooses_no_best_version(asked: Asking) -> None:
+    """Though what silos find there is better than all that they found before."""
+    asked.ask(ALIKE)
+    best = asked.federation.silos["a"]._state.best
+    figures = asked.ask({name: found((10, 10), (0, 0)) for name in SILOS}, **TEST)
+    after = asked.federation.silos["a"]._state.best
+    assert best is not None and after is not None and score(figures) is not None
+    assert (after.version, after.score) == (best.version, best.score)
+
+
 def test_rounds_do_not_evaluate_another_model(asked: Asking) -> None:
     assert score(asked.ask(ALIKE, subject=Subject.BEST)) is None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsync import __version__
 from fedsync.config.evaluation import UNASKED
 from fedsync.core.errors import ConfigError
 from fedsync.observe.report.card import model_card
@@ -52,6 +53,7 @@ def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
         "c, local: it failed to train: training diverged",
         "barrier: kind bsp",
         "| auroc | 0.800 (a) | 0.850 (b) | 0.050 |",
+        f"- This card: FedSync {__version__}",
     ):
         assert said in card, said
 
@@ -124,7 +126,10 @@ def test_the_table_for_a_paper(tmp_path: Path) -> None:
     assert files["results.tex"].count(r"\\") == 1 + 4, "head, all silos, three silos"
     for mark in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrrrrr}"):
         assert mark in files["results.tex"]
+    assert "| a | 0.800 \\[0.770, 0.830\\] | " in files["results.md"]
     rows = list(csv.DictReader(files["results.csv"].splitlines()))
+    findings = {(row["model"], row["split"]) for row in rows}
+    assert findings == {("last", "validation"), ("last", "test"), ("best", "test")}
     (row,) = [row for row in rows if (row["model"], row["silo"], row["metric"]) == ("best", "a", "auroc")]
     assert (row["split"], float(row["value"]), float(row["low"]), row["samples"]) == ("test", 0.8, 0.77, "70")
     (none,) = [row for row in rows if (row["model"], row["silo"], row["metric"]) == ("best", "c", "auroc")]

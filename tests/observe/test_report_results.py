@@ -5,10 +5,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsync.core.errors import ConfigError
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
+from fedsync.observe.report.draw_results import over_rounds
 from fedsync.observe.report.fairness import fairness
 from fedsync.observe.report.heat_map import heat_map
 from fedsync.observe.report.page import page
@@ -185,6 +187,21 @@ def test_the_best_cell_of_a_matrix_has_the_last_shade(tmp_path: Path) -> None:
     assert matrix is not None
     assert 'class="h6" title="0.850' in heat_map(matrix, "auroc", lower=False)
     assert 'class="h0" title="0.850' in heat_map(matrix, "auroc", lower=True)
+
+
+def test_over_rounds_five_silos_have_lines_and_more_have_bands(tmp_path: Path) -> None:
+    """The pooled line beside them; bands are the range and the middle half."""
+    run = told(tmp_path, ["a"])
+    values = {f"silo-{at}": at / 10 for at in (1, 2, 3, 4, 5, 9)}
+    drawn = {}
+    for count in (5, 6):
+        rows = [RoundNumbers(at, 0.5, dict(list(values.items())[:count])) for at in (1, 2)]
+        picture = over_rounds([replace(run, results=replace(run.results, rounds={"auroc": rows}))], "auroc")
+        assert picture is not None
+        drawn[count] = picture.figure.axes[0]
+    assert [(len(axes.lines), len(axes.collections)) for axes in drawn.values()] == [(1 + 5, 0), (1, 2)]
+    ends = [band.get_paths()[0].get_extents().intervaly for band in drawn[6].collections]
+    np.testing.assert_allclose(ends, [[0.1, 0.9], [0.225, 0.475]])
 
 
 def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedsync.observe.report.beside import files_beside
 from fedsync.observe.report.data import RunData, read_run
 from fedsync.observe.report.page_results import over_seeds
 from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
+from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
 from tests.observe.test_model_card import check_latex
 from tests.observe.test_report_page import Reader
@@ -44,6 +46,16 @@ def test_the_page_has_means_and_tests(runs: list[RunData]) -> None:
     assert "one 3 0.600 [0.352, 0.848] two 3 0.800 [0.303, 1.297]" in words
     assert "two 3 0.200 [-0.048, 0.448] 0.0742 0.0742 0.25" in words
     assert "A p-value says how often" in words
+
+
+def test_every_metric_has_a_table(tmp_path: Path) -> None:
+    """By hand: pooled AUROC is the base less 0.03, so 0.84 and 0.86."""
+    for seed, base in ((7, 0.87), (8, 0.89)):
+        two_silos(tmp_path / str(seed), seed=seed)
+        add_results(tmp_path / str(seed), ["a", "b"], base=base)
+    words = " ".join(" ".join(Reader(over_seeds([read_run(tmp_path / seed) for seed in "78"])).words).split())
+    assert all(f"{name} over seeds" in words for name in ("accuracy", "seconds", *METRICS))
+    assert "auroc over seeds strategy runs mean [95 % interval] fake 2 0.850 [" in words
 
 
 def test_two_pairs_are_not_tested(runs: list[RunData]) -> None:
