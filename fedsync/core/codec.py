@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 MAX_WHOLE = 2**64
 """Whole numbers of a peer are closer to zero than this; what they may be is checked where they are used."""
@@ -29,6 +29,12 @@ _TAG = "type"
 _NO_JSON = {"nan", "inf", "-inf"}
 
 Coder = Callable[[Any], Any]
+
+Sum = Annotated[float, "whole numbers in short"]
+"""A number that is a count most of the time: then 3 is written, not 3.0. Both read back as the same float."""
+
+_EXACT = 2.0**53
+"""Whole numbers below are floats, every one."""
 
 
 class DecodeError(ValueError):
@@ -101,7 +107,7 @@ def decode(kind: Any, value: Any, *, own: bool = False) -> Any:
 @cache
 def _fields(kind: type) -> tuple[tuple[str, Any, Any], ...]:
     """Name, type and default of each field; `MISSING` for none."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return tuple(
         (each.name, hints[each.name], each.default if each.default_factory is dataclasses.MISSING
          else each.default_factory())
@@ -133,9 +139,17 @@ def _encoder(kind: Any) -> Coder:
         return lambda value: {key: part(each) for key, each in value.items()}
     if dataclasses.is_dataclass(kind):
         return _object_encoder(typing.cast(type, kind), {})
+    if kind is Sum:
+        return _in_short
     if kind is float:
         return lambda value: value if math.isfinite(value) else str(value)
     return lambda value: value
+
+
+def _in_short(value: float) -> int | float | str:
+    if -_EXACT < value < _EXACT and value == int(value) and (value or math.copysign(1, value) > 0):
+        return int(value)
+    return value if math.isfinite(value) else str(value)
 
 
 def _union_encoder(members: list[Any], optional: bool) -> Coder:
@@ -180,6 +194,8 @@ def _decoder(kind: Any, own: bool) -> Coder:
     union, origin, arguments = _members(kind), typing.get_origin(kind), typing.get_args(kind)
     if union is not None:
         return _union_decoder(*union, own)
+    if kind is Sum:
+        return _decoder(float, own)
     if origin is tuple:
         return _list_decoder(_decoder(arguments[0], own))
     if origin is Mapping:

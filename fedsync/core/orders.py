@@ -7,6 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum, auto
 from typing import Any, Protocol, TypeVar
 
+from fedsync.core.codec import Sum
+
 V = TypeVar("V")
 
 _ABSENT: Any = object()
@@ -174,7 +176,7 @@ class Evaluation:
     correct: float | None
     samples: int
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[Sum, ...]] = field(default_factory=dict)
     gains: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
 

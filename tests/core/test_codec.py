@@ -18,6 +18,7 @@ from fedsync.core.actions import Action, Commit, Stop
 from fedsync.core.codec import MAX_WHOLE, DecodeError, dumps, encode, loads
 from fedsync.core.events import Event, TimerFired
 from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import Evaluation
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -53,6 +54,24 @@ def test_every_event_and_action_keeps_its_type(kind: type, data: st.DataObject) 
     back = loads(union, dumps(value, union), own=True)
     assert type(back) is kind
     assert back == value
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0, -3.0, 2.0**53 - 1, -0.0, 0.5, 2.0**53, 1e300, 5e-324, math.inf])
+def test_counts_are_written_in_short_and_read_back_bit_by_bit(number: float) -> None:
+    text = dumps(Evaluation(1.0, 2.0, 3, sums={"hits/1": (number,)}))
+    (back,) = loads(Evaluation, text, own=True).sums["hits/1"]
+    assert type(back) is float and back.hex() == number.hex()
+    written = json.loads(text)
+    assert isinstance(written["sums"]["hits/1"][0], int) == (number in (1.0, -3.0, 2.0**53 - 1) or str(number) == "0.0")
+    assert isinstance(written["loss"], float), "elsewhere numbers are written as they were"
+
+
+@pytest.mark.parametrize("entry", ["true", '"3"', "null", "[1]", "1e999", "NaN", "1" + "0" * 400])
+def test_a_peer_s_counts_are_read_as_strictly_as_any_number(entry: str) -> None:
+    text = '{"loss":1.0,"correct":2.0,"samples":3,"sums":{"hits/1":[%s]}}'
+    assert loads(Evaluation, text % "7").sums == {"hits/1": (7.0,)}
+    with pytest.raises(DecodeError, match="sums"):
+        loads(Evaluation, text % entry)
 
 
 @pytest.mark.parametrize("number", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2.0**53 + 2, 6.4])
