@@ -142,6 +142,7 @@ def test_whenever_a_trainer_is_killed_it_comes_to_the_same(dies: str, tmp_path: 
     patch.undo()
     assert victim.holds == 1 or dies == "model"
     made.silos["b"] = made.copy("b", file)
+    assert made.silos["b"].holds == (2 if dies == "others" else 1), "what was on disk before is whole"
     assert len(set(settled(made, 2).values())) == 1
     rounds(made, [0.875, 0.5], 2)
     found = settled(made, 4)

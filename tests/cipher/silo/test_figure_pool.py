@@ -76,6 +76,7 @@ def test_a_score_is_of_more_than_half_of_a_quorum() -> None:
         ({"abcde": 2}, 2),  # all of them evaluated the newest
         ({"a": -1, "b": 0, "c": 1, "d": 2, "e": 2}, 2),  # each in turn: the version that the pool began with
         ({"ab": 0, "c": 3, "de": 1}, 3),  # one that took part twice in a row
+        ({"ab": 2, "cd": 2, "e": 3}, 2),  # the newest came when it was not the newest any more
         ({"abcd": 1, "e": 1}, 1),  # all before: silos have no model of it any more
     ],
 )
