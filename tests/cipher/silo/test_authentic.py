@@ -127,6 +127,26 @@ def test_nothing_of_a_sum_that_was_changed_is_opened(
     assert silo.holds == 0
 
 
+def test_every_sum_of_a_version_is_authenticated_and_not_only_the_first(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silo = federation.silos["a"]
+    received = catch_up.decode(federation.aggregator.outgoing("a"))
+    (link,) = received.links
+    (honest,) = link.entries[0].sums
+
+    def strange(envelope: wire.Envelope) -> wire.Envelope:
+        named = tuple(replace(one, update_id=f"{one.silo}/9") for one in envelope.head.members)
+        return replace(envelope, head=replace(envelope.head, members=named))
+
+    changed = rewritten(honest, strange, silo, 1, federation.plan.chunks)
+    both = replace(received, links=(Link(link.kind, (replace(link.entries[0], sums=(honest, changed)),)),))
+    calls = count_openings(silo, monkeypatch)
+    with pytest.raises(ProtocolError) as caught:
+        silo.receive(both.encode(), 1)
+    assert caught.value.check == "tag" and not calls and silo.holds == 0
+
+
 @pytest.mark.parametrize("what", CHANGES)
 def test_nothing_of_a_calibration_that_was_changed_is_opened(
     federation: Federation, what: str, monkeypatch: pytest.MonkeyPatch
