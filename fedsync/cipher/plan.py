@@ -19,6 +19,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector, matches
 from fedsync.core.metrics.base import AnyMetric, Statistic, statistics_of
 from fedsync.core.selection import Selection
+from fedsync.core.server_optimizer import ServerOptimizer
 from fedsync.core.weighting import Weighting
 
 CAP = 2**20
@@ -47,6 +48,7 @@ class EncryptionPlan:
         metrics: where `seal_metrics`, what silos work out together of the sums in headers.
         selection: where `seal_metrics`, by what silos know which version is the best, which they keep; None: they keep
             none.
+        optimizer: what every silo makes of the sums before its model moves; None: nothing.
 
     Raises:
         ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
@@ -65,6 +67,7 @@ class EncryptionPlan:
     examples: int = MAX_EXAMPLES
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection | None = None
+    optimizer: ServerOptimizer | None = None
 
     def __post_init__(self) -> None:
         for pattern in self.only:
@@ -151,6 +154,16 @@ class EncryptionPlan:
     @cached_property
     def header(self) -> HeaderForm:
         return HeaderForm(len(self.sealed.names), self.statistics)
+
+    @property
+    def moments(self) -> int:
+        """Arrays as large as the model that the optimizer keeps."""
+        return 0 if self.optimizer is None else self.optimizer.vectors
+
+    @property
+    def most_models(self) -> int:
+        """Arrays as large as the model in a silo's state: the newest, moments, the best and one that may become it."""
+        return 1 + self.moments + (0 if self.selection is None else 2)
 
     @property
     def share(self) -> float:

@@ -107,8 +107,19 @@ def _steps(config: StrategySections) -> None:
             f"server_optimizer.kind {optimizer.kind!r} steps along updates, and aggregation.kind "
             f"{config.aggregation.kind!r} moves towards whole models; choose fedbuff, or leave server_optimizer out"
         )
-    if optimizer is not None and not isinstance(config.cipher, PlainConfig):
-        raise ValueError("server_optimizer has to see sums, which cipher hides; leave one of them out")
+    if optimizer is None or isinstance(config.cipher, PlainConfig):
+        return
+    if not optimizer.is_shipped():
+        raise ValueError(
+            f"server_optimizer.kind {optimizer.kind!r} is your own, and with cipher.kind {config.cipher.kind!r} silos, "
+            "which do not have it, make the steps; choose one that is part of FedSync"
+        )
+    if config.barrier.innermost.rolls_back:
+        raise ValueError(
+            f"barrier.kind {config.barrier.innermost.kind!r} as configured goes back to earlier models, and with "
+            f"cipher.kind {config.cipher.kind!r} silos do not know what server_optimizer remembered there; write "
+            "interval: {kind: fixed}, or leave server_optimizer out"
+        )
 
 
 def _masks_come_off(config: StrategySections) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
@@ -21,10 +22,13 @@ from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.policies.aggregate.base import AggregationPolicy
 from fedsync.policies.aggregate.kinds import FedAvg
+from fedsync.policies.optimize.base import ServerOptimizerPolicy
 from fedsync.policies.schema import Chosen
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.core.metrics.base import AnyMetric
+    from fedsync.core.selection import Selection
 
 
 class SealedSurvey(Section):
@@ -55,6 +59,7 @@ class RunSpec(Section):
         wire: how what is not sealed travels.
         evaluation: what silos measure of a model.
         aggregation: how a commit weighs them, of which silos do their part before they seal.
+        server_optimizer: what silos make of sums that they open; None where they make nothing of them, or open none.
         train_config: what a silo's own training code is told; whoever starts the run says it.
         evaluate_config: the same for its evaluation.
         quorum: updates after which silos agree on how to round the next ones.
@@ -73,6 +78,7 @@ class RunSpec(Section):
     wire: WireConfig = Field(default_factory=WireConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=FedAvg)
+    server_optimizer: Annotated[ServerOptimizerPolicy, Chosen("server_optimizer")] | None = None
     train_config: UserConfig = Field(default_factory=dict)
     evaluate_config: UserConfig = Field(default_factory=dict)
     quorum: Annotated[int, Field(ge=1)] = 1
@@ -96,6 +102,7 @@ class RunSpec(Section):
             evaluation=config.evaluation,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
+            server_optimizer=None if isinstance(config.cipher, PlainConfig) else config.server_optimizer,
             train_config=config.train_config,
             evaluate_config=config.evaluate_config,
             quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
@@ -108,11 +115,14 @@ class RunSpec(Section):
             ConfigError: the options do not fit the model or the number of silos.
         """
         solver = self.task.solver(self.local)
-        if sealed_metrics(self.cipher) is None:
-            return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum)
-        metrics = self.evaluation.built(self.task)
-        judged = metrics, self.evaluation.best.build(metrics)
-        return encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, *judged)
+        judged: tuple[tuple[AnyMetric, ...], Selection] | tuple[()] = ()
+        if sealed_metrics(self.cipher) is not None:
+            metrics = self.evaluation.built(self.task)
+            judged = metrics, self.evaluation.best.build(metrics)
+        plan = encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, *judged)
+        if plan is None or self.server_optimizer is None:
+            return plan
+        return replace(plan, optimizer=self.server_optimizer.build())
 
     @property
     def fastest(self) -> float:

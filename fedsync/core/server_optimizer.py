@@ -35,6 +35,9 @@ from fedsync.core.spans import give_back, spans
 LARGEST = 2.0**63
 TINY = 2.0**-90
 
+MOST_POWERS = 2
+"""Powers that any optimizer keeps at most."""
+
 _GONE = 2.0**-60
 """A power below it does not change 1 any more."""
 

@@ -149,6 +149,10 @@ class Aggregator(Protocol):
     def wants_snapshot(self) -> bool:
         """Whether a silo should send its model, sealed, so that older updates can be forgotten."""
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Largest snapshot, in bytes."""
+
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
         """Keep a silo's sealed model ``version`` for silos that have none.
 
@@ -199,6 +203,10 @@ class InTheClear:
     @property
     def wants_snapshot(self) -> bool:
         return False
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return 0
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
         raise ProtocolError(silo, "snapshot", "nobody asked for one")

@@ -333,7 +333,9 @@ class Outbox:
                 return self._aggregator.upload_bytes
             case Train(order) if order.share:
                 return self._model_bytes
-            case AskModel() | AskSnapshot():
+            case AskSnapshot() if self._aggregator is not None:
+                return self._aggregator.snapshot_bytes
+            case AskModel():
                 return self._model_bytes + _SMALL_ANSWER_BYTES
             case _:
                 return _SMALL_ANSWER_BYTES

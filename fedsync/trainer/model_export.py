@@ -207,8 +207,8 @@ def kept_state(
         if body is None:
             raise RunError(f"{path} is damaged: its checksum does not fit")
         try:
-            header = HeaderForm(0) if plan is None else plan.header
-            states.append(ReplicaState.from_bytes(body, layout.size, header, path.parent / FOLDER))
+            header, optimizer = (HeaderForm(0), None) if plan is None else (plan.header, plan.optimizer)
+            states.append(ReplicaState.from_bytes(body, layout.size, header, path.parent / FOLDER, optimizer))
         except ValueError as error:
             remedy = "Put the task's file back as it was in the run"
             raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error

@@ -13,13 +13,17 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
+from fedsync.core.layout import Layout
 from fedsync.core.protocols import Weigher
+from fedsync.core.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.core.weighting import Solver
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.barrier.kinds.ssp import Ssp
+from fedsync.policies.optimize.base import ServerOptimizerPolicy
+from fedsync.policies.optimize.kinds import FedAdam
 from fedsync.policies.schema import kinds
 from fedsync.sim.run import run_virtual
 
@@ -162,6 +166,45 @@ def test_policies_that_do_not_fit_are_refused(policies: dict[str, Any], told: st
     with pytest.raises(ConfigError) as caught:
         StrategyConfig.load("lb-bsp-he").with_policies(policies)
     assert told in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Backwards(ServerOptimizerPolicy):
+    """A user's own."""
+
+    rate: float = 1.0
+    grace: int | None = None
+
+    def build(self) -> ServerOptimizer:
+        return HeavyBall(-0.5, self.rate)
+
+
+def test_an_optimizer_of_one_s_own_steps_at_the_server_and_not_at_silos() -> None:
+    config = StrategyConfig.load("lb-bsp").with_policies({"server_optimizer": Backwards()})
+    assert json.loads(RunSpec.of(config, None, 3).dump())["server_optimizer"] is None
+    with pytest.raises(ConfigError, match=r"server_optimizer\.kind 'Backwards' is your own"):
+        StrategyConfig.load("lb-bsp-he").with_policies({"server_optimizer": Backwards()})
+    with pytest.raises(ConfigError, match=r"Subclass fedsync\.ServerOptimizerPolicy"):
+        StrategyConfig.load("lb-bsp").with_policies({"server_optimizer": Ssp()})
+
+
+def test_silos_that_step_know_the_optimizer_from_the_specification() -> None:
+    """So it is in R, and silos that were told different ones have different runs."""
+    config = StrategyConfig.load("lb-bsp-he", ["server_optimizer={kind: fedadam, rate: 0.03}"])
+    spec = RunSpec.parse(RunSpec.of(config, None, 3).dump())
+    plan = spec.encryption_plan(Layout(("w",), ((4,),)))
+    assert plan is not None and plan.optimizer == Adaptive("adam", 0.03, 0.9, 0.99, 0.001)
+    other = config.model_copy(update={"server_optimizer": FedAdam(rate=0.04)})
+    assert RunSpec.of(other, None, 3).dump() != spec.dump()
+
+
+def test_where_silos_step_no_model_is_gone_back_to() -> None:
+    back = ["barrier={kind: fsp, interval: {kind: linear, interval_s: 3.0}}", "aggregation={kind: fednova}"]
+    sealed = [*back, "cipher.metrics=plain"]
+    StrategyConfig.load("lb-bsp-he", sealed)
+    StrategyConfig.load("lb-bsp", [*back, "server_optimizer={kind: fedavgm}"])
+    with pytest.raises(ConfigError, match="as configured goes back to earlier models"):
+        StrategyConfig.load("lb-bsp-he", [*sealed, "server_optimizer={kind: fedavgm}"])
 
 
 def test_silos_are_not_told_of_an_aggregation_that_they_do_not_have() -> None:

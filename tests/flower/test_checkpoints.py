@@ -175,10 +175,11 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     _all_is_large(monkeypatch)
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
     keys = _keys(tmp_path, monkeypatch, cipher)
-    _cut_off(_strategy(out, cipher, keys=keys), version=2, node=2)
+    overrides = [cipher, "server_optimizer={kind: fedavgm, momentum: 0.5}"]
+    _cut_off(_strategy(out, *overrides, keys=keys), version=2, node=2)
     if not silos_kept:
         trainers.clear()
-    _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
+    _strategy(out, *overrides, keys=keys, resume=True).start(DirectGrid(3))
     copies = [trainer._session.replica for trainer in trainers.values()]
     assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
     for copy in copies:

@@ -47,7 +47,9 @@ def outbox() -> Outbox:
     """To one silo that never answers, and stands for an aggregator that has nothing to send."""
     silent, nodes = DirectGrid(1, {1: SILENT}), Nodes(DirectGrid(0))
     nodes.by_name["a"] = 1
-    aggregator: Any = SimpleNamespace(outgoing=lambda silo, subject: np.zeros(1, np.uint8), upload_bytes=10)
+    aggregator: Any = SimpleNamespace(
+        outgoing=lambda silo, subject: np.zeros(1, np.uint8), upload_bytes=10, snapshot_bytes=30
+    )
     return Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 0.0, aggregator, 10)
 
 
@@ -102,7 +104,7 @@ def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
     ("request_", "nbytes"),
     [
         (Train(ORDER), 10),
-        (AskSnapshot(), 10 + SMALL),
+        (AskSnapshot(), 30),
         (AskModel(), 10 + SMALL),
         (EvaluateModel(3), SMALL),
         (Question(), SMALL),
@@ -110,7 +112,7 @@ def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
     ],
 )
 def test_an_answer_may_be_as_large_as_what_was_asked_for(outbox: Outbox, request_: Request, nbytes: int) -> None:
-    """10 bytes for an update, and for a model."""
+    """10 bytes for an update, and for a model; a snapshot may have several models."""
     sent = PendingMessage(1, request_, 0.0)
     for more in (0, 1):
         reply = saying(messages.request(1, "{}", request_, None, 1.0), Answer(), np.zeros(nbytes + more, np.uint8))

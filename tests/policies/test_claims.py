@@ -7,6 +7,7 @@ import pytest
 from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.protocols import SpeedSample
 from fedsync.policies.barrier.climbing import ClimbingInterval
+from fedsync.policies.barrier.intervals import FittedInterval
 from fedsync.policies.barrier.kinds.compass import Compass, CompassState
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late
 from fedsync.policies.barrier.kinds.sampled import Sampling
@@ -18,7 +19,7 @@ from tests.policies.barrier.make import silo, view
 CLAIMS = {
     "barrier": [
         *("lockstep", "sets_steps", "unequal_steps", "mixes_rounds"),
-        *("needs_discount", "needs_progress", "needs_examples", "needs_losses", "draws"),
+        *("needs_discount", "needs_progress", "needs_examples", "needs_losses", "rolls_back", "draws"),
     ],
     "aggregation": ["normalises", "discounts", "additive"],
     "predictor": ["learns"],
@@ -71,6 +72,7 @@ def test_fsp_says_more_with_other_settings() -> None:
     assert (climbing.needs_losses, climbing.needs_discount, climbing.mixes_rounds) == (True, True, True)
     dropping = Fsp(climbing.interval, late=Late.DROP)
     assert (dropping.needs_discount, dropping.mixes_rounds) == (False, False)
+    assert not dropping.rolls_back and Fsp(FittedInterval(3.0)).rolls_back
 
 
 def test_fedcompass_holds_one_that_failed_until_the_model_has_moved_on() -> None:

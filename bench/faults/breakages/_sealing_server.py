@@ -18,7 +18,7 @@ SERVER: Changes = {
         ),
         (
             "a-snapshot-of-any-size-is-kept",
-            "if snapshot.dtype != np.uint8 or len(snapshot) > most:",
+            "if snapshot.dtype != np.uint8 or len(snapshot) > self.snapshot_bytes:",
             "if snapshot.dtype != np.uint8:",
         ),
     ),

@@ -356,8 +356,18 @@ SILO: Changes = {
         ),
         (
             "a-snapshot-s-length-tells-whether-models-are-in-it",
-            "models = 1 if plan.selection is None else 1 + len(fullest.kept)",
-            "models = 1",
+            "plan.layout.nbytes * plan.most_models",
+            "plan.layout.nbytes",
+        ),
+        (
+            "momentum-is-not-attested",
+            "return digest_of(self._about(), *self._vectors)",
+            "return digest_of(self._about(), self._vectors[0])",
+        ),
+        (
+            "a-joiner-takes-roots-of-negative-squares",
+            "            optimizer.check(moments)\n",
+            "            pass\n",
         ),
         (
             "a-damaged-state-is-loaded",

@@ -67,7 +67,7 @@ SUMS = "sums"
 """Name of the folder of sums, in that of the run's files; it is there as long as the run is at work."""
 
 MAX_SNAPSHOT_EXTRA = 2**20
-"""Bytes that a sealed snapshot may have beside the model's."""
+"""Bytes that a sealed snapshot may have beside its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,15 +368,18 @@ class EncryptedAggregator:
         """Whether there are so many links since the last that another is worth more."""
         return self._chain.newest - self._snapshots.newest > max(MAX_LINKS, 3 * len(self._held))
 
+    @property
+    def snapshot_bytes(self) -> int:
+        return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA
+
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
         """Keep a sealed model for silos that hold none of the versions that links begin with, once it is attested.
 
         Raises:
             ProtocolError: too large, not signed by the silo, or of a version that no link begins with.
         """
-        most = self._plan.layout.nbytes + MAX_SNAPSHOT_EXTRA
-        if snapshot.dtype != np.uint8 or len(snapshot) > most:
-            raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {most}")
+        if snapshot.dtype != np.uint8 or len(snapshot) > self.snapshot_bytes:
+            raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {self.snapshot_bytes}")
         read = SignedSnapshot.read(snapshot.data, silo)
         if (read.author, read.version) != (silo, version) or not read.is_of(self._inbox.key_of(silo)):
             raise ProtocolError(silo, "snapshot", "not signed by this silo for this version")

@@ -2,8 +2,8 @@
 
     R    of the run: its name, its specification as the server sent it, key epoch and group
     C_v  of the content of the link that led to version v; see `added_content` and `link_content`
-    A_v  of the silo's state at v: model, exponents, votes, updates that were added; under a key of the group, or the
-         server, which sees D, could try out what the exponents of a few tensors are
+    A_v  of the silo's state at v: model, moments, exponents, votes, updates that were added; under a key of the group,
+         or the server, which sees D, could try out what the exponents of a few tensors are
     S_v  which of the link's sums were added: what no silo may seal brings nothing, see `fedsync.cipher.silo.opening`
     D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
     D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)

@@ -18,6 +18,10 @@ A spoiled sum brings nothing, at no silo, and the run goes on. That is decided b
 silo's own state, which all silos of one D share; it is remembered which sums were added (S of
 `fedsync.cipher.silo.history`), so that no more is taken back later. Nothing of it is told to anybody: who spoils sums
 costs the run their updates, and the silo's log names these.
+
+Where the run has an optimizer, the model moves by what it makes of a link's change; see
+`fedsync.core.server_optimizer`. Its moments are in the state, and so in what silos attest. Links that take back are
+refused then: no silo knows what the moments were.
 """
 
 from __future__ import annotations
@@ -46,13 +50,17 @@ from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures, Subject
+from fedsync.core.server_optimizer import ServerOptimizer
 from fedsync.core.spans import give_back, spans
 
 logger = logging.getLogger(__name__)
 
+
+_MEMORY = ArrayKeeper()
 
 MOST = 2.0**64
 """No value of a model changes by more in one version: so many versions bring no infinity."""
@@ -120,6 +128,8 @@ class Opener:
         except ProtocolError as error:
             _log_spoiled(0, members, error)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))
+        if plan.optimizer is not None:
+            state = replace(state, moments=plan.optimizer.begin(model.size, _MEMORY))
         concealed = self._ring.group.conceal(state.digest)
         return replace(state, history=state.history.begin(added_content([calibration.head], b""), concealed))
 
@@ -156,8 +166,24 @@ class Opener:
             if opened.tally.fault:
                 _log_spoiled(entry.version, members, _spoiled("evaluation", opened.tally.fault), "evaluation")
             state, figures = self._pooled(state, opened.tally, members)
-        model = _moved(state.model, opened.change, np.add)
-        return replace(state, model=model, scales=scales, added=added), figures
+        state = replace(state, scales=scales, added=added)
+        if self._plan.optimizer is not None:
+            return self._stepped(self._plan.optimizer, state, opened.change, members), figures
+        return replace(state, model=_moved(state.model, opened.change, np.add)), figures
+
+    @staticmethod
+    def _stepped(
+        optimizer: ServerOptimizer, state: ReplicaState, change: Vector, members: Sequence[Member]
+    ) -> ReplicaState:
+        """The state with its model moved by what the optimizer makes of a change, in whose memory the model is then."""
+        pace = optimizer.pace([state.version - member.round for member in members])
+        advanced = optimizer.advance(state.moments, change, pace, _MEMORY)
+        if advanced is None:
+            return state
+        moments, step = advanced
+        for start, stop in spans(change.size, change.itemsize):
+            change[start:stop] = step(start, stop)
+        return replace(state, model=_moved(state.model, change, np.add), moments=moments)
 
     def _pooled(
         self, state: ReplicaState, added_up: Tally, members: Sequence[Member]

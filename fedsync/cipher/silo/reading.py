@@ -238,6 +238,9 @@ class CatchUpReader:
         oldest = 0 if base is None else min(base.history.known())
         added = {} if base is None else dict(base.added)
         for link in links:
+            if link.kind is LinkKind.UNDO and self._plan.optimizer is not None:
+                detail = "a version is to be taken back, of which nobody knows what the optimizer remembered"
+                raise ProtocolError(SERVER, "undo", detail)
             following = records.after(link.kind, link.contents)
             if link.kind is LinkKind.ADD:
                 (entry,) = link.entries

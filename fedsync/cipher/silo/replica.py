@@ -134,7 +134,7 @@ class EncryptedReplica:
         """What is on disk, if it is of this run."""
         if self._file is None:
             return None
-        kept = ReplicaState.load(self._file, self._plan.layout.size, self._plan.header)
+        kept = ReplicaState.load(self._file, self._plan.layout.size, self._plan.header, self._plan.optimizer)
         if kept is not None and kept.history.run != self._run:
             logger.warning("%s is of another run or key epoch: this silo begins without a model", self._file)
             return None

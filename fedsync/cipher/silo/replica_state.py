@@ -24,6 +24,7 @@ from fedsync.common.checksums import checksum, undigested
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, Score
+from fedsync.core.server_optimizer import MOST_POWERS, Moments, ServerOptimizer
 from fedsync.core.spans import map_file
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class ReplicaState:
         pool: figures that are not those of enough silos yet.
         best: the best model so far, with its score; None before there is one.
         offered: the model that the score of ``pool`` may be of, if that is an older one.
+        moments: what the run's optimizer remembers, if it has one.
     """
 
     version: int
@@ -128,6 +130,7 @@ class ReplicaState:
     pool: FigurePool = field(default_factory=FigurePool)
     best: KeptModel | None = None
     offered: KeptModel | None = None
+    moments: Moments = field(default_factory=Moments)
 
     @property
     def kept(self) -> tuple[KeptModel, ...]:
@@ -137,11 +140,16 @@ class ReplicaState:
     @property
     def digest(self) -> bytes:
         """A: SHA-256 of all but the history, in one way of writing it."""
-        return digest_of(self._about(), as_bytes(self.model).data)
+        return digest_of(self._about(), *self._vectors)
+
+    @property
+    def _vectors(self) -> tuple[memoryview, ...]:
+        """Bytes of the model, and of each moment."""
+        return tuple(as_bytes(each).data for each in (self.model, *self.moments.vectors))
 
     def _about(self) -> bytes:
         scales, votes = self.scales, self.scales.votes
-        about = {
+        about: dict[str, Any] = {
             "version": self.version,
             "exponents": scales.exponents,
             "count": scales.count,
@@ -153,6 +161,8 @@ class ReplicaState:
             "best": None if self.best is None else self.best.to_json(),
             "offered": None if self.offered is None else self.offered.to_json(),
         }
+        if self.moments.vectors:
+            about["moments"] = [self.moments.steps, *self.moments.powers]
         return json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -174,16 +184,16 @@ class ReplicaState:
         figures = FigurePool(names, number, _LONGEST, names, number, found, number, number)
         score = Score(number, _LONGEST, _LONGEST, {each.name: _LONGEST for each in plan.metrics})
         kept = KeptModel(number, none, "0" * 64, score)
-        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept)
-        models = 1 if plan.selection is None else 1 + len(fullest.kept)
-        return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + 4 * plan.layout.size * models
+        moments = Moments(number, (_LONGEST,) * MOST_POWERS, (none,))
+        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept, moments)
+        return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + plan.layout.nbytes * plan.most_models
 
     @property
     def pieces(self) -> tuple[bytes | memoryview, ...]:
         """Bytes for a file, without a copy of the model, which begins at a multiple of `_ALIGNED`."""
         history, text = self.history.to_bytes(), self._about()
         text += b" " * (-(len(history) + 8 + len(text)) % _ALIGNED)
-        return history, len(text).to_bytes(8, "little"), text, as_bytes(self.model).data
+        return history, len(text).to_bytes(8, "little"), text, *self._vectors
 
     @property
     def whole(self) -> tuple[bytes | memoryview, ...]:
@@ -192,7 +202,12 @@ class ReplicaState:
 
     @classmethod
     def from_bytes(
-        cls, data: bytes | memoryview, values: int, header: HeaderForm, folder: Path | None = None
+        cls,
+        data: bytes | memoryview,
+        values: int,
+        header: HeaderForm,
+        folder: Path | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> ReplicaState:
         """The inverse of `whole`, or of `pieces`, for bytes that a holder of the group key wrote.
 
@@ -201,6 +216,7 @@ class ReplicaState:
             values: of the model.
             header: of the run.
             folder: where the models of earlier versions are, if they are not behind the newest.
+            optimizer: of the run.
 
         Raises:
             OSError: one of those is not there.
@@ -214,17 +230,23 @@ class ReplicaState:
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             pool = FigurePool.from_json(about["pool"])
             version, named = int(about["version"]), (about["best"], about["offered"])
-            models = _models(data[at + length :], values, [each for each in named if each is not None], folder)
+            steps, *powers = about.get("moments", [0])
+            moments, kept = Moments(int(steps), tuple(map(float, powers))), [each for each in named if each is not None]
+            beside = 0 if optimizer is None else optimizer.vectors
+            models = _models(data[at + length :], values, kept, folder, beside)
             model = next(models)
+            moments = replace(moments, vectors=tuple(next(models) for _ in range(beside)))
             best, offered = (None if each is None else KeptModel.from_json(each, next(models)) for each in named)
         except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a silo's state: {error!r}") from error
+        if optimizer is not None:
+            optimizer.check(moments)
         sizes = {each.key: each.size for each in header.statistics}
         if pool.evaluation is not None and {key: len(each) for key, each in pool.evaluation.sums.items()} != sizes:
             raise ValueError("sums of other statistics than the run's")
         if version != history.records.newest:
             raise ValueError(f"version {version} of a model, which has another's history")
-        return cls(version, model, scales, added, history, pool, best, offered)
+        return cls(version, model, scales, added, history, pool, best, offered, moments)
 
     def save(self, file: Path) -> Self:
         """Write the file; it is on disk when this returns.
@@ -242,17 +264,26 @@ class ReplicaState:
         return replace(self, best=best, offered=offered)._mapped(file)
 
     def _mapped(self, file: Path) -> Self:
-        model = map_file(file, "<f4", file.stat().st_size - self.model.nbytes) if self.model.size else self.model
-        return replace(self, model=model)
+        size, nbytes = self.model.size, self.model.nbytes
+        if not size:
+            return self
+        begins = file.stat().st_size - nbytes * (1 + len(self.moments.vectors))
+        model, *vectors = (
+            map_file(file, "<f4", begins + each * nbytes, size) for each in range(1 + len(self.moments.vectors))
+        )
+        return replace(self, model=model, moments=replace(self.moments, vectors=tuple(vectors)))
 
     @classmethod
-    def load(cls, file: Path, values: int, header: HeaderForm) -> ReplicaState | None:
+    def load(
+        cls, file: Path, values: int, header: HeaderForm, optimizer: ServerOptimizer | None = None
+    ) -> ReplicaState | None:
         """What `save` wrote; None where there is no file, and, with a warning, where it is not whole.
 
         Args:
             file: where.
             values: as for `from_bytes`.
             header: as for `from_bytes`.
+            optimizer: as for `from_bytes`.
         """
         if not file.exists():
             return None
@@ -260,7 +291,7 @@ class ReplicaState:
             body = undigested(map_file(file).data)
             if body is None:
                 raise ValueError("its checksum does not fit")
-            return cls.from_bytes(body, values, header, file.parent / FOLDER)._mapped(file)
+            return cls.from_bytes(body, values, header, file.parent / FOLDER, optimizer)._mapped(file)
         except (OSError, ValueError) as error:
             logger.warning(
                 "%s is damaged: %s. This silo begins without a model, and the server sends it what it needs; if it "
@@ -295,10 +326,15 @@ def _tally(votes: Any, header: HeaderForm) -> Tally:
     return Tally(count, 0, 0.0, counters, header.tensors, 0, None)
 
 
-def _models(data: bytes | memoryview, values: int, kept: Sequence[Any], folder: Path | None) -> Iterator[Vector]:
-    """The newest model, and each of the earlier ones, float32 [values]; arguments as for `ReplicaState.from_bytes`."""
+def _models(
+    data: bytes | memoryview, values: int, kept: Sequence[Any], folder: Path | None, moments: int
+) -> Iterator[Vector]:
+    """The newest model, so many moments, and each of the earlier models, float32 [values].
+
+    Other arguments are as for `ReplicaState.from_bytes`.
+    """
     whole = np.frombuffer(data, dtype="<f4")
-    if whole.size != values * (1 if folder is not None else 1 + len(kept)):
+    if whole.size != values * (1 + moments + (0 if folder is not None else len(kept))):
         raise ValueError(f"models of {whole.size} values, of which the model has {values}")
     inside = (whole[start : start + values].astype(np.float32) for start in range(0, whole.size, values))
     outside = () if folder is None else (map_file(file_of(folder, each), np.float32) for each in kept)

@@ -57,7 +57,8 @@ def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, ver
         content = open_blob(ring.group, Purpose.SNAPSHOT, _about(plan), bytes(read.sealed), read.author)
         (length,) = _LENGTH.unpack_from(content)
         end = _LENGTH.size + length
-        state = ReplicaState.from_bytes(memoryview(content)[_LENGTH.size : end], plan.layout.size, plan.header)
+        body = memoryview(content)[_LENGTH.size : end]
+        state = ReplicaState.from_bytes(body, plan.layout.size, plan.header, optimizer=plan.optimizer)
     except (ProtocolError, ValueError, struct.error) as error:
         raise SpoiledSum(read.author, "snapshot", str(error)) from error
     found = state.history.run, state.version, read.run, read.version

@@ -80,6 +80,11 @@ class BarrierPolicy(Policy, Generic[S]):
         return False
 
     @property
+    def rolls_back(self) -> bool:
+        """Whether it may go back to an earlier model."""
+        return False
+
+    @property
     def draws(self) -> bool:
         """Whether lots decide who takes part in a round, so that some sit it out."""
         return False

@@ -71,6 +71,11 @@ class IntervalPolicy(Policy, Generic[S]):
         """Whether the loss of each round counts, which the server has too late where losses are sealed."""
         return True
 
+    @property
+    def rolls_back(self) -> bool:
+        """Whether an `Attempt` may be rolled back."""
+        return False
+
     @abstractmethod
     def init(self) -> S: ...
 
@@ -256,6 +261,8 @@ class FittedInterval(IntervalPolicy[FittingState]):
     behind: PartOfOne = 0.5
     """Share of the predicted decrease of the loss below which a stage ends. Looked at from the third gain on: one or
     two rounds are noise."""
+
+    rolls_back = True
 
     def __post_init__(self) -> None:
         low, high = self._bounds()

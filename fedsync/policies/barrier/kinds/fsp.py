@@ -192,6 +192,10 @@ class Fsp(BarrierPolicy[FspState]):
     def needs_losses(self) -> bool:
         return self.interval.needs_losses
 
+    @property
+    def rolls_back(self) -> bool:
+        return self.interval.rolls_back
+
     def init(self) -> FspState:
         return FspState(self.interval.init())
 

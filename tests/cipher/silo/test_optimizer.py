@@ -1,0 +1,272 @@
+"""Silos step alike: each opens the sums and runs the same optimizer, whatever befell it and whoever lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import catch_up
+from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
+from fedsync.cipher.keys.keyring import open_ring
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo import snapshot
+from fedsync.cipher.silo.history import History
+from fedsync.cipher.silo.replica_state import ReplicaState
+from fedsync.core.actions import Commit
+from fedsync.core.errors import ProtocolError, SpoiledSum
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.selection import Selection
+from fedsync.core.server_optimizer import LARGEST, Adaptive, Delayed, HeavyBall, Moments, ServerOptimizer
+from fedsync.core.weighting import Weighting
+from fedsync.policies.aggregate.aggregator import PlainAggregator
+from tests.cipher.lying_server import entry_of
+from tests.cipher.make import INITIAL, LAYOUT, Federation, change, plan
+from tests.cipher.silo.chains import EMPTY, refused, to, undo
+from tests.cipher.silo.test_spoiled import LIES, _put, alike, committed, states
+
+OPTIMIZERS: dict[str, ServerOptimizer] = {
+    "fedavgm": HeavyBall(0.8, 1.0, grace=1),
+    # With a tau that is large beside what rounding does to a change.
+    "fedadam": Adaptive("adam", 0.05, 0.9, 0.99, 0.05),
+    "fedyogi": Adaptive("yogi", 0.05, 0.9, 0.99, 0.05),
+    "fedadagrad": Adaptive("adagrad", 0.05, 0.0, 0.0, 0.05),
+    "delayed-nesterov": Delayed(0.8, 2, 0.2, 1.0, grace=0),
+}
+every_kind = pytest.mark.parametrize("kind", OPTIMIZERS)
+
+WHO = ["abc", "abc", "ab", "abc", "ac", "abc"]
+"""Whose updates each version takes; who is left out has begun, and is in the next one, two versions late."""
+
+
+def made(
+    optimizer: ServerOptimizer, folder: Path, kind: str = "pad", silos: str = "abcd", **options: int
+) -> Federation:
+    sealed: EncryptionPlan = replace(plan(kind, **options), optimizer=optimizer)
+    return Federation(sealed, folder, dict.fromkeys(silos, 10))
+
+
+def follow(federation: Federation, rounds: Sequence[str], plain: PlainAggregator | None = None) -> int:
+    """Versions in which these silos' updates are, beside a server in the clear; returns the newest."""
+    waiting: dict[str, int] = {}
+    for version, names in enumerate(rounds):
+        for name in sorted({*names, *"abc"} - waiting.keys()):
+            federation.begin(name, version)
+            waiting[name] = version
+            if plain is not None:
+                plain.begin(f"{name}/{federation.serials[name]}")
+        ids = []
+        for name in names:
+            update = change(10 * version + ord(name))
+            ids.append(federation.answer(name, update))
+            waiting.pop(name)
+            if plain is not None:
+                plain.put(name, ids[-1], update)
+        federation.commit(version + 1, ids)
+        if plain is not None:
+            plain.commit(Commit(version + 1, dict.fromkeys(sorted(ids), 1 / len(ids))))
+    return len(rounds)
+
+
+def newest(federation: Federation, version: int, name: str = "d") -> ReplicaState:
+    """Of a silo that has nothing and is sent all."""
+    federation.aggregator.holds(name, -1)
+    silo = federation.copy(name)
+    silo.receive(federation.aggregator.outgoing(name), version)
+    return silo._state
+
+
+@every_kind
+def test_encrypted_it_comes_to_what_it_comes_to_in_the_clear(kind: str, tmp_path: Path) -> None:
+    """Real BFV, and updates of several ages. Each value is rounded by a step at most, of 2^-15 in the first round."""
+    federation = made(OPTIMIZERS[kind], tmp_path, "bfv", silos="abc")
+    plain = PlainAggregator(INITIAL, optimizer=OPTIMIZERS[kind])
+    version = follow(federation, WHO, plain)
+    model = newest(federation, version, "a").model
+    moved = np.abs(plain.model - INITIAL).mean()
+    assert np.abs(model - plain.model).max() < 0.1 * moved
+    assert np.abs(model - plain.model).mean() < 0.002 * moved
+
+
+@every_kind
+def test_who_was_killed_came_late_or_took_a_snapshot_agrees_to_the_bit(kind: str, tmp_path: Path) -> None:
+    federation = made(OPTIMIZERS[kind], tmp_path)
+    file = tmp_path / "copy.bin"
+    killed = federation.copy("d", file)
+    follow(federation, WHO[:3])
+    federation.aggregator.holds("d", -1)
+    whole = federation.aggregator.outgoing("d")
+    killed.receive(whole, 3)
+    resumed = federation.copy("d", file)
+    assert resumed.holds == 3 and resumed._state.digest == killed._state.digest
+    assert resumed._state.moments.vectors[0].tobytes() == killed._state.moments.vectors[0].tobytes()
+
+    for name in "abc":
+        federation.begin(name, 3)
+    federation.commit(4, [federation.answer(name, change(ord(name))) for name in "abc"])
+    found = [federation.begin(name, 4) is not None and federation.silos[name]._state for name in "abc"]
+    links = federation.aggregator._chain.links
+    resumed.receive(CatchUp(Start.HELD, 3, 4, tuple(links[3:])).encode(), 4)
+    found += [resumed._state, newest(federation, 4)]
+
+    ring = open_ring(federation.keys.silos["b"])
+    sealed = snapshot.seal_snapshot(ring, federation.plan, killed._state)
+    _, opened = snapshot.open_snapshot(ring, federation.plan, killed._run, sealed, 3)
+    joiner = federation.copy("d")
+    joiner._state = opened
+    joiner.receive(CatchUp(Start.HELD, 3, 4, tuple(links[3:])).encode(), 4)
+    alike([*found, joiner._state])
+
+
+@every_kind
+def test_a_moment_that_differs_in_one_bit_is_noticed(kind: str, tmp_path: Path) -> None:
+    """It is in the digest that silos attest to each other."""
+    federation = made(OPTIMIZERS[kind], tmp_path)
+    state = newest(federation, follow(federation, ["abc"]))
+    for which, vector in enumerate(state.moments.vectors):
+        other = vector.copy()
+        other[-1] = np.nextafter(other[-1], np.float32(9))
+        vectors = tuple(other if each == which else kept for each, kept in enumerate(state.moments.vectors))
+        assert replace(state, moments=replace(state.moments, vectors=vectors)).digest != state.digest
+    assert replace(state, moments=replace(state.moments, steps=2)).digest != state.digest
+
+
+def test_without_an_optimizer_nothing_of_it_is_in_a_state(tmp_path: Path) -> None:
+    federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abcd", 10))
+    state = newest(federation, follow(federation, ["abc"]))
+    assert b"moments" not in state._about() and state.moments.vectors == ()
+
+
+@every_kind
+@pytest.mark.parametrize("what", ["values", "progress", "votes"])
+def test_a_spoiled_sum_leaves_momentum_as_it_was(kind: str, what: str, tmp_path: Path) -> None:
+    federation = made(OPTIMIZERS[kind], tmp_path, quorum=4)
+    committed(federation, 0, "abcd")
+    before = states(federation, 1, "abcd")[0]
+    assert before.moments.steps == 1
+    committed(federation, 1, "abcd", "c", LIES[what])
+    after = states(federation, 2, "abcd", federation.copy("a"))
+    alike(after)
+    assert after[0].moments is before.moments or after[0].moments.steps == 1
+    np.testing.assert_array_equal(after[0].model, before.model)
+
+
+@every_kind
+def test_versions_that_bring_nothing_leave_momentum_as_it_was(kind: str, tmp_path: Path) -> None:
+    """One that is empty, and one of updates that only score."""
+    federation = made(OPTIMIZERS[kind], tmp_path)
+    committed(federation, 0, "abc")
+    before = states(federation, 1, "abc")[0]
+    federation.commit(2, [federation.answer(name, np.zeros(LAYOUT.size, np.float32)) for name in "abc"])
+    federation.aggregator._pause()
+    after = newest(federation, 3)
+    assert after.moments.steps == before.moments.steps == 1
+    np.testing.assert_array_equal(after.model, before.model)
+
+
+def test_nothing_is_taken_back(tmp_path: Path) -> None:
+    """A server that wants it lies: strategies that go back are refused with an optimizer."""
+    federation = made(OPTIMIZERS["fedavgm"], tmp_path)
+    committed(federation, 0, "abc")
+    states(federation, 1, "abc")
+    for links in ([undo(entry_of(federation, 1))], [Link(EMPTY), undo(entry_of(federation, 1))]):
+        with refused(federation.silos["a"], "undo"):
+            federation.silos["a"].receive(to(1, *links), 1 + len(links))
+
+
+# Liars.
+
+
+@every_kind
+def test_no_header_makes_a_moment_that_is_no_number(kind: str, tmp_path: Path) -> None:
+    """One silo claims an endless progress in each version, so that sums come to 2^64 and are spoiled, or to less."""
+    optimizer = OPTIMIZERS[kind]
+    federation = made(optimizer, tmp_path, normalised=True)
+    for version, limb in enumerate([7, 8, 8, 9, 8, 8]):
+        committed(federation, version, "abc", "c", _put(limb, 2**40 if limb < 9 else 2**46))
+        found = states(federation, version + 1, "abc")
+        alike(found)
+        optimizer.check(found[0].moments)
+        assert np.isfinite(found[0].model).all() and np.abs(found[0].model).max() <= (version + 1) * LARGEST * 1.01
+    assert max(np.abs(each).max() for each in found[0].moments.vectors) > 1e6, "the lie came through: it is poisoning"
+    committed(federation, 6, "abc")
+    alike(states(federation, 7, "abc", federation.copy("d")))
+
+
+def lied(federation: Federation, state: ReplicaState, moments: Moments) -> CatchUp:
+    """A snapshot by b, who has the code and computes the chain that its state would have."""
+    known, last, ring = state.history, state.history.records.last[-1], open_ring(federation.keys.silos["b"])
+    version = state.version
+    records = replace(known.records, newest=version - 1, last=known.records.last[:-1])
+    state = replace(state, moments=moments)
+    concealed = ring.group.conceal(state.digest)
+    history = History(known.run, records, known.chains[:-1]).after(
+        last.kind, ((version, last.content),), concealed, last.counted
+    )
+    sealed = snapshot.seal_snapshot(ring, federation.plan, replace(state, history=history))
+    whole = catch_up.decode(federation.aggregator.outgoing("d"))
+    return CatchUp(Start.SNAPSHOT, version, whole.version, whole.links[version:], sealed)
+
+
+@pytest.mark.parametrize(
+    ("value", "check"),
+    [(-1.0, "snapshot"), (np.nan, "snapshot"), (np.inf, "snapshot"), (2.0**127, "snapshot"), (0.5, "chain")],
+)
+def test_a_snapshot_with_other_moments_is_refused(value: float, check: str, tmp_path: Path) -> None:
+    """A root of -1 would be NaN. A number that might be one is refused for what others built on the true ones."""
+    federation = made(OPTIMIZERS["fedadam"], tmp_path)
+    follow(federation, ["abc", "abc", "abc"])
+    federation.aggregator.holds("d", -1)
+    whole = catch_up.decode(federation.aggregator.outgoing("d"))
+    silo = federation.copy("d")
+    silo.receive(replace(whole, version=2, links=whole.links[:2]).encode(), 2)
+    moments = silo._state.moments
+    second: Vector = moments.vectors[1].copy()
+    second[7] = value
+    sent = lied(federation, silo._state, replace(moments, vectors=(moments.vectors[0], second)))
+    with pytest.raises((ProtocolError, SpoiledSum)) as caught:
+        federation.copy("d").receive(sent.encode(), 3)
+    assert caught.value.check == check
+
+
+@every_kind
+def test_all_snapshots_of_a_run_have_one_length(kind: str, tmp_path: Path) -> None:
+    """Before the first step, and later, when numbers have more digits."""
+    federation = made(OPTIMIZERS[kind], tmp_path)
+    ring, lengths = open_ring(federation.keys.silos["b"]), set()
+    follow(federation, WHO)
+    federation.aggregator.holds("d", -1)
+    whole = catch_up.decode(federation.aggregator.outgoing("d"))
+    for version in (0, 1, 6):
+        silo = federation.copy("d")
+        silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
+        assert sum(map(len, silo._state.whole)) < ReplicaState.most_bytes(federation.plan, ring.group.members)
+        lengths.add(len(snapshot.seal_snapshot(ring, federation.plan, silo._state)))
+    assert len(lengths) == 1
+
+
+def test_the_server_takes_snapshots_with_all_that_is_in_them(tmp_path: Path) -> None:
+    """It refused those with the best model, or moments, of a model of more than half a mebibyte."""
+    layout = Layout(("w",), ((600_000,),))
+    for optimizer, selection in ((None, Selection()), (OPTIMIZERS["fedadam"], None), (HeavyBall(0.9, 1), Selection())):
+        large = EncryptionPlan("pad", 16, layout, Weighting(), 3, selection=selection, optimizer=optimizer)
+        aggregator = Federation(plan("pad"), tmp_path / str(optimizer)[:9], dict.fromkeys("abc", 10)).aggregator
+        aggregator._plan = large
+        assert ReplicaState.most_bytes(large, "abc") + 1000 < aggregator.snapshot_bytes
+
+
+def test_a_damaged_file_of_moments_is_as_good_as_none(tmp_path: Path) -> None:
+    federation = made(OPTIMIZERS["fedavgm"], tmp_path)
+    file = tmp_path / "copy.bin"
+    silo = federation.copy("d", file)
+    follow(federation, ["abc"])
+    federation.aggregator.holds("d", -1)
+    silo.receive(federation.aggregator.outgoing("d"), 1)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: -4 * 3])
+    assert federation.copy("d", file).holds == -1
+    file.write_bytes(whole)
+    assert federation.copy("d", file, plan=replace(federation.plan, optimizer=None)).holds == -1, "another plan's"
