@@ -87,21 +87,7 @@ class EncryptionPlan:
                 f"{self.members} updates in each version, but rounds have {self.quorum} silos",
                 "Write as many as rounds have at most",
             )
-        self._check_sums()
-
-    def _check_sums(self) -> None:
-        left = MOST_SUMS
-        for statistic in self.statistics:
-            needs = slots_of(statistic)
-            if needs > left:
-                metric = next(each.name for each in self.metrics if each.statistic == statistic)
-                raise ConfigError(
-                    "evaluation.metrics",
-                    f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots of a sealed "
-                    f"header, and {left} of {MOST_SUMS} are left",
-                    "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`",
-                )
-            left -= needs
+        check_sums(self.metrics if self.seal_metrics else ())
 
     @cached_property
     def form(self) -> Form:
@@ -212,3 +198,23 @@ class EncryptionPlan:
             yield hidden, slice(inside[hidden], inside[hidden] + size), slice(start, start + size)
             start += size
             inside[hidden] += size
+
+
+def check_sums(metrics: Sequence[AnyMetric]) -> None:
+    """See that the sums of all metrics fit a sealed header.
+
+    Raises:
+        ConfigError: they do not; names the first that is too much.
+    """
+    left, known = MOST_SUMS, statistics_of(metrics)
+    for statistic in (known[key] for key in sorted(known)):
+        needs = slots_of(statistic)
+        if needs > left:
+            metric = next(each.name for each in metrics if each.statistic == statistic)
+            raise ConfigError(
+                "evaluation.metrics",
+                f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots of a sealed "
+                f"header, and {left} of {MOST_SUMS} are left",
+                "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`",
+            )
+        left -= needs

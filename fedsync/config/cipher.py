@@ -71,6 +71,12 @@ class _SealedConfig(Section):
         form = form_of(self.kind)
         return form.limit(Packing(self.bits, form.slot_bits))
 
+    def check_sums(self, metrics: tuple[AnyMetric, ...]) -> None:
+        """See that a header has room for what these are worked out of; raises `ConfigError` if not."""
+        from fedsync.cipher.plan import check_sums
+
+        check_sums(metrics)
+
     def plan(
         self,
         layout: Layout,

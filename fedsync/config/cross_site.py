@@ -43,15 +43,10 @@ class CrossSiteConfig(Section):
         """
         if evaluated == 0:
             raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
-        if sealed_metrics(cipher) is not None:
+        if not isinstance(cipher, PlainConfig) and sealed_metrics(cipher) is None and self.fine_tune:
             raise ValueError(
-                "evaluation.cross_site compares what single silos find, and metrics are sealed; leave it out, or write "
-                "cipher.metrics: plain, if the silos' owners allow it"
-            )
-        if not isinstance(cipher, PlainConfig) and self.fine_tune:
-            raise ValueError(
-                "evaluation.cross_site.fine_tune begins with the best model, which silos of an encrypted run do not "
-                "have by the time; leave it out"
+                "evaluation.cross_site.fine_tune begins with the best model, which silos of an encrypted run keep only "
+                "where metrics are sealed; leave it out, or write cipher.metrics: sealed"
             )
 
     def build(self, *, share: bool) -> CrossSite:

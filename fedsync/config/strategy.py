@@ -170,6 +170,8 @@ class StrategyConfig(StrategySections):
         """
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
         metrics = self.evaluation.built(self.task)
+        if sealed is not None:
+            sealed.check_sums(metrics)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),

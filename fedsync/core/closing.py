@@ -2,13 +2,13 @@
 
 | step | what goes out | until |
 |---|---|---|
+| halt | where silos train apart: what is in work is halted | nobody is at work |
+| apart | before a question about a model that silos train themselves: orders (`fedsync.core.apart`) | all are done |
 | tally | where figures are sealed: orders that only score; what is in work is halted | all are in, failed or lost |
 | commit | likewise: their updates, which change nothing, as one more version | |
-| halt | where silos train apart: what is in work is halted | nobody is at work |
 | question | `Evaluate`; where figures are sealed, it brings the sum | all have answered |
-| apart | before a question about a model that silos train themselves: orders (`fedsync.core.apart`) | all are done |
 
-Tally, commit and question are the steps of each question, one after the other:
+All but halt are the steps of each question, one after the other:
 
 | question | why | not asked if |
 |---|---|---|
@@ -18,8 +18,9 @@ Tally, commit and question are the steps of each question, one after the other:
 | models of silos' own, test split | what the run has brought each silo | it does not say `cross_site` |
 | another silo's local model, test split | likewise | likewise, or its owner keeps it |
 
-Unless the run says `cross_site`, the test split is not asked for where nobody holds out a validation split; sealed,
-where not all silos do. Models of silos' own are not asked for where figures are sealed.
+Unless the run says `cross_site`, the test split is not asked for where nobody holds out a validation split; sealed, in
+no run where not all silos do. Sealed, a question about models of silos' own is asked if all silos have one, for answers
+are told of the same silos only (`fedsync.cipher.silo.figure_pool`). No silo is asked about another's.
 
 Sealed figures can be added up in a version only. So the last version of training is scored by a version that follows
 it, under all rules that hold for versions: who must be in it, what it is built on, and that there is one of it. A silo
@@ -32,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from fedsync.core.actions import Action, Discard, Dispatch, Evaluate, HaltEarly
+from fedsync.core.actions import Action, Discard, Dispatch, Evaluate, HaltEarly, Note
 from fedsync.core.events import Evaluated
 from fedsync.core.orders import Split, Subject
 from fedsync.core.sizing import Plan
@@ -50,6 +51,11 @@ QUESTIONS: tuple[Question, ...] = (
 )
 """In this order: the first may still change which version is the best."""
 
+_NOTHING_COMPARED = (
+    "nothing is compared (evaluation.cross_site): figures are sealed, and not every silo holds out a validation split, "
+    "or there is no version"
+)
+
 
 def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None:
     """Why the run should end now; None if it should go on."""
@@ -65,6 +71,8 @@ def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) ->
     known = _evaluated(state)
     if policies.cross_site.subjects:
         _halt(state, state.silos, actions)
+        if not _comparable(state, policies):
+            actions.append(Note(_NOTHING_COMPARED))
     if policies.tally:
         actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
         state.pending.clear()
@@ -91,6 +99,8 @@ def advance(
         actions: of the coordinator.
     """
     while not state.awaiting and state.asked < len(questions(state, policies)):
+        if state.summed <= state.asked and not _trained(state, policies, plan, now_s, actions):
+            return False
         if policies.tally and state.summed == state.asked:
             state.summed += 1
             if _worth_asking(state, policies, *questions(state, policies)[state.asked][:2]):
@@ -104,8 +114,6 @@ def advance(
             metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
             state.version += 1
             actions.append(policies.weighed(metas, state.version, recent))
-        if not _trained(state, policies, plan, now_s, actions):
-            return False
         _ask(state, policies, actions)
     return not state.awaiting
 
@@ -171,8 +179,8 @@ def _trained(
     """Have silos train what the next question is about, if they have to; whether they are at the end of it."""
     subject, _, owner = questions(state, policies)[state.asked]
     apart, rules = state.apart, policies.cross_site
-    version = _version(state, policies, subject)
-    if not subject.own or owner or policies.tally or version < 0:
+    version = _base(state, subject)
+    if not subject.own or owner or version < 0 or not _comparable(state, policies):
         return True
     apart.begin({name: plan()[name] for name in state.silos})
     for name in [name for name, silo in state.silos.items() if not silo.busy]:
@@ -196,7 +204,7 @@ def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
     version, silos = _version(state, policies, subject), tuple(state.silos)
     if owner:
         silos = tuple(name for name in silos if name != owner)
-    elif subject.own:
+    elif subject.own and not policies.tally:
         silos = tuple(name for name in state.apart.trained.get(subject, ()) if name in state.silos)
     if not silos or not _worth_asking(state, policies, subject, split):
         return
@@ -209,23 +217,33 @@ def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
 
 def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject, split: Split) -> bool:
     """Whether anybody is to evaluate anything, and would tell of the model what nobody knows yet."""
-    if not (state.silos and policies.evaluate) or (policies.tally and subject.own):
+    if not (state.silos and policies.evaluate):
         return False
     if split is Split.VALIDATION:
         return not state.scores.covers(_version(state, policies, subject), state.silos)
     if subject is Subject.BEST and state.best.version in (-1, state.final):
         return False
-    validate = [silo.facts.validates for silo in state.silos.values()]
     if policies.tally:
-        # Where only some hold out samples, the others would evaluate the same twice, in two sums.
-        return all(validate) and state.commits > 0
-    return bool(policies.cross_site.subjects) or any(validate)
+        all_have_one = state.silos.keys() <= set(state.apart.trained.get(subject, ())) or not subject.own
+        return all_have_one and _comparable(state, policies)
+    return bool(policies.cross_site.subjects) or any(silo.facts.validates for silo in state.silos.values())
+
+
+def _comparable(state: CoordinatorState, policies: Policies) -> bool:
+    """Whether anything can be found on the test split.
+
+    Sealed, silos that hold out no validation split would evaluate the same samples twice, in two sums.
+    """
+    return not policies.tally or (state.commits > 0 and all(silo.facts.validates for silo in state.silos.values()))
 
 
 def _version(state: CoordinatorState, policies: Policies, subject: Subject) -> int:
     """Of the model that a question is about; where figures are sealed, the version with the sum."""
-    if policies.tally:
-        return state.version
+    return state.version if policies.tally else _base(state, subject)
+
+
+def _base(state: CoordinatorState, subject: Subject) -> int:
+    """The version that a model is, or with which silos begin it."""
     if subject is Subject.LOCAL:
         return 0
     return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version

@@ -226,7 +226,7 @@ class Outbox:
                 return aggregator.apart(order)
             case EvaluateModel(owner=owner) if owner:
                 return aggregator.own(owner)
-            case EvaluateModel(subject=subject) if subject.own:
+            case EvaluateModel(subject=subject) if subject.own and not aggregator.seals_figures:
                 return NO_PAYLOAD
             case EvaluateModel(subject=subject):
                 return aggregator.outgoing(silo, subject)

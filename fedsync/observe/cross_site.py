@@ -28,7 +28,7 @@ Rows are models, columns are silos, each cell is how a model does on one silo's 
   also where a lower metric is. The interval is of the difference on the same samples, which both models judged; only
   the silo can tell it, and ``low`` and ``high`` are null where it does not (`fedsync.core.metrics.gain`).
 - Where figures are sealed, ``silos`` and every ``matrix`` are empty, ``gain`` too, and ``models`` have no silo of their
-  own: only ``pooled`` is there.
+  own: there is ``pooled``, and in its place ``pooled_gain``, ``{"last": GAIN, "best": GAIN, "tuned": GAIN}``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.core.actions import Dispatch, Evaluate, KeepBest
+from fedsync.core.actions import Attested, Dispatch, Evaluate, KeepBest
 from fedsync.core.checks import usable
 from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.metrics.base import AnyMetric, Interval, statistics_of
-from fedsync.core.orders import Evaluation, Split, Subject
+from fedsync.core.orders import Evaluation, Score, Split, Subject
 from fedsync.observe.evaluations import cells, higher_is_better
 
 FILE = "cross_site.json"
@@ -144,9 +144,48 @@ class Matrix:
         return self.cells[ModelRow(of, silo), silo].gains.get(asked, {})
 
 
+def sealed_document(
+    scores: Mapping[Subject, Score],
+    metrics: Sequence[AnyMetric],
+    about: Mapping[Subject, Mapping[str, Any]],
+    missing: Sequence[tuple[ModelRow, str]],
+) -> Document:
+    """The same where single silos are sealed; see the module.
+
+    Args:
+        scores: what silos found together, by subject.
+        metrics: of the run.
+        about: what else is said of each subject.
+        missing: as of `Matrix`.
+    """
+    told: dict[str, Any] = {}
+    for name, better in higher_is_better(metrics).items():
+        pooled = {str(each): score.numbers[name] for each, score in scores.items() if name in score.numbers}
+        own, sign = pooled.get(Subject.LOCAL), 1 if better else -1
+        gains = {} if own is None else {each: sign * (value - own) for each, value in pooled.items()}
+        if pooled:
+            told[name] = {
+                "higher_is_better": better,
+                "matrix": [],
+                "pooled": {each: {**_estimate(value), "support": {}} for each, value in pooled.items()},
+                "gain": {},
+                "pooled_gain": {each: _estimate(gain) for each, gain in gains.items() if each != Subject.LOCAL},
+            }
+    rows = [{"subject": each, "silo": None, **about[each]} for each in scores]
+    left = [{"subject": each.subject, "silo": each.silo, "reason": reason} for each, reason in missing]
+    return {"split": "test", "silos": [], "models": rows, "metrics": told, "missing": left}
+
+
+def _estimate(value: float) -> Document:
+    return {"value": value, "low": None, "high": None}
+
+
 def without_matrix(document: Document) -> Document:
     """What of a document goes into the run's summary: all but single cells."""
-    metrics = {name: {"pooled": each["pooled"], "gain": each["gain"]} for name, each in document["metrics"].items()}
+    metrics = {
+        name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
+        for name, each in document["metrics"].items()
+    }
     return {**document, "metrics": metrics}
 
 
@@ -165,6 +204,8 @@ class CrossSiteBooks:
         self._samples: dict[tuple[Subject, str], int] = {}
         self._problems: dict[tuple[Subject, str], str] = {}
         self._found: dict[tuple[Subject, str, str], Evaluation] = {}
+        self._attested: dict[Subject, Score] = {}
+        self._sealed = False
         self._versions: dict[Subject, int] = {}
 
     def add(self, entry: JournalEntry) -> None:
@@ -194,7 +235,14 @@ class CrossSiteBooks:
                     self._orders[order.update_id] = name, order.subject
                 case KeepBest(score):
                     self._versions[Subject.BEST] = score.version
-                case Evaluate(version, _, Split.TEST, subject):
+                case Attested(figures):
+                    self._sealed = True
+                    if figures.split is Split.TEST and figures.score is not None:
+                        self._attested[figures.subject] = figures.score
+                    elif figures.score is not None:
+                        # Versions that answer questions leave the model as it was.
+                        self._versions[Subject.LAST] = figures.score.version
+                case Evaluate(version, _, Split.TEST, subject) if not self._sealed:
                     self._versions[subject] = version
 
     def document(self) -> Document | None:
@@ -202,6 +250,8 @@ class CrossSiteBooks:
         subjects = {subject for subject, _ in (*self._samples, *self._problems)}
         if not subjects:
             return None
+        if self._sealed:
+            return self._sealed_document(subjects)
         matrix = Matrix(sorted(self._silos), self._metrics)
         for (subject, owner, silo), found in self._found.items():
             for row in self._rows(subject, owner or silo):
@@ -212,6 +262,25 @@ class CrossSiteBooks:
                     reason = self._problems.get((subject, silo), "it did not answer")
                     matrix.missing.append((ModelRow(subject, silo), reason))
         return matrix.document()
+
+    def _sealed_document(self, subjects: Iterable[Subject]) -> Document:
+        scores, versions = dict(self._attested), self._versions
+        if Subject.LAST in scores and versions.get(Subject.LAST) == versions.get(Subject.BEST):
+            scores[Subject.BEST] = scores[Subject.LAST]  # silos are asked once
+        about: dict[Subject, Mapping[str, Any]] = {
+            each: {"samples": sum(samples for (of, _), samples in self._samples.items() if of is each)}
+            if each.own
+            else {"version": versions.get(each)}
+            for each in scores
+        }
+        missing = []
+        for subject in (each for each in Subject if each in subjects and each not in scores):
+            failed = {silo: reason for (of, silo), reason in self._problems.items() if of is subject}
+            missing += [(ModelRow(subject, silo), reason) for silo, reason in sorted(failed.items())] or [
+                (ModelRow(subject), "not the silos that told of the other models told of it")
+            ]
+        ordered = {each: scores[each] for each in Subject if each in scores}
+        return sealed_document(ordered, self._metrics, about, missing)
 
     def _rows(self, subject: Subject, owner: str) -> list[ModelRow]:
         """The rows that an evaluation belongs to: the last version may be the best."""

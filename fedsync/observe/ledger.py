@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedsync.core.actions import Attested, Commit, Discard, Dispatch, Evaluate, KeepBest, Note, Stop
@@ -404,8 +404,11 @@ class Ledger:
     def _attest(self, figures: PooledFigures) -> None:
         """What silos found together is believed."""
         if figures.split is Split.TEST:
-            if figures.score is not None:
-                self.tested.attest(figures.subject, figures.score)
+            if (score := figures.score) is not None:
+                if figures.subject is Subject.LAST and self.last is not None:
+                    # Versions that answer questions leave the model as it was.
+                    score = replace(score, version=self.last.version)
+                self.tested.attest(figures.subject, score)
             return
         row = self._by_version.get(figures.version)
         if row is not None:

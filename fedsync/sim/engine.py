@@ -265,7 +265,9 @@ class VirtualDriver(Kernel[Machine]):
         """What a silo needs to have the model that it is asked about."""
         if asked.owner:
             return self._aggregator.own(asked.owner)
-        return NO_PAYLOAD if asked.subject.own else self._aggregator.outgoing(silo, asked.subject)
+        if asked.subject.own and not self._aggregator.seals_figures:
+            return NO_PAYLOAD
+        return self._aggregator.outgoing(silo, asked.subject)
 
     def given(self, silo: str, order: WorkOrder) -> Payload:
         if order.apart:

@@ -25,7 +25,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import LocalGains
-from fedsync.core.orders import Evaluation, SiloFacts, Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
@@ -113,6 +113,8 @@ class SiloSession:
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
+        compared = spec.evaluation.cross_site
+        self._compared = () if compared is None else compared.build(share=False).subjects
         self._own, self._gains = OwnModels(folder), LocalGains()
         self._file = None if folder is None else folder / ANSWER
         self.last = None if self._file is None else LastOrder.load(self._file)
@@ -193,12 +195,17 @@ class SiloSession:
         """The model that an order is about, float32 [values], and what else it left at the silo.
 
         One that only scores may be about another than the newest.
+
+        Raises:
+            ProtocolError: it asks for figures of the test split that this silo does not tell.
         """
-        if order.scores_only and order.subject is Subject.BEST and self.replica.best_model is not None:
-            return self.replica.best_model, self.cursor
-        if order.scores_only and order.subject in self._own.subjects:
+        if order.scores_only and order.split is Split.TEST and not self._trainer.validates:
+            raise ProtocolError(SERVER, "split", "this silo's rounds are evaluated on its test split")
+        if order.scores_only and order.subject.own:
+            self._check_apart(order.subject)
             return self._own.model(order.subject)
-        return base, self.cursor
+        best = self.replica.best_model if order.scores_only and order.subject is Subject.BEST else None
+        return base if best is None else best, self.cursor
 
     def _over(self, last: LastOrder) -> Completed:
         """An order is done; what the silo says of it."""
@@ -228,8 +235,17 @@ class SiloSession:
         return report
 
     def _first(self, order: WorkOrder, received: Payload) -> Vector:
-        """The model that the first order apart begins with, float32 [values]: in the clear it came with the order."""
-        return self.initial_model() if self.sealed else self._receive(received, order.base_version)
+        """The model that the first order apart begins with, float32 [values]: in the clear it came with the order.
+
+        Raises:
+            ProtocolError: this silo has no best model yet.
+        """
+        if not self.sealed:
+            return self._receive(received, order.base_version)
+        first = self.initial_model() if order.subject is Subject.LOCAL else self.replica.best_model
+        if first is None:
+            raise ProtocolError(SERVER, "subject", "there is no best model yet")
+        return first
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
         """``watch``, which may not end an order before the samples that the owner demands are behind it.
@@ -245,12 +261,12 @@ class SiloSession:
         return go_on if watch is not None or order.scores_only else None
 
     def _check_apart(self, subject: Subject) -> None:
-        """See that a run may ask for a model of the silo's own: figures of it are in the clear.
+        """See that a run may ask for a model of the silo's own.
 
         Raises:
-            ProtocolError: they are sealed, or an encrypted run has no best model here that could be tuned.
+            ProtocolError: it is encrypted, and says in what silos know of it that it has no use for one.
         """
-        if self.replica.pooled is not None or (self.sealed and subject is Subject.TUNED):
+        if self.sealed and subject not in self._compared:
             raise ProtocolError(SERVER, "subject", f"this run asks for no {subject} model")
 
     @property
@@ -269,7 +285,7 @@ class SiloSession:
                 raise ProtocolError(SERVER, "subject", "under encryption no silo's own model travels")
             FP32.check(received, self.layout.size, SERVER)
             model, cursor = FP32.decode(received, 0, self.layout.size), Cursor()
-        elif asked.subject.own:
+        elif asked.subject.own and self.replica.pooled is None:
             self._check_apart(asked.subject)
             model, cursor = self._own.model(asked.subject)
         else:

@@ -10,12 +10,14 @@ import pytest
 
 from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Payload
-from fedsync.trainer.protocol import EvaluateModel, Refusal, Refused, Train
+from fedsync.train.loop import Trainer
+from fedsync.trainer.protocol import Attestation, EvaluateModel, Refusal, Refused, Train
 from tests.attacks.adversary import Federation, Victim
 from tests.attacks.conftest import Make
 
 OPEN = "{kind: bfv, members: 2, metrics: plain}"
 SHARES = {"seal": {"metrics": "plain"}, "share_local": True}
+COMPARES = {"evaluation": {"metrics": [], "cross_site": {"local": True, "fine_tune": 2}}}
 
 
 def alone(federation: Federation, **changes: object) -> WorkOrder:
@@ -27,17 +29,51 @@ def local_model(silo: Victim) -> Payload:
 
 
 @pytest.mark.parametrize("subject", [Subject.LOCAL, Subject.TUNED])
-def test_where_figures_are_sealed_there_are_none_of_own_models(make: Make, subject: Subject) -> None:
-    """Losses of a model that only this silo trained, on its own test rows, in the clear."""
+def test_a_sealed_run_that_compares_nothing_has_no_own_models_trained(make: Make, subject: Subject) -> None:
+    """What it compares is in its specification, which silos can read."""
     federation = make()
     silo = federation.silos["silo-a"]
     trained = silo.ask(Train(replace(alone(federation), subject=subject)), NO_PAYLOAD)
-    asked = silo.ask(EvaluateModel(0, Split.TEST, subject), NO_PAYLOAD)
-    assert trained.reply == asked.reply == Refused(Refusal.PROTOCOL)
+    assert trained.reply == Refused(Refusal.PROTOCOL)
+
+
+@pytest.mark.parametrize("subject", [Subject.LOCAL, Subject.TUNED])
+def test_where_figures_are_sealed_none_of_an_own_model_is_told(make: Make, subject: Subject) -> None:
+    """Losses of a model that only this silo trained, on its own test rows, in the clear."""
+    federation = make(changes=COMPARES)
+    silo = federation.silos["silo-a"]
+    federation.train("silo-a")
+    trained = silo.ask(Train(replace(alone(federation), subject=Subject.LOCAL)), NO_PAYLOAD)
+    assert isinstance(trained.reply, WorkReport) and trained.reply.loss is None and trained.reply.metrics == {}
+    assert trained.payload is None or trained.payload.nbytes == 0
+    asked = silo.ask(EvaluateModel(0, Split.TEST, subject), federation.aggregator.outgoing("silo-a"))
+    assert asked.reply == Attestation(())
+
+
+@pytest.mark.parametrize("subject", [Subject.LOCAL, Subject.TUNED])
+def test_a_silo_without_an_own_model_evaluates_no_other_in_its_place(
+    make: Make, monkeypatch: pytest.MonkeyPatch, subject: Subject
+) -> None:
+    """The newest one, which it may have evaluated before: in two sums of different silos that would be its figures."""
+    monkeypatch.setattr(Trainer, "validates", True)
+    federation = make(changes=COMPARES)
+    asked = federation.order("silo-a", learning_rate=0.0, evaluate=True, subject=subject, split=Split.TEST)
+    assert federation.train("silo-a", asked).reply == Refused(Refusal.PROTOCOL)
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_silo_that_holds_out_no_validation_split_does_not_tell_of_its_test_split(
+    make: Make, monkeypatch: pytest.MonkeyPatch, validates: bool
+) -> None:
+    """Its rounds are evaluated on it: the same model, on the same rows, would be in two sums of different silos."""
+    monkeypatch.setattr(Trainer, "validates", validates)
+    federation = make()
+    asked = federation.order("silo-a", learning_rate=0.0, evaluate=True, split=Split.TEST)
+    assert federation.train("silo-a", asked).refused is not validates
 
 
 def test_under_encryption_no_model_travels_though_its_owner_shares_it(make: Make) -> None:
-    federation = make(cipher=OPEN, owner=SHARES)
+    federation = make(cipher=OPEN, owner=SHARES, changes=COMPARES)
     silo = federation.silos["silo-a"]
     heard = silo.ask(Train(alone(federation)), NO_PAYLOAD)
     assert isinstance(heard.reply, WorkReport), heard.reply
@@ -47,7 +83,7 @@ def test_under_encryption_no_model_travels_though_its_owner_shares_it(make: Make
 
 def test_under_encryption_the_server_chooses_no_model_to_begin_with(make: Make) -> None:
     """What it sends along is not looked at, and the best model, which silos do not have, is not asked for."""
-    federation = make(cipher=OPEN, owner=SHARES)
+    federation = make(cipher=OPEN, owner=SHARES, changes=COMPARES)
     honest, misled = (federation.silos[name] for name in ("silo-a", "silo-b"))
     model = honest.session.initial_model()
     order = alone(federation)
@@ -61,7 +97,7 @@ def test_under_encryption_the_server_chooses_no_model_to_begin_with(make: Make) 
 
 def test_under_encryption_no_other_silos_model_is_evaluated(make: Make) -> None:
     """It would be one of the server's choice: the loss of chosen models tells rows of data."""
-    federation = make(cipher=OPEN, owner=SHARES)
+    federation = make(cipher=OPEN, owner=SHARES, changes=COMPARES)
     silo = federation.silos["silo-a"]
     chosen = np.zeros_like(silo.session.initial_model()).view(np.uint8)
     heard = silo.ask(EvaluateModel(0, Split.TEST, Subject.LOCAL, "silo-b"), chosen)
@@ -69,7 +105,7 @@ def test_under_encryption_no_other_silos_model_is_evaluated(make: Make) -> None:
 
 
 def test_owners_limits_hold_for_what_is_trained_apart(make: Make) -> None:
-    federation = make(cipher=OPEN, owner={**SHARES, "limits": {"samples": 8, "orders_per_hour": 2}})
+    federation = make(cipher=OPEN, owner={**SHARES, "limits": {"samples": 8, "orders_per_hour": 2}}, changes=COMPARES)
     silo = federation.silos["silo-a"]
     small = silo.ask(Train(alone(federation, batch_size=1, max_steps=1)), NO_PAYLOAD)
     assert small.reply == Refused(Refusal.LIMIT)

@@ -15,7 +15,7 @@ from fedsync.core.metrics.base import number
 from fedsync.core.metrics.named import classification
 from fedsync.core.orders import Evaluation, PooledFigures, Score, Split, Subject, WorkOrder
 from fedsync.core.selection import Selection
-from tests.cipher.make import LAYOUT, Federation, order, plan, report
+from tests.cipher.make import LAYOUT, Federation, change, order, plan, report
 
 SILOS = "abcde"
 METRICS = classification(2)
@@ -83,6 +83,14 @@ class Asking:
         payload = self.federation.silos[name].send(update, work, done)
         self.federation.aggregator.put(name, work.update_id, payload)
         self.federation.aggregator.holds(name, self.version)
+
+    def models_differ(self) -> None:
+        """Have a best version that is not the last."""
+        made = self.federation
+        for name in SILOS:
+            made.begin(name, 0)
+        made.commit(1, [made.answer(name, change(1), evaluation=ALIKE[name]) for name in SILOS])
+        self.version = 1
 
     def restart(self) -> None:
         """Every trainer is killed, and started again."""
@@ -199,3 +207,32 @@ def test_one_silo_s_nonsense_is_told_by_nobody_and_costs_no_update(asked: Asking
     assert figures is not None and figures.score is None and figures.loss is not None
     state = asked.federation.silos["a"]._state
     assert state.history.records.counted(1) == 1 and state.best is None
+
+
+@pytest.mark.parametrize("later", [Subject.BEST, Subject.LOCAL, Subject.TUNED])
+@pytest.mark.parametrize("more", ["abcd", "abcde"])
+def test_answers_of_two_sets_of_silos_are_not_both_told(later: Subject, more: str, asked: Asking) -> None:
+    """The server says how silos train, so two models may be as good as one: the difference would be that of one silo.
+
+    Whichever set is the larger one, and also after a restart.
+    """
+    less = "abcde" if more == "abcd" else "abcd"
+    asked.models_differ()
+    assert score(asked.ask({name: ALIKE[name] for name in less}, **TEST)) is not None
+    asked.restart()
+    assert score(asked.ask({name: ALIKE[name] for name in more}, subject=later, **TEST)) is None
+    assert score(asked.ask({name: ALIKE[name] for name in less}, subject=later, **TEST)) is None, "it had its turn"
+
+
+def test_a_silo_that_has_no_test_samples_any_more_is_left_out_of_no_second_answer(asked: Asking) -> None:
+    """It is in both, by its name."""
+    assert score(asked.ask(ALIKE, **TEST)) is not None
+    nothing = {**ALIKE, "e": Evaluation(0.0, 0.0, 0)}
+    assert score(asked.ask(nothing, subject=Subject.LOCAL, **TEST)) is None
+
+
+def test_all_questions_are_answered_where_the_same_silos_answer(asked: Asking) -> None:
+    asked.models_differ()
+    for subject in Subject:
+        figures = asked.ask(ALIKE, subject=subject, **TEST)
+        assert figures is not None and figures.subject is subject and figures.score is not None

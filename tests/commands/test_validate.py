@@ -40,3 +40,17 @@ def test_a_file_that_starts_a_process_is_the_doctors(tmp_path: Path, text: str, 
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=f"this starts a real {side}.*`fedsync doctor --{side} {file}`"):
         call("validate", file)
+
+
+SEALED = (
+    "{{name: mine, silos: [a, b], stop: {{rounds: 1}}, balancer: {{kind: fixed}}, barrier: {{kind: bsp}}, "
+    "cipher: {{kind: pad{0}}}, evaluation: {{metrics: [accuracy, auroc], classes: 60}}, task: {{kind: digits}}}}"
+)
+
+
+def test_metrics_that_do_not_fit_a_sealed_header_are_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(SEALED.format(""), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"evaluation.metrics.*'auroc' needs .* slots of a sealed header"):
+        call("validate", tmp_path / "x.yaml")
+    (tmp_path / "x.yaml").write_text(SEALED.format(", metrics: plain"), encoding="utf-8")
+    assert "no errors" in call("validate", tmp_path / "x.yaml")

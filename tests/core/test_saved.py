@@ -1,5 +1,6 @@
 """A checkpoint holds all that a coordinator has come to, and nothing that its policies say anyway."""
 
+import hashlib
 from dataclasses import fields
 
 from fedsync.core.apart import Apart
@@ -12,6 +13,7 @@ from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation
 from fedsync.core.state import CoordinatorState, FailurePolicy
 from fedsync.core.stopping import Passes
+from fedsync.flower.checkpoints import FORMAT
 
 PARTS: dict[str, type] = {
     "": CoordinatorState,
@@ -41,3 +43,9 @@ def test_no_attribute_is_forgotten() -> None:
     changing = {f"{part}{field.name}" for part, kind in PARTS.items() for field in fields(kind)} - whole - GIVEN
     roster = {f"silos.{name}" for name in (*Roster.__slots__, "views")} - FOLLOWS
     assert set(COORDINATOR.values()) == changing | roster
+
+
+def test_who_changes_the_names_raises_the_number_of_the_format() -> None:
+    """Then an older checkpoint is refused in one sentence, and not in the middle of being read."""
+    names = hashlib.sha256(" ".join(sorted(COORDINATOR)).encode()).hexdigest()
+    assert (FORMAT, names[:16]) == (6, "ada3409685b119c7")

@@ -138,7 +138,6 @@ def test_the_model_that_silos_tune_is_the_best(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("sets", "problem"),
     [
-        (["cipher={kind: bfv}"], "metrics are sealed"),
         (["cipher={kind: bfv, metrics: plain}"], "fine_tune"),
         (["fraction_evaluate=0"], "fraction_evaluate 0"),
         (["evaluation={cross_site: {local: false}}"], "nothing is trained"),

@@ -44,8 +44,8 @@ SILO: Changes = {
     "cipher/silo/figure_pool.py": (
         (
             "figures-of-one-silo-are-told",
-            "least = max(2, quorum // 2 + 1)",
-            "least = 1",
+            "return max(2, quorum // 2 + 1)",
+            "return 1",
         ),
         (
             "an-evaluation-that-one-silo-left-out-is-told",
@@ -64,8 +64,13 @@ SILO: Changes = {
         ),
         (
             "few-silos-answer-a-question",
-            "if counts and len(silos) >= least else None",
-            "if counts else None",
+            "if found is None or not found.samples or not _counts(tally, silos, least) or len(silos) < least:",
+            "if found is None or not found.samples or not _counts(tally, silos, least):",
+        ),
+        (
+            "answers-of-two-sets-of-silos-are-told",
+            "if panel not in (None, answered):",
+            "if False:",
         ),
         (
             "a-score-is-of-a-model-that-nobody-has",
@@ -162,8 +167,8 @@ SILO: Changes = {
         ),
         (
             "a-question-about-another-model-chooses-the-best",
-            "if plan.selection is None or added_up.question != ROUNDS:",
-            "if plan.selection is None:",
+            "if added_up.question != ROUNDS:",
+            "if False:",
         ),
         (
             "what-one-silo-spoiled-ends-the-run",

@@ -21,6 +21,9 @@ share an update. All silos see the same versions, so all have the same pools.
 Where all silos of a quorum evaluated for one version, its evaluations alone are told. So is the last version of a run,
 whose score comes in a version that changes nothing (`fedsync.core.closing`).
 
+What is found on the test split is told for each model by itself, and of the same silos each time (`Panel`). Else the
+server could leave one out of the second answer, of a model that hardly differs from the first: it says how silos train.
+
 A silo does not evaluate one model for the server twice, and evaluates none if the server says so. Of a version that not
 all of its silos have evaluated, no evaluation counts: else the server could ask all silos but one twice.
 
@@ -37,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding.tally import ROUNDS, Tally, evaluations_together
+from fedsync.cipher.encoding.tally import Tally, evaluations_together
 from fedsync.cipher.suites.suite import Member
 from fedsync.core.metrics.base import AnyMetric, number
 from fedsync.core.orders import Evaluation, PooledFigures, Score
@@ -77,16 +80,14 @@ class FigurePool:
 
         Args:
             version: of the model.
-            tally: of all sums of the version.
+            tally: of all sums of the version; it has no answer to another question than that of rounds.
             members: of all of them.
             quorum: silos whose figures are enough.
             metrics: what is worked out of the sums of evaluations.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
-        least = max(2, quorum // 2 + 1)
+        least = fewest(quorum)
         counts = _counts(tally, silos, least)
-        if tally.question != ROUNDS:
-            return self, _answer(version, tally, max(bases), metrics) if counts and len(silos) >= least else None
         pool = replace(self, silos=self.silos | silos, updates=self.updates + tally.count, loss=self.loss + tally.loss)
         if tally.evaluation is not None and counts:
             # Where all silos evaluated, what few found in versions before is told by nobody.
@@ -140,12 +141,56 @@ def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
     return tally.holders == tally.count or (len(silos) == tally.count and tally.holders >= least)
 
 
-def _answer(version: int, tally: Tally, base: int, metrics: Sequence[AnyMetric]) -> PooledFigures | None:
-    """What silos find in an evaluation that is no round's: a sum by itself, with which no pool has anything to do."""
-    if tally.evaluation is None or not tally.evaluation.samples:
-        return None
-    subject, split = tally.question
-    return PooledFigures(version, None, _score(base, tally.evaluation, metrics), None, split, subject)
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Whose test samples the answers of a run are of: those of the first that was told.
+
+    Args:
+        silos: who answered.
+        samples: that they have together.
+    """
+
+    silos: frozenset[str]
+    samples: int
+
+    def to_json(self) -> list[Any]:
+        """For a silo's file."""
+        return [sorted(self.silos), self.samples]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Panel:
+        """The inverse of `to_json`; raises `TypeError` or `ValueError` if it is none."""
+        silos, samples = value
+        return cls(frozenset(str(silo) for silo in silos), int(samples))
+
+
+def answer(
+    version: int,
+    tally: Tally,
+    members: Sequence[Member],
+    quorum: int,
+    metrics: Sequence[AnyMetric],
+    panel: Panel | None,
+) -> tuple[Panel | None, PooledFigures | None]:
+    """Of a version that answers a question, whose answers there are now, and what the server is told: a sum by itself.
+
+    Args:
+        panel: of the answers before; None before there is one.
+        version: as the others, of `FigurePool.after`.
+    """
+    silos, found, least = frozenset(member.silo for member in members), tally.evaluation, fewest(quorum)
+    if found is None or not found.samples or not _counts(tally, silos, least) or len(silos) < least:
+        return panel, None
+    answered = Panel(silos, found.samples)
+    if panel not in (None, answered):
+        return panel, None
+    (subject, split), base = tally.question, max(member.round for member in members)
+    return answered, PooledFigures(version, None, _score(base, found, metrics), None, split, subject)
+
+
+def fewest(quorum: int) -> int:
+    """Silos that figures are told of at least: two, and more than half of a quorum."""
+    return max(2, quorum // 2 + 1)
 
 
 def _score(version: int, found: Evaluation, metrics: Sequence[AnyMetric]) -> Score:

@@ -43,7 +43,7 @@ from fedsync.cipher.encoding.tally import ROUNDS, Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FigurePool
+from fedsync.cipher.silo.figure_pool import FigurePool, answer
 from fedsync.cipher.silo.history import History, added_content
 from fedsync.cipher.silo.kept_model import KeptModel, surpasses
 from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
@@ -190,10 +190,13 @@ class Opener:
     ) -> tuple[ReplicaState, PooledFigures | None]:
         """The state with the figures of one more version, whose change it has not yet; and those of enough silos."""
         plan, at = self._plan, state.version
-        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics)
-        if plan.selection is None or added_up.question != ROUNDS:
+        if added_up.question != ROUNDS:
+            panel, figures = answer(at + 1, added_up, members, plan.quorum, plan.metrics, state.panel)
             if figures is not None and figures.score is not None and figures.subject is Subject.BEST and state.best:
                 figures = replace(figures, score=replace(figures.score, version=state.best.version))
+            return replace(state, panel=panel), figures
+        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics)
+        if plan.selection is None:
             return replace(state, pool=pool), figures
         if figures is None:
             offered = state.offered

@@ -17,7 +17,7 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally, next_exponents, together, votes_spared
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FigurePool
+from fedsync.cipher.silo.figure_pool import FigurePool, Panel
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.cipher.silo.kept_model import FOLDER, KeptModel, file_of, remove_others
 from fedsync.common.checksums import checksum, undigested
@@ -120,6 +120,7 @@ class ReplicaState:
         best: the best model so far, with its score; None before there is one.
         offered: the model that the score of ``pool`` may be of, if that is an older one.
         moments: what the run's optimizer remembers, if it has one.
+        panel: whose test samples answers are of; None before one was told.
     """
 
     version: int
@@ -131,6 +132,7 @@ class ReplicaState:
     best: KeptModel | None = None
     offered: KeptModel | None = None
     moments: Moments = field(default_factory=Moments)
+    panel: Panel | None = None
 
     @property
     def kept(self) -> tuple[KeptModel, ...]:
@@ -160,6 +162,7 @@ class ReplicaState:
             "pool": self.pool.to_json(),
             "best": None if self.best is None else self.best.to_json(),
             "offered": None if self.offered is None else self.offered.to_json(),
+            "panel": None if self.panel is None else self.panel.to_json(),
         }
         if self.moments.vectors:
             about["moments"] = [self.moments.steps, *self.moments.powers]
@@ -185,7 +188,7 @@ class ReplicaState:
         score = Score(number, _LONGEST, _LONGEST, {each.name: _LONGEST for each in plan.metrics})
         kept = KeptModel(number, none, "0" * 64, score)
         moments = Moments(number, (_LONGEST,) * MOST_POWERS, (none,))
-        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept, moments)
+        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept, moments, Panel(names, number**2))
         return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + plan.layout.nbytes * plan.most_models
 
     @property
@@ -229,6 +232,7 @@ class ReplicaState:
             scales = _scales(about, header)
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             pool = FigurePool.from_json(about["pool"])
+            panel = None if about["panel"] is None else Panel.from_json(about["panel"])
             version, named = int(about["version"]), (about["best"], about["offered"])
             steps, *powers = about.get("moments", [0])
             moments, kept = Moments(int(steps), tuple(map(float, powers))), [each for each in named if each is not None]
@@ -246,7 +250,7 @@ class ReplicaState:
             raise ValueError("sums of other statistics than the run's")
         if version != history.records.newest:
             raise ValueError(f"version {version} of a model, which has another's history")
-        return cls(version, model, scales, added, history, pool, best, offered, moments)
+        return cls(version, model, scales, added, history, pool, best, offered, moments, panel)
 
     def save(self, file: Path) -> Self:
         """Write the file; it is on disk when this returns.

@@ -95,11 +95,12 @@ def gains(matrix: CrossSiteTable, metric: str) -> tuple[list[str], list[list[str
     if not any(cell is not None for row in subjects.values() for cell in row.values()):
         return [], []
     kept: Sequence[str] = list(subjects)
-    rows = [[silo, *(_gain(subjects[subject].get(silo)) for subject in kept)] for silo in matrix.silos]
+    rows = [[silo, *(signed(subjects[subject].get(silo)) for subject in kept)] for silo in matrix.silos]
     return ["silo", *(SUBJECTS.get(each, each) for each in kept)], rows
 
 
-def _gain(cell: Estimate | None) -> str:
+def signed(cell: Estimate | None) -> str:
+    """A gain in words."""
     if cell is None or cell.value is None:
         return "not estimable"
     ends = "[no interval]" if cell.low is None or cell.high is None else f"[{cell.low:+.3f}, {cell.high:+.3f}]"

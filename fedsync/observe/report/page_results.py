@@ -7,9 +7,9 @@ from html import escape
 
 from fedsync.observe.report import draw_results, fairness, seeds
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.heat_map import gains, heat_map
+from fedsync.observe.report.heat_map import gains, heat_map, signed
 from fedsync.observe.report.html import FigureIds, table
-from fedsync.observe.report.results import SUBJECTS, Estimates, Findings, KeptVersion
+from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimates, Findings, KeptVersion
 from fedsync.observe.report.style import thin
 
 MOST_CHARTS = 8
@@ -176,4 +176,12 @@ def _cross_pooled(run: RunData) -> str:
         for subject in subjects
     ]
     caption = f"All silos' test samples together; a silo's own model on its own samples. {INTERVALS}"
-    return table(caption, ["model", *pooled], rows) if rows else ""
+    return (table(caption, ["model", *pooled], rows) if rows else "") + _pooled_gain(matrix)
+
+
+def _pooled_gain(matrix: CrossSiteTable | None) -> str:
+    gain = {} if matrix is None else matrix.pooled_gain
+    subjects = metric_names(gain.values())
+    rows = [(SUBJECTS.get(each, each), *(signed(gain[name].get(each)) for name in gain)) for each in subjects]
+    caption = "Gain over the models that silos trained alone, all test samples together; positive is better"
+    return table(caption, ["model", *gain], rows) if rows else ""

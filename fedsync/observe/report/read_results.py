@@ -88,6 +88,7 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
             },
             {name: _cells(metric["pooled"]) for name, metric in metrics.items()},
             tuple(f"{_model(row)}: {row['reason']}" for row in document["missing"]),
+            {name: _cells(gains) for name, metric in metrics.items() if (gains := metric.get("pooled_gain"))},
         )
 
 

@@ -92,6 +92,7 @@ class CrossSiteTable:
         gain: by metric and subject: how much better each silo fares than with its own local model.
         pooled: by metric and subject, over all silos' samples together.
         missing: sentences about models that are not there.
+        pooled_gain: by metric and subject, over all silos' samples together; where single silos are sealed.
     """
 
     silos: tuple[str, ...]
@@ -100,6 +101,7 @@ class CrossSiteTable:
     gain: Mapping[str, Mapping[str, Mapping[str, Estimate | None]]]
     pooled: Mapping[str, Estimates]
     missing: tuple[str, ...]
+    pooled_gain: Mapping[str, Estimates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
