@@ -6,12 +6,13 @@ import heapq
 import math
 import zlib
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import IntEnum, unique
 from hashlib import blake2b
 
 import numpy as np
 
 
+@unique
 class Stream(IntEnum):
     """One number for each independent use of randomness; never reuse or renumber."""
 
@@ -28,8 +29,8 @@ class Stream(IntEnum):
     ROUNDING = 11
     ROUND = 12
     EVALUATION = 13
-    FETCHING = 13
     VALIDATION = 14
+    FETCHING = 15
 
 
 def generator(seed: int, stream: Stream, silo: str = "", round: int = 0) -> np.random.Generator:

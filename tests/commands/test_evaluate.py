@@ -67,7 +67,7 @@ def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> 
     call("evaluate", tmp_path)
     pooled = told(tmp_path / "evaluated.json")["metrics"]["auroc"]["pooled"]
     for subject in ("best", "last"):
-        assert pooled[subject]["value"] == pytest.approx(summary[subject]["metrics"]["auroc"], abs=1e-4)
+        assert pooled[subject]["value"] == pytest.approx(summary[subject]["test"]["auroc"], abs=1e-4)
     call("evaluate", tmp_path, "--silo", "va", "--out", tmp_path / "va.json")
     all_silos, one = (told(tmp_path / file)["metrics"]["loss"] for file in ("evaluated.json", "va.json"))
     assert one["matrix"] == [row[-1:] for row in all_silos["matrix"]]
