@@ -128,16 +128,17 @@ def test_a_real_silo_evaluates_on_its_own_data(run: Path, tmp_path: Path, state:
     with pytest.raises(ConfigError, match="no run has left anything"):
         call("evaluate", "--silo", file, "--model", run / "model.pt")
     spec = RunSpec.of(StrategyConfig.load("fedavg", RUN), None, 2)
-    took_part(state, spec.model_copy(update={"run": "older"}), share=0, at_s=1000)
+    other = RunSpec.of(StrategyConfig.load("fedavg", [*RUN, "task.data.samples=400"]), None, 2)
+    took_part(state, other.model_copy(update={"run": "older"}), share=1, at_s=1000)
     took_part(state, spec.model_copy(update={"run": "newest"}), share=1, at_s=2000)
     with pytest.raises(ConfigError, match="no model here"):
         call("evaluate", "--silo", file)
     call("evaluate", run)
-    there = told(run / "evaluated.json")["metrics"]["loss"]["matrix"][0]
+    there = [told(run / "evaluated.json")["metrics"]["loss"]["matrix"][0][1:]]
     out, at = tmp_path / "x.json", ("--silo", file, "--model", run / "model.pt")
-    for named, share in (((), 1), (("--run", "older"), 0), (("--run", "newest"), 1)):
+    for named, newest in (((), True), (("--run", "older"), False), (("--run", "newest"), True)):
         call("evaluate", *at, *named, "--out", out)
-        assert told(out)["silos"] == ["b"] and told(out)["metrics"]["loss"]["matrix"] == [[there[share]]]
+        assert told(out)["silos"] == ["b"] and (told(out)["metrics"]["loss"]["matrix"] == there) == newest
     with pytest.raises(ConfigError, match="no run 'other' was here"):
         call("evaluate", *at, "--run", "other")
 
