@@ -22,7 +22,7 @@ from fedsync.observe.cross_site import Matrix, ModelRow
 from fedsync.sim.run import surveyed_again
 from fedsync.train.local import LocalTrainer
 from fedsync.trainer.own_models import OwnModels
-from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import STATE_FOLDER, Identity
 from fedsync.trainer.survey import open_survey, surveyed
@@ -103,11 +103,11 @@ def site_here(file: Path, run: str | None = None) -> Site:
         raise ConfigError("fedsync evaluate", problem, "Evaluate where the silo took part in a run")
     _, identity, spec, folder = max(found, key=lambda each: each[0])
     owner = OwnerPolicy.of(config)
+    # The run says which files are read, and this process reads them as a trainer would: within the owner's fence.
+    os.environ.update(owner_environment(config))
     if spec.survey is not None and config.keys is not None:
         from fedsync.cipher.keys.keyring import open_ring
-        from fedsync.cipher.keys.passphrase import NAMED_BY
 
-        os.environ[NAMED_BY] = config.passphrase_env
         sums = open_survey(spec.survey, identity, open_ring(Path(config.keys)), owner)
         spec = surveyed(spec, sums, None)
     return Site(config.name, owner.checked(spec), identity, folder)

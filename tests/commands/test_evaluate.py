@@ -13,8 +13,10 @@ import yaml
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, OwnerRefusal
+from fedsync.trainer.owner_policy import owner_environment
 from fedsync.trainer.protocol import STATE_FOLDER, Identity
 from tests.commands.call import call
 
@@ -115,9 +117,12 @@ def test_what_cannot_be_meant(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def state() -> Iterator[Path]:
-    """A silo's state folder, whose path may not be long."""
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A silo's state folder, whose path may not be long; what the silo's owner allows is forgotten in the end."""
     with TemporaryDirectory() as folder:
+        config = SiloStartConfig(name="b", server="localhost:1", insecure=True, state=folder)
+        for name in owner_environment(config):
+            monkeypatch.setenv(name, "")
         yield Path(folder)
 
 
@@ -161,4 +166,18 @@ def test_what_the_owner_has_closed_stays_closed(run: Path, tmp_path: Path, state
     silo = {"name": "b", "server": "localhost:1", "insecure": True, "state": str(state), "data": [str(mine)]}
     file.write_text(yaml.safe_dump(silo))
     with pytest.raises(OwnerRefusal, match="data"):
+        call("evaluate", "--silo", file, "--model", run / "model.pt")
+
+
+def test_a_second_name_of_a_closed_file_stays_closed(run: Path, tmp_path: Path, state: Path) -> None:
+    """A hard link lies in a data folder as any file does."""
+    mine, closed, file = tmp_path / "mine", state / "kept.csv", tmp_path / "silo.yaml"
+    mine.mkdir()
+    closed.write_text("x,y\n1,0\n2,1\n" * 20)
+    os.link(closed, mine / "rows.csv")
+    task = json.dumps({"kind": "csv", "files": [str(mine / "rows.csv")], "target": "y"})
+    took_part(state, RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 1), share=0, at_s=1000)
+    silo = {"name": "b", "server": "localhost:1", "insecure": True, "state": str(state), "data": [str(mine)]}
+    file.write_text(yaml.safe_dump(silo))
+    with pytest.raises(OwnerRefusal, match=r"rows\.csv"):
         call("evaluate", "--silo", file, "--model", run / "model.pt")
