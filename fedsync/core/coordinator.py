@@ -46,11 +46,8 @@ from fedsync.core.actions import (
     Action,
     Commit,
     Discard,
-    Dispatch,
-    HaltEarly,
     KeepBest,
     Note,
-    Probe,
     Rollback,
     Savepoint,
     Stop,
@@ -71,7 +68,8 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, Split, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, SiloFacts, Split, UpdateMeta, WorkReport
+from fedsync.core.releasing import hurry, release
 from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
@@ -333,13 +331,8 @@ class Coordinator:
             if verdict.release and state.adaptation.advance(state.version, silos, state.found_caps, actions):
                 self._plan = None
                 work = self._current_plan()
-            self._release(verdict, work, now_s, actions)
-            for name in verdict.stop_now:
-                update_id = self._busy_order(name, "stops").update_id
-                if state.halted.get(name) != update_id:  # once for an order: drivers do not forget
-                    state.halted[name] = update_id
-                    actions.append(HaltEarly(name, update_id))
-            actions.extend(Probe(name, self._busy_order(name, "probes").update_id) for name in verdict.probe)
+            release(state, self._policies, verdict, work, self._recent, now_s, actions)
+            hurry(state, verdict, self._recent, actions)
             if not verdict.commit:
                 self._wake_by(verdict.wake_at_s, now_s, actions)
                 return "; ".join(reasons)
@@ -374,12 +367,6 @@ class Coordinator:
         if verdict.savepoint:
             actions.append(Savepoint(state.version))
 
-    def _busy_order(self, name: str, verb: str) -> WorkOrder:
-        silo = self._state.silos.get(name)
-        if silo is None or silo.order is None:
-            raise PolicyError(f"the barrier {verb} {name!r}, which is not at work", self._recent)
-        return silo.order
-
     def _commit(self, update_ids: tuple[str, ...]) -> Commit:
         state = self._state
         metas: list[UpdateMeta] = []
@@ -391,19 +378,6 @@ class Coordinator:
         state.version += 1
         state.commits += 1
         return self._policies.weighed(metas, state.version, tuple(self._recent))
-
-    def _release(self, verdict: Verdict, work: Plan, now_s: float, actions: list[Action]) -> None:
-        if not verdict.release:
-            return
-        state, evaluators = self._state, self._policies.evaluators(self._state.silos, self._state.version)
-        for name in verdict.release:
-            silo = state.silos.get(name)
-            if silo is None or silo.order is not None:
-                raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", self._recent)
-            order = state.next_order(name, work[name], verdict, self._policies.seed, evaluate=name in evaluators)
-            state.silos[name] = silo.begun(order, now_s)
-            actions.append(Dispatch(name, order))
-        state.scores.begin(state.version, len(verdict.release))
 
     # Ending.
 
