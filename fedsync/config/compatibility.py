@@ -6,6 +6,7 @@ from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
 from fedsync.config.selecting import needs_single_silos
 from fedsync.config.strategy_sections import StrategySections
 from fedsync.config.tasks_kinds import StatisticsSection
+from fedsync.core.errors import ConfigError
 
 
 def check_together(config: StrategySections) -> None:
@@ -19,6 +20,7 @@ def check_together(config: StrategySections) -> None:
         _trains_in_processes,
         _normalises,
         _discounts,
+        _begins_with_versions,
         _statistics_add_up,
         _travels_in_the_clear,
         _can_be_added,
@@ -28,6 +30,20 @@ def check_together(config: StrategySections) -> None:
         _goes_without_single_figures,
     ):
         check(config)
+
+
+def check_real(config: StrategySections) -> None:
+    """See that a strategy is one for real processes, and not for virtual time alone.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if config.barrier.queues:
+        raise ConfigError(
+            "barrier.kind",
+            f"{config.barrier.kind!r} queues orders at silos, which only simulated machines can so far",
+            f"Add --runtime virtual, or write the barrier inside it, {config.barrier.innermost.kind!r}, by itself",
+        )
 
 
 def _fits_together(config: StrategySections) -> None:
@@ -64,6 +80,14 @@ def _discounts(config: StrategySections) -> None:
         raise ValueError(
             "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; "
             "give aggregation a staleness: {kind: polynomial}, or write late: next"
+        )
+
+
+def _begins_with_versions(config: StrategySections) -> None:
+    if config.barrier.carries and config.aggregation.weigher(config.solver).toward:
+        raise ValueError(
+            f"aggregation.kind {config.aggregation.kind!r} goes towards a version and what was trained from it, and "
+            "barrier.carry has training begin further on; write carry: 0"
         )
 
 
@@ -125,6 +149,11 @@ def _steps(config: StrategySections) -> None:
 def _masks_come_off(config: StrategySections) -> None:
     if not isinstance(config.cipher, MaskedConfig):
         return
+    if config.barrier.queues:
+        raise ValueError(
+            f"cipher.kind 'masked' opens sums of updates that began with the newest version, and barrier.kind "
+            f"{config.barrier.kind!r} has them one version old; take it away, or write cipher.kind: bfv"
+        )
     if config.barrier.mixes_rounds:
         raise ValueError(
             "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "

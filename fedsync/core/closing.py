@@ -98,6 +98,8 @@ def advance(
         now_s: seconds since the run began.
         actions: of the coordinator.
     """
+    if policies.cross_site.subjects or policies.tally:
+        _halt(state, _gone_on(state), actions)
     while not state.awaiting and state.asked < len(questions(state, policies)):
         if state.summed <= state.asked and not _trained(state, policies, plan, now_s, actions):
             return False
@@ -166,6 +168,12 @@ def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) 
         if order is not None and state.halted.get(name) != order.update_id:
             state.halted[name] = order.update_id
             actions.append(HaltEarly(name, order.update_id))
+
+
+def _gone_on(state: CoordinatorState) -> list[str]:
+    """Silos that were told to stop, and have begun the order that was queued."""
+    orders = ((name, silo.order) for name, silo in state.silos.items())
+    return [name for name, order in orders if order is not None and order.behind == state.halted.get(name)]
 
 
 def _awaited(state: CoordinatorState, policies: Policies) -> bool:

@@ -16,6 +16,8 @@ A silo, as `CoordinatorState` knows it:
 | | | `WorkFailed`, or the report is not sound | idle, with one failure more; the update is discarded |
 | | | `SiloJoined`: it has forgotten its order | idle; the update is discarded |
 | idle, busy | | `SiloLost` | absent; an update in work is discarded |
+| busy | has an ``order`` | the barrier queues another: `Dispatch` | busy, with one ``queued`` |
+| busy, with one queued | has a ``queued`` order | as busy, of the order in work | busy: the queued one is in work |
 | failed | idle, `MAX_FAILURES` in a row | as idle; a sound update clears them, or `SiloJoined` | busy, idle |
 
 An update is *in work*, then *pending* until a barrier commits or discards it. Each is named in one `Commit` or in a
@@ -181,7 +183,7 @@ class Coordinator:
                 state.scores.forget(name)
                 state.passes.leave(name)
             case WorkFailed(at_s, name, update_id, reason):
-                if state.order_of(name, update_id) is not None:
+                if state.answered(name, update_id) is not None:
                     self._fail(name, at_s)
                     state.failures.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
@@ -222,7 +224,7 @@ class Coordinator:
 
     def _absorb_update(self, at_s: float, meta: UpdateMeta, report: WorkReport, actions: list[Action]) -> None:
         state = self._state
-        order = state.order_of(meta.silo, meta.update_id)
+        order = state.answered(meta.silo, meta.update_id)
         if order is None and meta.update_id in state.pending:
             return  # a duplicate of one that waits for its commit, which goes by the same name
         if order is None:
@@ -267,15 +269,15 @@ class Coordinator:
         if silo.order.apart:
             self._state.apart.fail(name)
         self._end_evaluation(silo.order.base_version, name, None)
-        self._state.silos[name] = replace(silo, order=None, since_s=at_s, failures=silo.failures + 1, progress_steps=0)
+        self._state.silos[name] = silo.failed(at_s)
         if silo.failures + 1 >= MAX_FAILURES:
             self._state.passes.leave(name)
 
     def _give_up_order(self, name: str, reason: str, actions: list[Action]) -> None:
         silo = self._state.silos.get(name)
-        if silo is not None and silo.order is not None:
-            actions.append(Discard(silo.order.update_id, reason))
-            self._fail(name, silo.since_s)
+        for order in () if silo is None else silo.orders:
+            actions.append(Discard(order.update_id, reason))
+            self._fail(name, self._state.silos[name].since_s)
         if name in self._state.awaiting:
             if closing.decides(self._state):
                 self._state.scores.end(self._state.version, name, None)
@@ -328,7 +330,9 @@ class Coordinator:
                 if state.closing is not None:
                     closing.begin(state, self._policies, actions)
                     return "; ".join([*reasons, state.closing])
-            if verdict.release and state.adaptation.advance(state.version, silos, state.found_caps, actions):
+            if (verdict.release or verdict.queue) and state.adaptation.advance(
+                state.version, silos, state.found_caps, actions
+            ):
                 self._plan = None
                 work = self._current_plan()
             release(state, self._policies, verdict, work, self._recent, now_s, actions)
@@ -383,7 +387,7 @@ class Coordinator:
 
     def _stop(self, reason: str, actions: list[Action], *, failed: bool) -> None:
         state = self._state
-        left = [*state.pending, *(silo.order.update_id for silo in state.silos.values() if silo.order is not None)]
+        left = [*state.pending, *(order.update_id for silo in state.silos.values() for order in silo.orders)]
         actions.extend(Discard(update_id, f"the run is over: {reason}") for update_id in left)
         state.pending.clear()
         state.closing = reason

@@ -1,8 +1,8 @@
 """The simulator's kernel: a coordinator under a clock that jumps from one happening to the next.
 
 What is to happen lies on a heap, ordered by (time, priority, serial), so the same beginning gives the same journal,
-byte by byte. The kernel knows orders in work, halts, probes and timers. Whoever builds on it says what comes of an
-order (`Kernel.ended`), what else happens, and what else is to be done.
+byte by byte. The kernel knows orders in work and queued (`fedsync.core.backlog`), halts, probes and timers. Whoever
+builds on it says what comes of an order (`Kernel.ended`), what else happens, and what else is to be done.
 
 | built on it | what an order brings |
 |---|---|
@@ -16,19 +16,20 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedsync.core.actions import Action, Dispatch, HaltEarly, Probe, Stop, WakeAt
+from fedsync.core.backlog import Backlog, OrderInWork, Turn
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.curve import steps_within
 from fedsync.core.errors import RunError
 from fedsync.core.events import Event, Progressed, TimerFired
 from fedsync.core.journal import JournalEntry
-from fedsync.core.machines import Course, TimedMachine
+from fedsync.core.machines import TimedMachine
 from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
 
@@ -42,17 +43,6 @@ class Priority(IntEnum):
     ARRIVAL = 1
     ANSWER = 2
     TIMER = 3
-
-
-@dataclass(slots=True, eq=False)
-class OrderInWork:
-    """An order in work: what came with it, when training began, when its steps end."""
-
-    silo: str
-    order: WorkOrder
-    received: Payload
-    start_s: float
-    course: Course
 
 
 QUIET_ENTRIES = 1000
@@ -74,7 +64,7 @@ class Kernel(ABC, Generic[M]):
         self._machines = machines
         self._poll_s = poll_s
         self._heap: list[tuple[float, int, int, Any]] = []
-        self._working: dict[str, OrderInWork] = {}
+        self._backlog = Backlog(machines, self._after_s, partial(self._push, priority=Priority.ARRIVAL))
         self._serial = 0
         self._stop: Stop | None = None
 
@@ -127,9 +117,9 @@ class Kernel(ABC, Generic[M]):
             for action in entry.actions:
                 self._carry_out(action, now_s)
             self.decided(entry)
-            quiet = 0 if entry.actions or self._working else quiet + 1
+            quiet = 0 if entry.actions or self._backlog else quiet + 1
 
-    def _push(self, at_s: float, priority: Priority, happening: Any) -> None:
+    def _push(self, at_s: float, happening: Any, priority: Priority) -> None:
         self._serial += 1
         heapq.heappush(self._heap, (at_s, priority, self._serial, happening))
 
@@ -147,11 +137,12 @@ class Kernel(ABC, Generic[M]):
 
     def _event(self, happening: Any, now_s: float) -> Event | None:
         match happening:
-            case OrderInWork(silo):
-                if self._working.get(silo) is not happening:
-                    return None  # it was cut short since, and has arrived or will arrive earlier
-                del self._working[silo]
-                return self.ended(happening, now_s)
+            case OrderInWork():
+                # One that was cut short has arrived since, or will arrive earlier.
+                return self.ended(happening, now_s) if self._backlog.sent(happening) else None
+            case Turn():
+                self._backlog.turn(happening)
+                return None
             case TimerFired() | Progressed():
                 return replace(happening, at_s=now_s)
         return self.happens(happening, now_s)
@@ -161,47 +152,31 @@ class Kernel(ABC, Generic[M]):
             case Dispatch(silo, order):
                 self._begin(silo, order, now_s)
             case HaltEarly(silo, update_id):
-                self._halt(silo, update_id, now_s)
+                self._backlog.halt(silo, update_id, now_s + self._machines[silo].latency_s)
             case Probe(silo, update_id):
                 self._probe(silo, update_id, now_s)
             case WakeAt(at_s):
-                self._push(max(at_s, now_s), Priority.TIMER, TimerFired(at_s))
+                self._push(max(at_s, now_s), TimerFired(at_s), Priority.TIMER)
             case Stop():
                 self._stop = action
             case _:
                 self.act(action, now_s)
 
     def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        machine, received = self._machines[silo], self.given(silo, order)
-        start_s = now_s + machine.transfer_s(received.nbytes)
-        course = machine.course(order, start_s)
-        if order.budget_s is not None:
-            seconds = np.diff(course.ends, prepend=start_s)
-            course = course.cut(steps_within(seconds, order.budget_s, order.overrun))
-        self._schedule(OrderInWork(silo, order, received, start_s, course))
+        received = self.given(silo, order)
+        self._backlog.add(OrderInWork(silo, order, received, now_s + self._machines[silo].transfer_s(received.nbytes)))
 
-    def _schedule(self, work: OrderInWork) -> None:
-        self._working[work.silo] = work
-        machine = self._machines[work.silo]
-        end_s = work.course.last_s + machine.overhead_s + machine.transfer_s(self.upload_bytes)
-        self._push(end_s, Priority.ARRIVAL, work)
-
-    def _halt(self, silo: str, update_id: str, now_s: float) -> None:
-        """End a silo's order with the step it is in when it hears of it, unless it is done with training anyway."""
-        work = self._working.get(silo)
-        if work is None or work.order.update_id != update_id:
-            return
-        heard_s = now_s + self._machines[silo].latency_s
-        steps = int(np.searchsorted(work.course.ends, heard_s, side="left")) + 1
-        if steps < len(work.course.after_s):
-            self._schedule(replace(work, course=work.course.cut(steps)))
+    def _after_s(self, silo: str) -> float:
+        """Seconds from the end of a silo's training until its update is there."""
+        machine = self._machines[silo]
+        return machine.overhead_s + machine.transfer_s(self.upload_bytes)
 
     def _probe(self, silo: str, update_id: str, now_s: float) -> None:
-        work = self._working.get(silo)
-        if work is None or work.order.update_id != update_id:
+        begun = self._backlog.begun(silo, update_id)
+        if begun is None:
             return
-        latency_s = self._machines[silo].latency_s
-        steps = int(np.searchsorted(work.course.ends, now_s + latency_s, side="right"))
+        (work, course), latency_s = begun, self._machines[silo].latency_s
+        steps = int(np.searchsorted(course.ends, now_s + latency_s, side="right"))
         heard_s = now_s + 2 * latency_s
         progress = Progressed(heard_s, silo, update_id, steps, steps * work.order.batch_size)
-        self._push(heard_s, Priority.ANSWER, progress)
+        self._push(heard_s, progress, Priority.ANSWER)

@@ -106,6 +106,9 @@ class WorkOrder:
         after: orders of the subject behind that model, which begins with what comes along if there is none.
         share: send that model back, for other silos to evaluate; the silo does if its owner allows it.
         split: on which samples it is evaluated.
+        behind: update id of the order that the silo trains first; empty where it begins at once.
+        carry: share, 0..1, of that order's update that training begins with on top of the base model; said of every
+            order of the run, so that silos keep their last update.
     """
 
     update_id: str
@@ -122,6 +125,8 @@ class WorkOrder:
     after: int = 0
     share: bool = False
     split: Split = Split.VALIDATION
+    behind: str = ""
+    carry: float = 0.0
 
     @property
     def planned_samples(self) -> int:

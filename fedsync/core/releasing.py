@@ -20,7 +20,7 @@ def release(
     now_s: float,
     actions: list[Action],
 ) -> None:
-    """Give who is released an order from the newest version.
+    """Give who is released, or may have one queued, an order from the newest version.
 
     Args:
         state: of the run.
@@ -32,19 +32,25 @@ def release(
         actions: of the coordinator.
 
     Raises:
-        PolicyError: somebody is released who is not idle.
+        PolicyError: somebody is released who is not idle, or gets an order queued without having just one in work.
     """
-    if not verdict.release:
+    chosen = (*verdict.release, *verdict.queue)
+    if not chosen:
         return
-    evaluators = policies.evaluators(state.silos, state.version)
-    for name in verdict.release:
+    evaluators, idle = policies.evaluators(state.silos, state.version), len(verdict.release)
+    for place, name in enumerate(chosen):
         silo = state.silos.get(name)
-        if silo is None or silo.order is not None:
+        if place < idle and (silo is None or silo.order is not None):
             raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", recent)
-        order = state.next_order(name, work[name], verdict, policies.seed, evaluate=name in evaluators)
+        if silo is None or len(silo.orders) != (place >= idle):
+            raise PolicyError(f"the barrier queues an order for {name!r}, which has not just one in work", recent)
+        # A silo evaluates a version once.
+        evaluated = silo.order is not None and silo.order.base_version == state.version
+        evaluate = name in evaluators and not evaluated
+        order = state.next_order(name, work[name], verdict, policies.seed, evaluate=evaluate)
         state.silos[name] = silo.begun(order, now_s)
         actions.append(Dispatch(name, order))
-    state.scores.begin(state.version, len(verdict.release))
+    state.scores.begin(state.version, len(chosen))
 
 
 def hurry(state: CoordinatorState, verdict: Verdict, recent: Sequence[object], actions: list[Action]) -> None:

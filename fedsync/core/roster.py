@@ -49,6 +49,8 @@ class Roster(dict[str, SiloView]):
             self._tell(name)
         else:
             self.idle.pop(name, None)
+            if before is not None and before.order is not None and before.order is not view.order:
+                self._tell(name)  # it has ended one, and gone on with the next
 
     def pop(self, name: str, default: Any = None) -> Any:
         """Remove a silo; returns its view, or ``default`` if it is not here."""

@@ -179,6 +179,13 @@ class CoordinatorState:
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
 
+    def answered(self, name: str, update_id: str) -> WorkOrder | None:
+        """As `order_of`, of a silo that has answered: the queued order, where it answers that first, is in work now."""
+        silo = self.silos.get(name)
+        if silo is not None and silo.queued is not None and silo.queued.update_id == update_id:
+            self.silos[name] = replace(silo, order=silo.queued, queued=silo.order, progress_steps=0)
+        return self.order_of(name, update_id)
+
     def attest(self, name: str, claims: Iterable[PooledFigures], policies: Policies, actions: list[Action]) -> None:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
         newest = max(self.claims.believed, default=-1)
@@ -203,8 +210,12 @@ class CoordinatorState:
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True
     ) -> WorkOrder:
-        """A new order for an idle silo, from the newest version; ``seed`` is that of the run."""
+        """A new order for a silo, behind the one that it has in work; from the newest version.
+
+        ``seed`` is that of the run.
+        """
         serial = self.issued[name] = self.issued.get(name, 0) + 1
+        first = self.silos[name].order
         return WorkOrder(
             f"{name}/{serial}",
             self.version,
@@ -216,4 +227,6 @@ class CoordinatorState:
             verdict.budget_s.get(name),
             verdict.overrun,
             evaluate=evaluate,
+            behind="" if first is None else first.update_id,
+            carry=verdict.carry,
         )

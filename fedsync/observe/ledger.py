@@ -280,7 +280,8 @@ class Ledger:
                     self._evaluated(version, name, told)
 
     def _lose(self, name: str, at_s: float) -> None:
-        self._end_order(name, at_s, None)
+        for _ in range(2):  # the order in work and the queued one, if they are there
+            self._end_order(name, at_s, None)
         if name in self._awaiting:
             self._awaiting.discard(name)
             self._scores.end(self._final, name, None)
@@ -302,19 +303,18 @@ class Ledger:
     def cut_off(self) -> None:
         """End training: orders in work are neither done nor failed, but busy until then."""
         for name, silo in self.silos.items():
+            silo.queued = None
             if silo.order is not None:
                 self._free(name, silo, silo.order, self._end_s, None)
 
     def _free(self, name: str, silo: SiloTotals, order: WorkOrder, at_s: float, report: WorkReport | None) -> None:
-        silo.order = None
-        silo.busy_s += at_s - silo.since_s
+        begin_s = silo.end(at_s)
         if self.on_end is not None:
-            self.on_end(EndedOrder(name, order, silo.since_s, at_s, report))
+            self.on_end(EndedOrder(name, order, begin_s, at_s, report))
 
     def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
         silo = self.silos.get(name)
-        order = silo.order if silo is not None else None
-        return order if order is not None and order.update_id == update_id else None
+        return None if silo is None else silo.answered(update_id)
 
     def _busy_s(self, silo: SiloTotals) -> float:
         return silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)
@@ -322,8 +322,7 @@ class Ledger:
     def _dispatch(self, at_s: float, name: str, order: WorkOrder) -> None:
         if self._begin_s is None:
             self._begin_s = at_s
-        silo = self.silos[name]
-        silo.order, silo.since_s, silo.batch_size = order, at_s, order.batch_size
+        self.silos[name].begin(order, at_s)
         self.bytes_down += self.model_bytes
         self._scores.begin(order.base_version)
 

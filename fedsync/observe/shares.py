@@ -49,8 +49,30 @@ class SiloTotals:
     busy_s: float = 0.0
     batch_size: int = 0
     order: WorkOrder | None = None
+    queued: WorkOrder | None = None
     since_s: float = 0.0
     metrics: MetricPool = field(default_factory=MetricPool)
+
+    def begin(self, order: WorkOrder, at_s: float) -> None:
+        """The silo is given an order, which is queued if it has one."""
+        if self.order is None:
+            self.order, self.since_s = order, at_s
+        else:
+            self.queued = order
+        self.batch_size = order.batch_size
+
+    def answered(self, update_id: str) -> WorkOrder | None:
+        """The order that this answers, which is the one in work then; None if the silo has none such."""
+        if self.queued is not None and self.queued.update_id == update_id:
+            self.order, self.queued = self.queued, self.order
+        return self.order if self.order is not None and self.order.update_id == update_id else None
+
+    def end(self, at_s: float) -> float:
+        """The order in work is in work no more; returns since when it was."""
+        begin_s, self.since_s = self.since_s, at_s
+        self.order, self.queued = self.queued, None
+        self.busy_s += at_s - begin_s
+        return begin_s
 
 
 def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:

@@ -10,6 +10,7 @@ nothing.
 | `SiloJoined` | the silo is here; its next `_Loss` goes on the heap |
 | `_Loss` | the silo is gone, and the order it had; its return goes on the heap |
 | `OrderInWork` | trained and sent: `UpdateArrived`, or `WorkFailed`; nothing if it was cut short or lost meanwhile |
+| `Turn` | an order is trained, and the one queued behind it begins; its end goes on the heap |
 | `_Question` | the model is evaluated: `Evaluated` |
 | `Progressed`, `TimerFired` | themselves |
 
@@ -32,6 +33,7 @@ from fedsync.core.actions import (
     Rollback,
     Savepoint,
 )
+from fedsync.core.backlog import OrderInWork
 from fedsync.core.checks import check_sealed
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import FedSyncError, RunError
@@ -45,7 +47,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.kernel import Kernel, OrderInWork, Priority
+from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import speed_windows
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
@@ -146,7 +148,7 @@ class VirtualDriver(Kernel[Machine]):
         for name, worker in self._workers.items():
             config = self._machines[name].config
             self._outages[name] = outages(config, self._machines[name].seed)
-            self._push(config.joins_at_s, Priority.PRESENCE, SiloJoined(config.joins_at_s, name, worker.facts))
+            self._push(config.joins_at_s, SiloJoined(config.joins_at_s, name, worker.facts), Priority.PRESENCE)
         super().run()
         if self._stop is not None and self._stop.failed:
             raise RunError(self._stop.reason)
@@ -171,12 +173,12 @@ class VirtualDriver(Kernel[Machine]):
             case _Question(silo, asked, received):
                 return self._evaluate(now_s, silo, asked, received)
             case _Loss(silo, outage):
-                self._working.pop(silo, None)
+                self._backlog.lose(silo)
                 self._here.discard(silo)
                 self._aggregator.leave(silo)
                 if outage.back_s < math.inf:
                     joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
-                    self._push(outage.back_s, Priority.PRESENCE, joined)
+                    self._push(outage.back_s, joined, Priority.PRESENCE)
                 self._aggregator.leave(silo)
                 return SiloLost(now_s, silo, outage.reason)
             case SiloJoined(_, silo, _):
@@ -185,12 +187,13 @@ class VirtualDriver(Kernel[Machine]):
                 self._aggregator.greet(silo, replica.holds, replica.greeting())
                 following = next(self._outages[silo], None)
                 if following is not None:
-                    self._push(following.at_s, Priority.PRESENCE, _Loss(silo, following))
+                    self._push(following.at_s, _Loss(silo, following), Priority.PRESENCE)
                 return replace(happening, at_s=now_s)
 
     def ended(self, work: OrderInWork, now_s: float) -> Event:
         """Train what was done of the order, now that its time has come."""
         silo, order, course = work.silo, work.order, work.course
+        assert course is not None
         worker, machine = self._workers[silo], self._machines[silo]
         asked, steps = order, len(course.after_s)
         if steps < order.max_steps or order.budget_s is not None:
@@ -259,7 +262,7 @@ class VirtualDriver(Kernel[Machine]):
                 self._aggregator.keep_best(score.version)
             case Evaluate(_, silos):
                 for silo in silos:
-                    self._push(now_s, Priority.ANSWER, _Question(silo, action, self._model_of(action, silo)))
+                    self._push(now_s, _Question(silo, action, self._model_of(action, silo)), Priority.ANSWER)
 
     def _model_of(self, asked: Evaluate, silo: str) -> Payload:
         """What a silo needs to have the model that it is asked about."""
@@ -267,9 +270,15 @@ class VirtualDriver(Kernel[Machine]):
             return self._aggregator.own(asked.owner)
         if asked.subject.own and not self._aggregator.seals_figures:
             return NO_PAYLOAD
+        if self._backlog.newest(silo) is not None:
+            self._aggregator.holds(silo, self._workers[silo].replica.holds)
         return self._aggregator.outgoing(silo, asked.subject)
 
     def given(self, silo: str, order: WorkOrder) -> Payload:
+        before = self._backlog.newest(silo)
+        if before is not None:
+            # That is what it will have when it begins this order.
+            self._aggregator.holds(silo, before.base_version)
         if order.apart:
             return self._aggregator.apart(order)
         self._aggregator.begin(order.update_id)

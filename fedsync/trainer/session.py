@@ -22,6 +22,7 @@ import numpy as np
 
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.core.checks import usable
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import LocalGains
@@ -31,9 +32,11 @@ from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
 from fedsync.train.guest_code import named
+from fedsync.train.local import Outcome
 from fedsync.train.pace import Watch
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
+from fedsync.trainer.carrying import OwnProgress
 from fedsync.trainer.key_lookup import many_keys, own_ring
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.lockout import Lockout
@@ -115,7 +118,7 @@ class SiloSession:
         )
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
-        self._own, self._gains = OwnModels(folder), LocalGains()
+        self._own, self._gains, self._progress = OwnModels(folder), LocalGains(), OwnProgress()
         self._file = None if folder is None else folder / ANSWER
         self.last = None if self._file is None else LastOrder.load(self._file)
         self.cursor = Cursor() if self.last is None else self.last.cursor
@@ -176,9 +179,9 @@ class SiloSession:
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
         model, cursor = self._about(order, base)
-        with named():
-            outcome = self._trainer.run(order, model, cursor, self._throttle, self._patient(watch, order))
+        outcome = self._run(order, model, cursor, watch)
         self._owner.check_done(outcome.report.samples)
+        self._progress.keep(order, outcome.update)
         trained_s = perf_counter()
         # Not even statistics of the data, such as a model's running means, change.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
@@ -190,6 +193,19 @@ class SiloSession:
             report = replace(report, overhead_s=cost_s)
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
         return self._over(LastOrder(order, Completed(report, update), following, self.replica.owed))
+
+    def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
+        """Train from the model, or from further on; what is evaluated is the model in any case."""
+        start, watch = self._progress.start(order, model), self._patient(watch, order)
+        with named():
+            if start is model:
+                return self._trainer.run(order, model, cursor, self._throttle, watch)
+            begin_s = perf_counter()
+            found = usable(self.name, self._trainer.evaluate(model, cursor, order.split)) if order.evaluate else None
+            cost_s = perf_counter() - begin_s
+            outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, self._throttle, watch)
+        overhead_s = {**outcome.report.overhead_s, "evaluate": outcome.report.overhead_s.get("evaluate", 0.0) + cost_s}
+        return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
     def _about(self, order: WorkOrder, base: Vector) -> tuple[Vector, Cursor]:
         """The model that an order is about, float32 [values], and what else it left at the silo.

@@ -43,6 +43,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "quorum": {"share": 0.5, "inner": {"kind": "bsp"}},
         "deadline": {"spread": 1.0, "inner": {"kind": "bsp"}},
         "fraction": {"share": 0.5, "inner": {"kind": "bsp"}},
+        "overlap": {"inner": {"kind": "bsp"}},
     },
     "aggregation": {
         "fedavg": {"weight": "examples"},
@@ -82,6 +83,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "fraction", {"share": 0.7, "inner": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 0.5}}}),
     ("barrier", "fraction", {"share": 0.6, "inner": COMPASS}),
     ("barrier", "capped", {"cap_s": 0.7, "inner": {"kind": "fraction", "share": 0.5, "inner": {"kind": "bsp"}}}),
+    ("barrier", "overlap", {"carry": 0.5, "inner": {"kind": "a-bsp", "sync_ratio": 0.6, "report_s": 0.3}}),
+    ("barrier", "overlap", {"inner": {"kind": "capped", "cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}}),
     ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
 ]
 """Further settings of kinds in `EXAMPLES` that change what the coordinator does."""

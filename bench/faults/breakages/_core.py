@@ -69,7 +69,6 @@ CORE: Changes = {
             "if self._plan is None or self._plan[0] != roster.revision:",
             "if self._plan is None or set(self._plan[1]) != set(roster):",
         ),
-        ("a-silo-is-told-to-stop-twice", "if state.halted.get(name) != update_id:", "if update_id:"),
         ("no-second-alarm-is-ever-set", "while alarms and alarms[-1] <= now_s:", "while alarms and alarms[-1] < 0:"),
         (
             "every-event-sets-another-alarm",
@@ -82,9 +81,14 @@ CORE: Changes = {
             "            pass\n",
         ),
         (
-            "orders-that-fail-are-not-counted",
-            "failures=silo.failures + 1, progress_steps=0",
-            "failures=silo.failures, progress_steps=0",
+            "a-queued-order-of-a-lost-silo-is-not-named",
+            "for order in () if silo is None else silo.orders:",
+            "for order in () if silo is None else silo.orders[:1]:",
+        ),
+        (
+            "a-queued-order-at-the-end-is-not-named",
+            "for silo in state.silos.values() for order in silo.orders)]",
+            "for silo in state.silos.values() for order in silo.orders[:1])]",
         ),
         (
             "a-run-never-ends-if-one-joins-again-at-its-end",
@@ -103,6 +107,9 @@ CORE: Changes = {
             '                self._give_up_order(name, "the silo joined again", actions)\n',
             "",
         ),
+    ),
+    "core/releasing.py": (
+        ("a-silo-is-told-to-stop-twice", "if state.halted.get(name) != update_id:", "if update_id:"),
     ),
     "core/closing.py": (
         (
@@ -145,6 +152,11 @@ CORE: Changes = {
     ),
     "core/state.py": (
         (
+            "a-queued-order-says-that-it-begins-at-once",
+            'behind="" if first is None else first.update_id,',
+            'behind="",',
+        ),
+        (
             "weights-go-to-the-wrong-silos",
             "for meta, weight in zip(metas, coefficients, strict=True)",
             "for meta, weight in zip(metas, reversed(coefficients), strict=True)",
@@ -169,8 +181,14 @@ CORE: Changes = {
     "core/views.py": (
         (
             "a-success-does-not-make-failures-forgiven",
-            "None, at_s, forecast, 0, self.samples + samples, overhead_s",
-            "None, at_s, forecast, self.failures, self.samples + samples, overhead_s",
+            "self.queued, at_s, forecast, 0, done, overhead_s",
+            "self.queued, at_s, forecast, self.failures, done, overhead_s",
+        ),
+        ("orders-that-fail-are-not-counted", "failures = self.failures + 1", "failures = self.failures"),
+        (
+            "a-queued-order-goes-when-the-one-before-it-ends",
+            "self.clock + 1, self.queued, at_s",
+            "self.clock + 1, None, at_s",
         ),
     ),
     "core/saved.py": (

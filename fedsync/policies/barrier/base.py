@@ -15,7 +15,7 @@ class BarrierPolicy(Policy, Generic[S]):
     """Base of barriers: decide when updates are committed and who may go on; see `fedsync.core.protocols.Barrier`.
 
     The properties are true of most barriers; one of which they are not overrides them. They are asked of the barrier
-    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws` and `sampled`.
+    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws`, `sampled`, `queues` and `carries`.
     """
 
     __slots__ = ()
@@ -45,6 +45,21 @@ class BarrierPolicy(Policy, Generic[S]):
     def mixes_rounds(self) -> bool:
         """Whether a commit may hold updates that began with different versions, or one alone."""
         return True
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it waits for all of a round and then releases them together, so that `Overlap` can go around it."""
+        return False
+
+    @property
+    def queues(self) -> bool:
+        """Whether a silo may have an order queued behind the one in work."""
+        return False
+
+    @property
+    def carries(self) -> bool:
+        """Whether such an order begins further on than with its version."""
+        return False
 
     @property
     def most_ahead(self) -> float | None:
@@ -99,6 +114,16 @@ class BarrierPolicy(Policy, Generic[S]):
     @abstractmethod
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
         """New state and answer."""
+
+
+def check_outermost(inner: BarrierPolicy[Any], around: str) -> None:
+    """See that a wrapper is not around overlap.
+
+    Raises:
+        ValueError: it is, and would take silos with an order queued for busy ones.
+    """
+    if inner.queues:
+        raise ValueError(f"{around} around overlap would wait for silos that have sent; write overlap around {around}")
 
 
 Inner = Annotated[BarrierPolicy[Any], Chosen("barrier")]

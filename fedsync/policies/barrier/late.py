@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.base import BarrierPolicy, check_outermost
 from fedsync.policies.schema import Choice
 
 S = TypeVar("S")
@@ -50,6 +50,7 @@ class Wrapper(BarrierPolicy[S]):
 
     def __post_init__(self) -> None:
         inner = self.inner
+        check_outermost(inner, self.kind)
         if self.late is LateRule.NEXT and isinstance(inner, Wrapper) and inner.late is LateRule.DROP:
             raise ValueError(
                 f"late 'next' of {self.kind} would commit what {inner.kind} inside it drops; "

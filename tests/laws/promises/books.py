@@ -32,12 +32,14 @@ def work_counted_is_work_done(run: Run) -> int:
 def busy_and_waiting_seconds_are_all_seconds(run: Run) -> int:
     """A silo is busy from its order to the order's end or to the end of training, and waits all the other time."""
     outcome, ledger = run.outcome, run.books
-    begin_s = min((job.begin_s for job in outcome.jobs.values()), default=outcome.closing_s)
-    assert ledger.seconds == pytest.approx(max(outcome.closing_s - begin_s, 0.0), rel=1e-9, abs=1e-9)
+    first_s = min((job.begin_s for job in outcome.jobs.values()), default=outcome.closing_s)
+    assert ledger.seconds == pytest.approx(max(outcome.closing_s - first_s, 0.0), rel=1e-9, abs=1e-9)
     busy: dict[str, float] = defaultdict(float)
     for job in outcome.jobs.values():
-        end_s = min(outcome.closing_s, job.end_s if job.end_s is not None else outcome.closing_s)
-        busy[job.silo] += end_s - job.begin_s
+        begin_s, end_s = job.begin_s, outcome.closing_s if job.end_s is None else job.end_s
+        if job.after is not None:  # until then the silo was busy with that one
+            begin_s = max(begin_s, outcome.closing_s if job.after.end_s is None else job.after.end_s)
+        busy[job.silo] += max(min(outcome.closing_s, end_s) - begin_s, 0.0)
     rows = ledger.summary()["silos"]
     for row in rows:
         busy_s = busy[row["name"]]

@@ -33,11 +33,13 @@ def what_the_barrier_says_is_done(run: Run) -> int:
         assert {update_id for v in verdicts for update_id in v.discard} <= named
         assert sum(v.rollback for v in verdicts) == sum(isinstance(action, Rollback) for action in actions)
         assert sum(v.savepoint for v in verdicts) == sum(isinstance(action, Savepoint) for action in actions)
-        orders = {action.silo: action.order for action in actions if isinstance(action, Dispatch)}
-        assert list(orders) == [name for v in verdicts for name in v.release], "who is released gets work"
+        orders = [(action.silo, action.order) for action in actions if isinstance(action, Dispatch)]
+        chosen = [name for v in verdicts for name in (*v.release, *v.queue)]
+        assert [name for name, _ in orders] == chosen, "who is released gets work"
+        given = iter(orders)
         for verdict, decision in zip(verdicts, decisions, strict=True):
-            for name in verdict.release:
-                order, work = orders[name], (decision.work or {})[name]
+            for name in (*verdict.release, *verdict.queue):
+                order, work = next(given)[1], (decision.work or {})[name]
                 assert order.max_steps == verdict.steps.get(name, work.steps)
                 assert (order.budget_s, order.overrun) == (verdict.budget_s.get(name), verdict.overrun)
                 if run.policies.sizing.adaptive is None:

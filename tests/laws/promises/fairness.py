@@ -40,6 +40,7 @@ def waits(run: Run) -> Iterator[Wait]:
     open_: dict[str, Wait] = {}
     rests_until_s: dict[str, float] = {}
     here: set[str] = set()
+    left: Counter[str] = Counter()
     commits, started = 0, False
     ended = Counter((job.silo, job.end_s) for job in run.outcome.jobs.values() if not job.void)
     for entry in run.entries:
@@ -51,12 +52,16 @@ def waits(run: Run) -> Iterator[Wait]:
                 here.add(event.silo)
                 rests_until_s.pop(event.silo, None)
                 open_[event.silo] = Wait(event.silo, at_s, commits)
+                left[event.silo] = 0
             elif isinstance(event, SiloLost):
                 here.discard(event.silo)
                 open_.pop(event.silo, None)
             elif isinstance(event, UpdateArrived | WorkFailed):
                 silo = event.meta.silo if isinstance(event, UpdateArrived) else event.silo
                 if ended[silo, at_s] and silo in here:
+                    left[silo] -= ended[silo, at_s]
+                    ended[silo, at_s] = 0
+                if left[silo] <= 0 and silo in here:
                     open_.setdefault(silo, Wait(silo, at_s, commits))
         started = started or len(here) >= run.corner.min_silos
         for name, wait in open_.items():
@@ -68,9 +73,10 @@ def waits(run: Run) -> Iterator[Wait]:
             if isinstance(action, Commit):
                 commits += 1
             elif isinstance(action, Dispatch):
-                wait = open_.pop(action.silo)
-                wait.until_s, wait.watched = at_s, commits - wait.commits
-                yield wait
+                left[action.silo] += 1
+                if (wait := open_.pop(action.silo, None)) is not None:
+                    wait.until_s, wait.watched = at_s, commits - wait.commits
+                    yield wait
     for wait in open_.values():
         wait.watched = commits - wait.commits
         yield wait

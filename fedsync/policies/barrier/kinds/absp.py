@@ -49,6 +49,7 @@ class Absp(BarrierPolicy[AbspState]):
     report_s: Positive = 1.0
     """Seconds between two questions how far silos are [s]."""
 
+    rounds = True
     most_ahead = 0
     unequal_steps = True
     mixes_rounds = False

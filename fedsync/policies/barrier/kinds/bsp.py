@@ -27,6 +27,7 @@ class Bsp(BarrierPolicy[None]):
     round. One that fails three times in a row is set aside, and not waited for."""
 
     lockstep = True
+    rounds = True
     most_ahead = 0
     mixes_rounds = False
 

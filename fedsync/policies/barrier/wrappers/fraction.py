@@ -23,7 +23,7 @@ from typing import Any
 
 from fedsync.core.rng import Stream, derive_seed, part_of
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, Inner
+from fedsync.policies.barrier.base import BarrierPolicy, Inner, check_outermost
 from fedsync.policies.schema import PositiveInt, Share, register
 
 
@@ -46,6 +46,9 @@ class Fraction(BarrierPolicy[Any]):
 
     least: PositiveInt = 1
     """Silos that take part at least, or all if fewer are present."""
+
+    def __post_init__(self) -> None:
+        check_outermost(self.inner, self.kind)
 
     @property
     def innermost(self) -> BarrierPolicy[Any]:

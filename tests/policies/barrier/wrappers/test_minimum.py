@@ -11,6 +11,8 @@ from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 class Counting:
     """Releases everybody and counts, in its state, how often it was asked."""
 
+    queues = False
+
     def init(self) -> int:
         return 0
 
