@@ -13,6 +13,7 @@ from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
 from fedsync.commands.statistics import statistics
+from fedsync.commands.tune import tune
 from fedsync.commands.watch import watch
 
 
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(probe)
     app.command()(report)
     app.command()(statistics)
+    app.command()(tune)
     app.command()(watch)
     keys.app.command()(trace.consent)
     keys.app.command()(trace.trace)

@@ -31,6 +31,7 @@ class Stream(IntEnum):
     EVALUATION = 13
     VALIDATION = 14
     FETCHING = 15
+    TWIN = 20
 
 
 def generator(seed: int, stream: Stream, silo: str = "", round: int = 0) -> np.random.Generator:
