@@ -46,7 +46,6 @@ from typing import Any
 from fedsync.core import closing
 from fedsync.core.actions import (
     Action,
-    Commit,
     Discard,
     KeepBest,
     Note,
@@ -60,6 +59,7 @@ from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, Protocol
 from fedsync.core.events import (
     Evaluated,
     Event,
+    Folded,
     Progressed,
     SiloJoined,
     SiloLost,
@@ -70,12 +70,13 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, Split, UpdateMeta, WorkReport
+from fedsync.core.orders import SiloFacts, Split, UpdateMeta, WorkReport
 from fedsync.core.releasing import hurry, release
 from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
 from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
+from fedsync.core.tuning import Tuning
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 
@@ -93,6 +94,7 @@ class Coordinator:
             Adaptation(policies.sizing),
             barrier=policies.barrier.init(),
             scores=Scores(policies.metrics),
+            tuning=Tuning(policies.tuner),
         )
         self._recent: deque[JournalEntry] = deque(maxlen=5)
         # Nothing is remembered here that could not be worked out again.
@@ -136,7 +138,7 @@ class Coordinator:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the `state` of a coordinator with the same policies. It decides the same from there on."""
         fill(self._state, COORDINATOR, state)
-        self._plan = None
+        self._retune()
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
         """Absorb what happened and decide.
@@ -200,6 +202,8 @@ class Coordinator:
                         state.scores.end(version, name, usable(name, evaluation, state.scores.known))
             case Spare(_, epochs):
                 state.forecasts.learn(epochs)
+            case Folded():
+                state.tuning.folded(event)
             case TimerFired():
                 pass
 
@@ -238,7 +242,7 @@ class Coordinator:
             actions.append(Discard(meta.update_id, str(error)))
             return
         state.failures.proven.add(meta.silo)
-        self._end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
+        state.end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         state.attest(meta.silo, report.pooled, self._policies, actions)
@@ -256,6 +260,7 @@ class Coordinator:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
         silo = state.silos[meta.silo]
+        state.tuning.observe(silo, meta, report, at_s)
         forecast = state.forecasts.observe(meta.silo, report, at_s - silo.since_s)
         overhead_s = max(at_s - silo.since_s - report.compute_s, 0.0)
         state.silos[meta.silo] = silo.ended(at_s, report.samples, forecast, overhead_s)
@@ -268,7 +273,7 @@ class Coordinator:
             self._state.owing.discard(name)
         if silo.order.apart:
             self._state.apart.fail(name)
-        self._end_evaluation(silo.order.base_version, name, None)
+        self._state.end_evaluation(silo.order.base_version, name, None)
         self._state.silos[name] = silo.failed(at_s)
         if silo.failures + 1 >= MAX_FAILURES:
             self._state.passes.leave(name)
@@ -282,11 +287,6 @@ class Coordinator:
             if closing.decides(self._state):
                 self._state.scores.end(self._state.version, name, None)
             self._state.awaiting.discard(name)
-
-    def _end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
-        """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""
-        if self._state.closing is None:
-            self._state.scores.end(version, name, evaluation)
 
     # Deciding.
 
@@ -324,12 +324,14 @@ class Coordinator:
             if verdict.reason:
                 reasons.append(verdict.reason)
             if verdict.commit or verdict.rollback or verdict.discard or verdict.savepoint:
-                self._change_model(verdict, actions)
+                metas = self._change_model(verdict, actions)
             if verdict.commit:
                 state.closing = closing.due(state, self._policies, now_s)
                 if state.closing is not None:
                     closing.begin(state, self._policies, actions)
                     return "; ".join([*reasons, state.closing])
+                verdict = self._tune(verdict, metas, now_s, actions)
+                work = self._current_plan()
             if (verdict.release or verdict.queue) and state.adaptation.advance(
                 state.version, silos, state.found_caps, actions
             ):
@@ -338,17 +340,8 @@ class Coordinator:
             release(state, self._policies, verdict, work, self._recent, now_s, actions)
             hurry(state, verdict, self._recent, actions)
             if not verdict.commit:
-                self._wake_by(verdict.wake_at_s, now_s, actions)
+                state.wake_by(verdict.wake_at_s, now_s, actions)
                 return "; ".join(reasons)
-
-    def _wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
-        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
-        alarms = self._state.alarms
-        while alarms and alarms[-1] <= now_s:
-            alarms.pop()
-        if at_s is not None and not (alarms and alarms[-1] <= at_s):
-            alarms.append(at_s)
-            actions.append(WakeAt(at_s))
 
     def _current_plan(self) -> Plan:
         """The plan that was made last, unless a silo, a forecast or a cap has changed since."""
@@ -357,31 +350,37 @@ class Coordinator:
             self._plan = (roster.revision, self._state.adaptation.plan(roster, self._state.found_caps))
         return self._plan[1]
 
-    def _change_model(self, verdict: Verdict, actions: list[Action]) -> None:
-        state = self._state
+    def _change_model(self, verdict: Verdict, actions: list[Action]) -> tuple[UpdateMeta, ...]:
+        """What the verdict does to the model; returns what is known of the updates that it commits."""
+        state, metas = self._state, tuple[UpdateMeta, ...]()
         if verdict.rollback:
             state.version += 1
             actions.append(Rollback(state.version))
         if verdict.commit:
-            actions.append(self._commit(verdict.commit))
+            commit, metas = state.commit(verdict.commit, self._policies, tuple(self._recent))
+            actions.append(commit)
         for update_id in verdict.discard:
             if state.pending.pop(update_id, None) is None:
                 raise PolicyError(f"the barrier discards {update_id!r}, which is not pending", self._recent)
             actions.append(Discard(update_id, verdict.reason))
         if verdict.savepoint:
             actions.append(Savepoint(state.version))
+        return metas
 
-    def _commit(self, update_ids: tuple[str, ...]) -> Commit:
+    def _tune(self, verdict: Verdict, metas: tuple[UpdateMeta, ...], now_s: float, actions: list[Action]) -> Verdict:
+        """After a commit of ``metas``: where the tuner chooses anew, the barrier is asked again who goes on."""
         state = self._state
-        metas: list[UpdateMeta] = []
-        for update_id in sorted(update_ids):
-            meta = state.pending.pop(update_id, None)
-            if meta is None:
-                raise PolicyError(f"the barrier commits {update_id!r}, which is not pending", self._recent)
-            metas.append(meta)
-        state.version += 1
-        state.commits += 1
-        return self._policies.weighed(metas, state.version, tuple(self._recent))
+        if not state.tuning.advance(state, self._policies.seed, metas, now_s, actions):
+            return verdict
+        self._retune()
+        return Verdict(commit=verdict.commit, stop_now=verdict.stop_now)
+
+    def _retune(self) -> None:
+        """Go by what the tuner has chosen, if there is one."""
+        self._plan, tuning = None, self._state.tuning
+        if tuning.tuner is not None:
+            sizing, barrier = tuning.tuner.sizing(tuning.state), tuning.tuner.barrier(tuning.state)
+            self._policies, self._state.adaptation.sizing = replace(self._policies, barrier=barrier), sizing
 
     # Ending.
 

@@ -100,4 +100,21 @@ class Spare:
     epochs: int
 
 
-Event = SiloJoined | SiloLost | WorkFailed | UpdateArrived | Progressed | Evaluated | TimerFired | Spare
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """How large the updates of a commit were. Told where a tuner wants to know, and the server sees updates.
+
+    Args:
+        at_s: seconds since the run began.
+        version: that the commit made.
+        mean: squared norm of their mean, as the commit weighs them.
+        each: mean of their squared norms, weighed likewise; ``mean`` at least, but for rounding.
+    """
+
+    at_s: float
+    version: int
+    mean: float
+    each: float
+
+
+Event = SiloJoined | SiloLost | WorkFailed | UpdateArrived | Progressed | Evaluated | TimerFired | Spare | Folded

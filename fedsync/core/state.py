@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-from fedsync.core.actions import Action, Commit
+from fedsync.core.actions import Action, Commit, WakeAt
 from fedsync.core.apart import Apart, CrossSite
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.orders import LocalWork, PooledFigures, Split, UpdateMeta, WorkOrder
+from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.roster import Roster
@@ -21,6 +21,7 @@ from fedsync.core.scores import Scores, Settled
 from fedsync.core.selection import Leader, Selection
 from fedsync.core.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Leaders, Passes, StopRules
+from fedsync.core.tuning import AnyTuner, Tuning
 from fedsync.core.views import SiloView, Verdict
 
 MAX_FAILURES = 3
@@ -47,6 +48,7 @@ class Policies:
         metrics: numbers that are worked out of what silos sum at an evaluation.
         selection: which version is the best.
         cross_site: what silos train apart when training is over.
+        tuner: changes sizing and barrier while the run goes on; None leaves them as they are.
     """
 
     seed: int
@@ -61,6 +63,7 @@ class Policies:
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection = field(default_factory=Selection)
     cross_site: CrossSite = field(default_factory=CrossSite)
+    tuner: AnyTuner | None = None
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
@@ -117,6 +120,7 @@ class CoordinatorState:
     Args:
         forecasts: of all silos that were ever here.
         adaptation: how sizes have adapted.
+        tuning: how sizing and barrier were tuned.
         version: of the model; raised by commits and rollbacks.
         commits: made.
         silos: that are here.
@@ -147,6 +151,7 @@ class CoordinatorState:
     version: int = 0
     commits: int = 0
     silos: Roster = field(default_factory=Roster)
+    tuning: Tuning = field(default_factory=Tuning)
     pending: dict[str, UpdateMeta] = field(default_factory=dict)
     barrier: Any = None
     found_caps: dict[str, int] = field(default_factory=dict)
@@ -190,6 +195,7 @@ class CoordinatorState:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
         newest = max(self.claims.believed, default=-1)
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
+            self.tuning.told(figures)
             if figures.loss is not None:
                 self.passes.attest(figures.loss)
             judged = figures.score if figures.split is Split.VALIDATION else None
@@ -230,3 +236,34 @@ class CoordinatorState:
             behind="" if first is None else first.update_id,
             carry=verdict.carry,
         )
+
+    def commit(
+        self, update_ids: Iterable[str], policies: Policies, recent: Sequence[object]
+    ) -> tuple[Commit, tuple[UpdateMeta, ...]]:
+        """Make a version of pending updates; returns what drivers do, and what is known of the updates.
+
+        Raises:
+            PolicyError: one is not pending; shows the ``recent`` entries of the journal.
+        """
+        metas: list[UpdateMeta] = []
+        for update_id in sorted(update_ids):
+            meta = self.pending.pop(update_id, None)
+            if meta is None:
+                raise PolicyError(f"the barrier commits {update_id!r}, which is not pending", recent)
+            metas.append(meta)
+        self.version += 1
+        self.commits += 1
+        return policies.weighed(metas, self.version, recent), tuple(metas)
+
+    def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
+        """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""
+        if self.closing is None:
+            self.scores.end(version, name, evaluation)
+
+    def wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
+        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
+        while self.alarms and self.alarms[-1] <= now_s:
+            self.alarms.pop()
+        if at_s is not None and not (self.alarms and self.alarms[-1] <= at_s):
+            self.alarms.append(at_s)
+            actions.append(WakeAt(at_s))

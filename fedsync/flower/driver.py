@@ -59,7 +59,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.parts import CommonForm
-from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, store
+from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, folded, store
 from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
@@ -182,7 +182,7 @@ class FlowerDriver:
                     self._vigil.wake(now_s)
                 self._save(entry)
                 # A push that fails at once is an event of its own.
-                events = self._flush()
+                events = [*self._flush(), *folded(self._aggregator, self._coordinator.version, now_s)]
                 for action in entry.actions:
                     if isinstance(action, Stop):
                         if action.failed:

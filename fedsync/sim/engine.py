@@ -50,7 +50,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import speed_windows
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
+from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, folded, store
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Machine
 from fedsync.sim.outages import Outage, outages
@@ -159,10 +159,11 @@ class VirtualDriver(Kernel[Machine]):
         return self._aggregator.upload_bytes
 
     def added(self, now_s: float) -> list[Event]:
-        """Time for predictors to train, after a commit."""
-        if self._committed and self._coordinator.unlearned:
-            return [Spare(now_s, SPARE_EPOCHS * len(self._workers))]
-        return []
+        """After a commit: how large its updates were, and time for predictors to train."""
+        if not self._committed:
+            return []
+        told = folded(self._aggregator, self._coordinator.version, now_s)
+        return [*told, *([Spare(now_s, SPARE_EPOCHS * len(self._workers))] if self._coordinator.unlearned else [])]
 
     def decided(self, entry: JournalEntry) -> None:
         self._recorder.record(entry)

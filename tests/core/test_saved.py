@@ -13,6 +13,7 @@ from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation
 from fedsync.core.state import CoordinatorState, FailurePolicy
 from fedsync.core.stopping import Passes
+from fedsync.core.tuning import Tuning
 from fedsync.flower.checkpoints import FORMAT
 
 PARTS: dict[str, type] = {
@@ -25,6 +26,7 @@ PARTS: dict[str, type] = {
     "claims.": Claims,
     "failures.": FailurePolicy,
     "apart.": Apart,
+    "tuning.": Tuning,
 }
 GIVEN = {
     "forecasts.predictor",
@@ -33,6 +35,7 @@ GIVEN = {
     "forecasts._curves.fitter",
     "adaptation.sizing",
     "scores.metrics",
+    "tuning.tuner",
     "scores.known",
 }
 FOLLOWS = {"silos._names"}

@@ -18,6 +18,7 @@ from fedsync.core.server_optimizer import Moments, Part, ServerOptimizer
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
+from fedsync.policies.aggregate.norms import norms_of
 
 _NAMES: Names = {
     "model": "_exact",
@@ -46,6 +47,7 @@ class PlainAggregator(InTheClear):
         wire: how models and updates travel.
         keeper: keeps models and updates; by default in memory.
         optimizer: makes steps of the commits' sums; None has the model move by the sums.
+        measures: tell how large the updates of each commit were.
     """
 
     def __init__(
@@ -55,7 +57,10 @@ class PlainAggregator(InTheClear):
         wire: Wire | None = None,
         keeper: ArrayKeeper | None = None,
         optimizer: ServerOptimizer | None = None,
+        measures: bool = False,
     ) -> None:
+        self._measures = measures
+        self._norms: tuple[float, float] | None = None
         self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
         self._exact: Vector = self._keeper.keep(model)
@@ -151,12 +156,18 @@ class PlainAggregator(InTheClear):
         Each value is worked out by itself, so the spans have the bits that whole vectors would have.
         """
         used, bases = self._taken(commit)
+        if self._measures:
+            self._norms = norms_of(commit.weights, used, self._exact.size, self._wire.up)
         if self._optimizer is None:
             folded = self._folded(self._exact, commit, used, bases)
             self._exact = self._keeper.make(np.float32, self._exact.size, folded)
         else:
             self._step(self._optimizer, commit, used, bases)
         self._public.advance(self._exact)
+
+    def norms(self) -> tuple[float, float] | None:
+        norms, self._norms = self._norms, None
+        return norms
 
     def _taken(self, commit: Commit) -> tuple[dict[str, Payload], dict[str, tuple[int, Vector]]]:
         """The commit's updates, and the versions that their orders began with, as far as they are known."""
