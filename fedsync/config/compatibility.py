@@ -28,6 +28,7 @@ def check_together(config: StrategySections) -> None:
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
+        _may_be_tuned,
     ):
         check(config)
 
@@ -44,6 +45,30 @@ def check_real(config: StrategySections) -> None:
             f"{config.barrier.kind!r} queues orders at silos, which only simulated machines can so far",
             f"Add --runtime virtual, or write the barrier inside it, {config.barrier.innermost.kind!r}, by itself",
         )
+
+
+def _may_be_tuned(config: StrategySections) -> None:
+    """Whatever ``auto`` may come to is checked as if it stood in the file."""
+    auto = config.auto
+    if auto is None:
+        return
+    for balancer in (config.balancer, *auto.balancers):
+        if balancer.scales_steps or balancer.scales_rates or balancer.declared or balancer.needs_lockstep:
+            raise ValueError(
+                f"auto rehearses batches by measured speeds, and balancer.kind {balancer.kind!r} as configured sets "
+                "something else, or has no forecasts; choose fixed, proportional or equalise, with scale: batch"
+            )
+    for barrier in (config.barrier, *auto.barriers):
+        if barrier.innermost.unequal_steps and not config.aggregation.normalises:
+            raise ValueError(
+                f"auto may choose barrier.kind {barrier.kind!r}, under which silos do unequal numbers of steps; write "
+                "aggregation: {kind: fednova}, or auto.barriers: [{kind: bsp}]"
+            )
+        for balancer in auto.balancers:
+            try:
+                check_together(config.model_copy(update={"balancer": balancer, "barrier": barrier, "auto": None}))
+            except ValueError as error:
+                raise ValueError(f"auto may choose {balancer.kind} with {barrier.kind}: {error}") from None
 
 
 def _fits_together(config: StrategySections) -> None:

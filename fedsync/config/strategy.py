@@ -22,6 +22,7 @@ from fedsync.core.state import Policies
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.schema import Policy
+from fedsync.policies.tuning.tuner import tuner_of
 
 
 class StrategyConfig(StrategySections):
@@ -125,7 +126,8 @@ class StrategyConfig(StrategySections):
     @property
     def report_s(self) -> float | None:
         """How often the server hears of orders in work [s]; None where no barrier wants to."""
-        return self.barrier.innermost.needs_progress
+        tried = (self.barrier, *(() if self.auto is None else self.auto.barriers))
+        return min((wish for each in tried if (wish := each.innermost.needs_progress) is not None), default=None)
 
     def check_silos(self, names: Iterable[str]) -> None:
         """Check that silos of these names may take part.
@@ -169,15 +171,20 @@ class StrategyConfig(StrategySections):
             silos: number of silos in the silo file, or None without one.
         """
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
-        metrics = self.evaluation.built(self.task)
+        metrics, quorum = self.evaluation.built(self.task), self.quorum(silos)
         if sealed is not None:
             sealed.check_sums(metrics)
+        work = LocalWork(local.steps, local.batch_size, local.learning_rate)
+        weigher = self.aggregation.weigher(self.solver)
+        tuner = None
+        if self.auto is not None:
+            tuner = tuner_of(self.auto, self.balancer, self.barrier, work, quorum, self.predictor, weigher)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
-            sizing=self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate)),
-            barrier=MinimumSilos(Resting(self.barrier), self.quorum(silos)),
-            weigher=self.aggregation.weigher(self.solver),
+            sizing=self.balancer.sizing(work) if tuner is None else tuner.sizing(tuner.init()),
+            barrier=MinimumSilos(Resting(self.barrier), quorum),
+            weigher=weigher,
             stop=self.stop.build(metrics),
             declared_speeds=self.balancer.declared,
             tally=0 if sealed is None else sealed.limit,
@@ -185,6 +192,7 @@ class StrategyConfig(StrategySections):
             metrics=metrics,
             selection=self.evaluation.best.build(metrics),
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
+            tuner=tuner,
         )
 
 

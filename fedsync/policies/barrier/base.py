@@ -108,6 +108,10 @@ class BarrierPolicy(Policy, Generic[S]):
         """How many of ``silos`` silos take part in a round."""
         return silos
 
+    def paced(self, seconds: float) -> BarrierPolicy[S]:
+        """The same with rounds of so many seconds, if its rounds have a length; else as it is."""
+        return self
+
     @abstractmethod
     def init(self) -> S: ...
 

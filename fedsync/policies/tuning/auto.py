@@ -1,0 +1,58 @@
+"""The section ``auto`` of a strategy: what may be tried while a run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fedsync.policies.balance.base import BalancerPolicy, FixedBalancer
+from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.intervals import FixedInterval
+from fedsync.policies.barrier.kinds.absp import Absp
+from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.fsp import Fsp
+from fedsync.policies.schema import Chosen, NonNegative, PartOfOne, PositiveInt, Settings
+
+
+def _usual_balancers() -> tuple[BalancerPolicy, ...]:
+    return FixedBalancer(), ProportionalBalancer()
+
+
+def _usual_barriers() -> tuple[BarrierPolicy[Any], ...]:
+    return Bsp(), Absp(), Fsp(FixedInterval(1.0), overrun=0.25, passes=9.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Auto(Settings):
+    """Choose local steps, balancer and barrier while the run goes on; see `fedsync.policies.tuning.tuner.AutoTuner`."""
+
+    every: PositiveInt = 3
+    """Commits from one look at the choice to the next."""
+
+    gain: NonNegative = 0.1
+    """How much more progress a second another choice has to promise, as a share, to be taken."""
+
+    least_share: PartOfOne = 0.1
+    """Least share of an equal part of all samples in commits that every silo keeps. With 1 all silos do the same."""
+
+    least_steps: PositiveInt = 1
+    """Fewest local steps that are tried."""
+
+    most_steps: PositiveInt = 64
+    """Most local steps that are tried."""
+
+    balancers: Annotated[tuple[BalancerPolicy, ...], Chosen("balancer", several=True)] = field(
+        default_factory=_usual_balancers
+    )
+    """Balancers that are tried, besides the one of the strategy; left out, ``fixed`` and ``proportional``."""
+
+    barriers: Annotated[tuple[BarrierPolicy[Any], ...], Chosen("barrier", several=True)] = field(
+        default_factory=_usual_barriers
+    )
+    """Barriers that are tried, besides the one of the strategy; left out, ``bsp``, ``a-bsp`` and ``fsp``. An interval
+    of rounds is set to what the local steps take."""
+
+    def __post_init__(self) -> None:
+        if self.least_steps > self.most_steps:
+            raise ValueError(f"least_steps {self.least_steps} is above most_steps {self.most_steps}; lower it")

@@ -1,0 +1,58 @@
+"""What more local steps are worth: by how many per cent a commit brings more for one per cent more of them.
+
+Progress of a commit is taken to grow like ``steps^e``. The *elasticity* e lies between 0 and 1: at 1 silos all pull one
+way, and twice the steps are as good as twice the commits; at 0 what they do more cancels. Where updates are seen it is
+
+    e = |d| / sqrt(E|d_i|^2),
+
+the length of the mean update over the root mean square of the single ones: the share of the silos' ways that outlasts
+averaging. Its inverse square is the gradient diversity of Yin et al. 2018 (arXiv:1706.05699), which bounds how far a
+batch may grow before its gradients say the same twice; here it bounds local steps. So, as with the goodput of Cannikin
+and of Pollux, throughput times an efficiency that is measured while training:
+
+    progress a second = steps^e / (seconds of an order at so many steps),
+
+and if these seconds are ``a + b steps``, the best number is ``e / (1 - e) x a / b``. What the overhead is to an order's
+training, 1 - e is to e.
+
+Where nobody sees updates, the loss takes the place of norms. AdaComm (Wang and Joshi 2019, arXiv:1810.08313, equation
+17) has the best number of steps fall as ``sqrt(F_j / F_0)``; with the best number above that is ``e / (1 - e) =
+sqrt(F_j / F_0)``, so silos begin with as much training as overhead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+UNKNOWN = 0.5
+"""Before anything is known: training and overhead take the same time."""
+
+LEAST, MOST = 0.05, 0.9
+"""Bounds: at 0 no order would be worth its second step, at 1 none would ever end."""
+
+
+def of_norms(norms: Sequence[tuple[float, float]]) -> float | None:
+    """Elasticity by recent commits: of each the squared norm of the mean and the mean of the squared norms.
+
+    The geometric mean of what each says, for updates become smaller by and by; None where none says anything.
+    """
+    said = [mean / each for mean, each in norms if 0 < mean < math.inf and 0 < each < math.inf]
+    return _bounded(math.exp(sum(map(math.log, said)) / (2 * len(said)))) if said else None
+
+
+def of_losses(first: float, now: float) -> float | None:
+    """Elasticity by the training loss of the first commit and that of the newest; None if they are no such losses."""
+    if not (first > 0 and now >= 0):
+        return None
+    ratio = math.sqrt(now / first)
+    return _bounded(ratio / (1 + ratio))
+
+
+def best_steps(elasticity: float, constant_s: float, step_s: float) -> float:
+    """Local steps with most progress a second, where an order takes ``constant_s + step_s x steps`` seconds."""
+    return elasticity / (1 - elasticity) * max(constant_s, 0.0) / step_s
+
+
+def _bounded(elasticity: float) -> float:
+    return min(max(elasticity, LEAST), MOST)
