@@ -122,7 +122,8 @@ def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any], m
         "barrier": {"kind": "bsp"},
         "task": {"kind": "digits"},
     }
-    return StrategyConfig.model_validate({**plain, section: {"kind": kind, **more}})
+    chosen = more if section == "auto" else {"kind": kind, **more}
+    return StrategyConfig.model_validate({**plain, section: chosen})
 
 
 def policies_of(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any]) -> Policies:

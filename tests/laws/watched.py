@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import pytest
@@ -15,6 +15,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.state import Policies
+from fedsync.core.tuning import AnyTuner
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.observe.ledger import Ledger
 from tests.laws.corners import Corner, applies, corners
@@ -22,7 +23,12 @@ from tests.laws.fake_cluster import FakeCluster, Outcome
 from tests.laws.kinds import cases, configuration
 from tests.laws.scenario import Scenario
 
-CASES = cases()
+TUNED: list[tuple[str, str, dict[str, Any]]] = [
+    ("auto", "auto", {"every": 6, "gain": 0.0, "most_steps": 12, "barriers": [{"kind": "a-bsp"}]}),
+]
+"""What a tuner tries, seldom enough for rehearsals to take no longer than the runs."""
+
+CASES = [*cases(), *TUNED]
 NAMES = ["-".join([kind, *map(str, more.values())]) for _, kind, more in CASES]
 
 
@@ -53,6 +59,28 @@ class Spy:
         state, verdict = self.inner.decide(state, view)
         self.decisions.append(Decision(verdict, dict(view.work) if verdict.release or verdict.queue else None))
         return state, verdict
+
+
+@dataclass(slots=True)
+class TunerSpied:
+    """A tuner under whose barriers the spy stays.
+
+    After a change the barrier is asked again who goes on: what its last answer released counts as not said.
+    """
+
+    tuner: AnyTuner
+    spy: Spy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tuner, name)
+
+    def barrier(self, state: Any) -> AnyBarrier:
+        self.spy.inner = self.tuner.barrier(state)
+        if self.spy.decisions:
+            last = self.spy.decisions[-1].verdict
+            asked_again = Verdict(commit=last.commit, discard=last.discard, stop_now=last.stop_now, reason=last.reason)
+            self.spy.decisions[-1] = Decision(asked_again, None)
+        return self.spy
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +136,8 @@ def run(config: StrategyConfig, corner: Corner) -> Run:
     """Run a strategy through a corner."""
     policies = config.policies()
     spy = Spy(policies.barrier, [])
-    coordinator = Coordinator(replace(policies, barrier=spy))
+    tuner = None if policies.tuner is None else cast(AnyTuner, TunerSpied(policies.tuner, spy))
+    coordinator = Coordinator(replace(policies, barrier=spy, tuner=tuner))
     decisions: list[tuple[Decision, ...]] = []
     sizes: list[StateSize] = []
 

@@ -1,0 +1,115 @@
+"""What local steps are worth, by hand and on problems whose best number of steps is known."""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedsync.policies.tuning import elasticity
+
+Array = NDArray[np.float64]
+GRID = (1, 2, 4, 8, 16, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ([(1.0, 4.0)], 0.5),  # the mean is half as long as each
+        ([(1.0, 1.0)], elasticity.MOST),  # all silos say the same: 1, bounded
+        ([(1e-9, 1.0)], elasticity.LEAST),  # they cancel: nearly 0, bounded
+        ([(4.0, 16.0), (0.01, 0.16)], (0.5 * 0.25) ** 0.5),  # updates 10 times as small say as much
+        ([], None),
+        ([(0.0, 0.0)], None),  # nobody moved
+        ([(float("inf"), float("inf"))], None),
+    ],
+)
+def test_of_norms(norms: list[tuple[float, float]], expected: float | None) -> None:
+    assert elasticity.of_norms(norms) == pytest.approx(expected)
+
+
+def test_of_losses() -> None:
+    """AdaComm: the best number of steps falls like the root of the loss."""
+    first, later = elasticity.of_losses(4.0, 4.0), elasticity.of_losses(4.0, 1.0)
+    assert first is not None
+    assert later is not None
+    assert first == elasticity.UNKNOWN
+    assert elasticity.best_steps(later, 1.0, 0.1) == pytest.approx(elasticity.best_steps(first, 1.0, 0.1) / 2)
+    assert elasticity.of_losses(0.0, 1.0) is None
+    assert elasticity.of_losses(1.0, -1.0) is None
+
+
+def test_best_steps_have_most_progress_a_second() -> None:
+    """steps^e / (a + b steps), tried one by one."""
+    best = elasticity.best_steps(0.4, 2.0, 0.05)
+    assert best == pytest.approx(0.4 / 0.6 * 40)
+    rates = {steps: steps**0.4 / (2.0 + 0.05 * steps) for steps in range(1, 200)}
+    assert abs(max(rates, key=rates.__getitem__) - best) <= 1
+
+
+def problem(kind: str) -> tuple[Array, Array, float]:
+    """Curvatures and optima of eight silos' quadratics, [8, 20] each, and the noise of their gradients."""
+    draw = np.random.default_rng(0)
+    alike, same = np.tile(np.geomspace(0.02, 1, 20), (8, 1)), np.tile(draw.normal(size=20), (8, 1))
+    if kind == "alike":
+        return alike, same, 0.0
+    if kind == "noisy":
+        return np.maximum(alike, 0.05), same + 0.3 * draw.normal(size=(8, 20)), 0.3
+    curvature = np.exp(draw.normal(0, 1.5, (8, 20)))
+    return curvature / curvature.max(), draw.normal(size=(8, 20)), 0.0
+
+
+def seconds(kind: str, target: float, overhead_s: float, step_s: float, steps_of: Callable[..., int]) -> float:
+    """Time until the loss of all is so small a part of the first."""
+    curvature, optima, noise = problem(kind)
+    draw, best = np.random.default_rng(1), (curvature * optima).sum(0) / curvature.sum(0)
+
+    def loss(model: Array) -> float:
+        return float((curvature * (model - best) ** 2).sum())
+
+    model, steps, norms, now_s = best + 3.0, 4, list[tuple[float, float]](), 0.0
+    first = loss(model)
+    while loss(model) > target * first and now_s < 400:
+        steps = steps_of(steps, norms)
+        local = np.tile(model, (8, 1))
+        for _ in range(steps):
+            local -= 0.3 * (curvature * (local - optima) + noise * draw.normal(size=local.shape))
+        updates = local - model
+        mean = updates.mean(0)
+        norms = [*norms, (float(mean @ mean), float((updates**2).sum(1).mean()))][-2:]
+        model, now_s = model + mean, now_s + overhead_s + steps * step_s
+    return now_s
+
+
+PROBLEMS = [
+    (kind, target, overhead_s, step_s)
+    for kind, target in (("alike", 0.01), ("apart", 0.02), ("apart", 0.005), ("noisy", 0.01))
+    for overhead_s, step_s in ((1.0, 0.16), (1.0, 0.02), (0.1, 0.16))
+]
+
+
+@cache
+def fixed(case: int) -> dict[int, float]:
+    return {steps: seconds(*PROBLEMS[case], lambda *_, steps=steps: steps) for steps in GRID}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("case", range(len(PROBLEMS)), ids=str)
+def test_the_rule_is_near_the_best_number_of_steps_of_each_problem(case: int) -> None:
+    """From 4 steps on, twice or half as many at most from one commit to the next."""
+    _, _, overhead_s, step_s = PROBLEMS[case]
+
+    def rule(steps: int, norms: list[tuple[float, float]]) -> int:
+        worth = elasticity.of_norms(norms) or elasticity.UNKNOWN
+        wanted = round(elasticity.best_steps(worth, overhead_s, step_s))
+        return min(max(wanted, -(-steps // 2)), 2 * steps, 64)
+
+    assert seconds(*PROBLEMS[case], rule) <= 1.9 * min(fixed(case).values())
+
+
+def test_no_number_of_steps_is_near_the_best_of_all_problems() -> None:
+    """So the test above is not met by whoever does not look."""
+    worst = {
+        steps: max(fixed(case)[steps] / min(fixed(case).values()) for case in range(len(PROBLEMS))) for steps in GRID
+    }
+    assert min(worst.values()) > 1.9, worst
