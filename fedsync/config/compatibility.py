@@ -58,17 +58,17 @@ def _may_be_tuned(config: StrategySections) -> None:
                 f"auto rehearses batches by measured speeds, and balancer.kind {balancer.kind!r} as configured sets "
                 "something else, or has no forecasts; choose fixed, proportional or equalise, with scale: batch"
             )
-    for barrier in (config.barrier, *auto.barriers):
+    for barrier in (config.barrier, *map(config.barrier.around, auto.barriers)):
         if barrier.innermost.unequal_steps and not config.aggregation.normalises:
             raise ValueError(
-                f"auto may choose barrier.kind {barrier.kind!r}, under which silos do unequal numbers of steps; write "
-                "aggregation: {kind: fednova}, or auto.barriers: [{kind: bsp}]"
+                f"auto may choose barrier.kind {barrier.innermost.kind!r}, under which silos do unequal numbers of "
+                "steps; write aggregation: {kind: fednova}, or auto.barriers: [{kind: bsp}]"
             )
         for balancer in auto.balancers:
             try:
                 check_together(config.model_copy(update={"balancer": balancer, "barrier": barrier, "auto": None}))
             except ValueError as error:
-                raise ValueError(f"auto may choose {balancer.kind} with {barrier.kind}: {error}") from None
+                raise ValueError(f"auto may choose {balancer.kind} with {barrier.innermost.kind}: {error}") from None
 
 
 def _fits_together(config: StrategySections) -> None:

@@ -219,6 +219,16 @@ class Shipped(Strategy):
         return cls._shipped("pssp-he", options)
 
     @classmethod
+    def auto(cls, *, least_share: float | None = None, **options: Unpack[Options]) -> Self:
+        """Local steps, balancer and barrier are chosen while the run goes on.
+
+        Args:
+            least_share: part of an equal share of all samples that every silo keeps.
+            options: see `Options`.
+        """
+        return cls._shipped("auto", options, least_share=("auto.least_share", least_share))
+
+    @classmethod
     def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
         """Balanced batches, and the first silo to finish ends the round once enough is processed.
 

@@ -254,10 +254,10 @@ class AutoTuner:
     def built(self, choice: Choice) -> BarrierPolicy[Any]:
         """The barrier itself."""
         barrier = self.barriers[choice.barrier]
-        return barrier if choice.pace_s is None else barrier.paced(choice.pace_s)
+        return barrier if choice.pace_s is None else barrier.around(barrier.innermost.paced(choice.pace_s))
 
     def _told(self, choice: Choice) -> str:
-        kinds = self.balancers[choice.balancer].kind, self.barriers[choice.barrier].kind
+        kinds = self.balancers[choice.balancer].kind, self.barriers[choice.barrier].innermost.kind
         return f"{choice.steps} steps, {kinds[0]}, {kinds[1]}"
 
 
@@ -270,15 +270,16 @@ def tuner_of(
     predictor: AnyPredictor,
     weigher: Weigher,
 ) -> AutoTuner:
-    """The tuner of a strategy with this balancer and this barrier; other arguments as `AutoTuner`'s.
+    """The tuner of a strategy with this balancer and this barrier, whose wrappers stay around each that is tried.
 
-    A predictor that learns would have to be trained in each rehearsal: there its stand-in is a moving average.
+    Other arguments are `AutoTuner`'s. A predictor that learns would have to be trained in each rehearsal: there a
+    moving average stands in for it.
     """
     return AutoTuner(
         auto,
         work,
         (balancer, *(each for each in auto.balancers if each != balancer)),
-        (barrier, *(each for each in auto.barriers if each != barrier)),
+        (barrier, *(barrier.around(each) for each in auto.barriers if each != barrier.innermost)),
         quorum,
         Ema() if predictor.learns else predictor,
         weigher,
@@ -333,7 +334,7 @@ class _Stage:
         """With the length of a round in which silos do so many steps in the mean."""
         if choice.pace_s is not None:
             return choice
-        barrier, batch = self._tuner.barriers[choice.barrier], self._tuner.work.batch_size
+        barrier, batch = self._tuner.barriers[choice.barrier].innermost, self._tuner.work.batch_size
         if barrier.paced(1.0) == barrier.paced(2.0):
             return choice
         curves = [machine.curve for machine in self._machines.values()]

@@ -1,0 +1,191 @@
+"""What a tuner chooses, on machines that are known: no training, all norms as a test says."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Action, Commit, Dispatch, Note, Stop
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.curve import Curve
+from fedsync.core.events import Event, Folded, SiloJoined, UpdateArrived
+from fedsync.core.journal import JournalEntry
+from fedsync.core.kernel import Kernel, OrderInWork, Priority
+from fedsync.core.machines import RecordedMachine
+from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.transfer import NO_PAYLOAD, Payload
+from tests.sim.fake import strategy
+
+Lie = Callable[[float], float]
+FACTS = SiloFacts(1000)
+BATCH = 32
+
+
+class Played(Kernel[RecordedMachine]):
+    """A run of so many commits, whose silos may lie about how long they trained."""
+
+    upload_bytes = 0
+
+    def __init__(self, config: StrategyConfig, commits: int, lies: dict[str, Lie], **curves: Curve) -> None:
+        self.policies = config.policies(len(curves))
+        machines = {name: RecordedMachine(curve) for name, curve in curves.items()}
+        super().__init__(Coordinator(self.policies), machines)
+        self.lies, self.left, self.entries = lies, commits, list[JournalEntry]()
+        self.norms: tuple[float, float] | None = (1.0, 4.0)
+        for name in curves:
+            self._push(0.0, Priority.PRESENCE, SiloJoined(0.0, name, FACTS))
+
+    def given(self, silo: str, order: WorkOrder) -> Payload:
+        return NO_PAYLOAD
+
+    def happens(self, happening: SiloJoined, now_s: float) -> Event:
+        return happening
+
+    def ended(self, work: OrderInWork, now_s: float) -> Event:
+        order, steps = work.order, len(work.course.after_s)
+        seconds = self.lies.get(work.silo, lambda true: true)(work.course.last_s - work.start_s)
+        report = WorkReport(order.base_version, steps, steps * order.batch_size, seconds, 0.5)
+        return UpdateArrived(now_s, UpdateMeta.of(work.silo, order, report, FACTS.examples, 0), report)
+
+    def added(self, now_s: float) -> list[Event]:
+        committed = self.entries and any(isinstance(action, Commit) for action in self.entries[-1].actions)
+        if not committed or self.norms is None:
+            return []
+        return [Folded(now_s, self._coordinator.version, *self.norms)]
+
+    def act(self, action: Action, now_s: float) -> None:
+        self.left -= isinstance(action, Commit)
+
+    def decided(self, entry: JournalEntry) -> None:
+        self.entries.append(entry)
+        if self.left <= 0:
+            self._stop = Stop("enough")
+
+    def actions(self, kind: type[Any]) -> list[Any]:
+        return [action for entry in self.entries for action in entry.actions if isinstance(action, kind)]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [note.text for note in self.actions(Note) if note.text.startswith("auto: ")]
+
+
+def tuned(auto: dict[str, Any] | None = None, **sections: Any) -> StrategyConfig:
+    return strategy(
+        stop={"rounds": 1000},
+        local={"steps": 4, "batch_size": BATCH},
+        balancer={"kind": "fixed"},
+        predictor={"kind": "memoryless"},
+        auto=auto or {},
+        **sections,
+    )
+
+
+def play(config: StrategyConfig, commits: int = 16, lies: dict[str, Lie] | None = None, **curves: Curve) -> Played:
+    run = Played(config, commits, lies or {}, **curves)
+    run.run()
+    return run
+
+
+ONE_SLOW = {name: Curve(200.0, overhead_s=1.0) for name in "abc"} | {"d": Curve(20.0, overhead_s=1.0)}
+ALIKE = {name: Curve(200.0, overhead_s=1.0) for name in "abcd"}
+
+
+def test_a_slow_silo_gets_less_and_the_journal_says_why() -> None:
+    """Unbalanced, an order of d takes 1 s + 4 x 1.6 s."""
+    run = play(tuned(), **ONE_SLOW)
+    assert "instead of 4 steps, fixed, bsp" in run.reasons[0]
+    assert "times the progress a second" in run.reasons[0]
+    times = [entry.at_s for entry in run.entries if any(isinstance(action, Commit) for action in entry.actions)]
+    assert times[0] == pytest.approx(1 + 4 * 1.6)
+    assert times[-1] - times[-2] < times[0] / 2
+
+
+def test_nothing_changes_unless_the_gain_is_clear() -> None:
+    assert play(tuned({"gain": 50.0}), **ONE_SLOW).reasons == []
+    assert play(tuned({"gain": 0.1}), **ONE_SLOW).reasons != []
+
+
+def last_steps(norms: tuple[float, float] | None, **auto: Any) -> int:
+    run = Played(tuned({"gain": 0.01, "barriers": [{"kind": "bsp"}], **auto}), 24, {}, **ALIKE)
+    run.norms = norms
+    run.run()
+    steps: int = run.actions(Dispatch)[-1].order.max_steps
+    return steps
+
+
+def test_steps_follow_what_they_are_worth() -> None:
+    """Alike machines, 1 s of overhead, 0.16 s a step: the best number is e / (1 - e) x 1 / 0.16."""
+    assert last_steps((1.0, 4.0)) == pytest.approx(6.25, abs=1)
+    assert last_steps((0.64, 1.0)) == pytest.approx(25, abs=3)
+    assert last_steps((1.0, 100.0)) <= 2
+    assert last_steps((1.0, 1.0), most_steps=10) == 10
+    assert last_steps((1.0, 100.0), least_steps=3) == 3
+
+
+def test_without_norms_it_goes_by_throughput_and_loss() -> None:
+    """All losses are 0.5 here, so training takes as long as overhead: 1 / 0.16 steps."""
+    assert last_steps(None) == pytest.approx(6.25, abs=1)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_every_silo_keeps_the_least_share(share: float) -> None:
+    """Of the samples that are sent in, and of each batch; d is ten times as slow."""
+    run = play(tuned({"least_share": share, "gain": 0.0}), 24, **ONE_SLOW)
+    arrived = [event for entry in run.entries for event in entry.events if isinstance(event, UpdateArrived)]
+    samples = {name: sum(event.meta.samples for event in arrived if event.meta.silo == name) for name in ONE_SLOW}
+    assert min(samples.values()) >= 0.9 * share * sum(samples.values()) / 4
+    assert min(action.order.batch_size for action in run.actions(Dispatch)) >= share * BATCH
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 0.05, 50.0])
+def test_a_silo_that_lies_about_its_speed_starves_nobody(factor: float) -> None:
+    """It claims to train so many times as long as it does. Believed, it would be given nearly all work.
+
+    The others keep their least share, and a step of all takes at most half as long again as without lie and tuner.
+    """
+    honest = play(tuned({"gain": 50.0}), 30, **ALIKE)
+    run = play(tuned(), 30, {"a": lambda true: max(true * factor, 1e-6)}, **ALIKE)
+    arrived = [event.meta for entry in run.entries for event in entry.events if isinstance(event, UpdateArrived)]
+    for name in "bcd":
+        samples = sum(meta.samples for meta in arrived if meta.silo == name)
+        assert samples >= 0.1 * sum(meta.samples for meta in arrived) / 4
+    done, usual = (sum(action.order.max_steps for action in each.actions(Dispatch)) for each in (run, honest))
+    assert run.entries[-1].at_s / done <= 1.5 * honest.entries[-1].at_s / usual
+
+
+def test_the_same_events_and_a_checkpoint_give_the_same_choices() -> None:
+    """A new coordinator told the same events, and one restored in the middle, decide what the first one did."""
+    run = play(tuned({"gain": 0.0, "every": 2}), 20, **ONE_SLOW)
+    assert len(run.reasons) >= 2
+    again, middle = Coordinator(run.policies), len(run.entries) // 2
+    resumed: Coordinator | None = None
+    for number, entry in enumerate(run.entries):
+        assert again.handle(entry.events, entry.at_s) == entry
+        if resumed is not None:
+            assert resumed.handle(entry.events, entry.at_s) == entry
+        if number == middle:
+            resumed = Coordinator(run.policies)
+            resumed.restore(pickle.loads(pickle.dumps(again.state())))
+
+
+def test_wrappers_stay_around_whatever_is_tried() -> None:
+    run = play(tuned({"gain": 0.0}, barrier={"kind": "capped", "cap_s": 60.0, "inner": {"kind": "bsp"}}), **ONE_SLOW)
+    assert run.policies.tuner is not None
+    assert [barrier.kind for barrier in run.policies.tuner.barriers] == ["capped"] * 3  # type: ignore[attr-defined]
+    assert run.reasons
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"balancer": {"kind": "proportional", "scale": "steps"}}, "choose fixed, proportional or equalise"),
+        ({"aggregation": {"kind": "fedavg"}}, "unequal numbers of steps"),
+        ({"auto": {"least_steps": 9, "most_steps": 3}}, "above most_steps"),
+        ({"cipher": {"kind": "bfv", "members": 2}}, "auto may choose fixed with fsp"),
+    ],
+)
+def test_what_it_cannot_try_is_refused(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        strategy(**{"local": {"steps": 4, "batch_size": BATCH}, "auto": {}, "balancer": {"kind": "fixed"}, **sections})
