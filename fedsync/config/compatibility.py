@@ -39,12 +39,14 @@ def check_real(config: StrategySections) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if config.barrier.queues:
-        raise ConfigError(
-            "barrier.kind",
-            f"{config.barrier.kind!r} queues orders at silos, which only simulated machines can so far",
-            f"Add --runtime virtual, or write the barrier inside it, {config.barrier.innermost.kind!r}, by itself",
-        )
+    tried = () if config.auto is None else config.auto.barriers
+    for barrier, place in ((config.barrier, "barrier.kind"), *((each, "auto.barriers") for each in tried)):
+        if barrier.queues:
+            raise ConfigError(
+                place,
+                f"{barrier.kind!r} queues orders at silos, which only simulated machines can so far",
+                f"Add --runtime virtual, or write the barrier inside it, {barrier.innermost.kind!r}, by itself",
+            )
 
 
 def _may_be_tuned(config: StrategySections) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from fedsync.core.actions import Action, Commit, Discard, Stop
 from fedsync.core.apart import CrossSite
+from fedsync.core.backlog import OrderInWork
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event, SiloJoined, UpdateArrived
 from fedsync.core.journal import JournalEntry
-from fedsync.core.kernel import Kernel, OrderInWork, Priority
+from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import TimedMachine
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.selection import Selection
@@ -119,7 +120,7 @@ class _Rehearsal(Kernel[TimedMachine]):
         self._begin_s = self._end_s = 0.0
         self._busy = dict.fromkeys(machines, 0.0)
         for name in machines:
-            self._push(0.0, Priority.PRESENCE, SiloJoined(0.0, name, facts[name]))
+            self._push(0.0, SiloJoined(0.0, name, facts[name]), Priority.PRESENCE)
 
     def given(self, silo: str, order: WorkOrder) -> Payload:
         return NO_PAYLOAD
@@ -128,10 +129,11 @@ class _Rehearsal(Kernel[TimedMachine]):
         return happening
 
     def ended(self, work: OrderInWork, now_s: float) -> Event:
-        order, ends = work.order, work.course.ends
-        seconds = work.course.last_s - work.start_s
-        samples = len(ends) * order.batch_size
-        report = WorkReport(order.base_version, len(ends), samples, seconds, 0.0)
+        order, course = work.order, work.course
+        assert course is not None
+        seconds, steps = course.last_s - work.start_s, len(course.after_s)
+        samples = steps * order.batch_size
+        report = WorkReport(order.base_version, steps, samples, seconds, 0.0)
         meta = UpdateMeta.of(work.silo, order, report, self._facts[work.silo].examples, 0)
         self._metas[order.update_id] = meta
         if self._commits >= self._warm:

@@ -257,8 +257,9 @@ class AutoTuner:
         return barrier if choice.pace_s is None else barrier.around(barrier.innermost.paced(choice.pace_s))
 
     def _told(self, choice: Choice) -> str:
-        kinds = self.balancers[choice.balancer].kind, self.barriers[choice.barrier].innermost.kind
-        return f"{choice.steps} steps, {kinds[0]}, {kinds[1]}"
+        barrier = self.barriers[choice.barrier]
+        inner = "" if barrier.innermost is barrier else f" around {barrier.innermost.kind}"
+        return f"{choice.steps} steps, {self.balancers[choice.balancer].kind}, {barrier.kind}{inner}"
 
 
 def tuner_of(

@@ -8,11 +8,12 @@ import pytest
 
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Action, Commit, Dispatch, Note, Stop
+from fedsync.core.backlog import OrderInWork
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.curve import Curve
 from fedsync.core.events import Event, Folded, SiloJoined, UpdateArrived
 from fedsync.core.journal import JournalEntry
-from fedsync.core.kernel import Kernel, OrderInWork, Priority
+from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import RecordedMachine
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Payload
@@ -35,7 +36,7 @@ class Played(Kernel[RecordedMachine]):
         self.lies, self.left, self.entries = lies, commits, list[JournalEntry]()
         self.norms: tuple[float, float] | None = (1.0, 4.0)
         for name in curves:
-            self._push(0.0, Priority.PRESENCE, SiloJoined(0.0, name, FACTS))
+            self._push(0.0, SiloJoined(0.0, name, FACTS), Priority.PRESENCE)
 
     def given(self, silo: str, order: WorkOrder) -> Payload:
         return NO_PAYLOAD
@@ -44,6 +45,7 @@ class Played(Kernel[RecordedMachine]):
         return happening
 
     def ended(self, work: OrderInWork, now_s: float) -> Event:
+        assert work.course is not None
         order, steps = work.order, len(work.course.after_s)
         seconds = self.lies.get(work.silo, lambda true: true)(work.course.last_s - work.start_s)
         report = WorkReport(order.base_version, steps, steps * order.batch_size, seconds, 0.5)
