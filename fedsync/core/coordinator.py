@@ -46,6 +46,7 @@ from typing import Any
 from fedsync.core import closing
 from fedsync.core.actions import (
     Action,
+    Commit,
     Discard,
     KeepBest,
     Note,
@@ -340,8 +341,17 @@ class Coordinator:
             release(state, self._policies, verdict, work, self._recent, now_s, actions)
             hurry(state, verdict, self._recent, actions)
             if not verdict.commit:
-                state.wake_by(verdict.wake_at_s, now_s, actions)
+                self._wake_by(verdict.wake_at_s, now_s, actions)
                 return "; ".join(reasons)
+
+    def _wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
+        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
+        alarms = self._state.alarms
+        while alarms and alarms[-1] <= now_s:
+            alarms.pop()
+        if at_s is not None and not (alarms and alarms[-1] <= at_s):
+            alarms.append(at_s)
+            actions.append(WakeAt(at_s))
 
     def _current_plan(self) -> Plan:
         """The plan that was made last, unless a silo, a forecast or a cap has changed since."""
@@ -357,7 +367,7 @@ class Coordinator:
             state.version += 1
             actions.append(Rollback(state.version))
         if verdict.commit:
-            commit, metas = state.commit(verdict.commit, self._policies, tuple(self._recent))
+            commit, metas = self._commit(verdict.commit)
             actions.append(commit)
         for update_id in verdict.discard:
             if state.pending.pop(update_id, None) is None:
@@ -381,6 +391,18 @@ class Coordinator:
         if tuning.tuner is not None:
             sizing, barrier = tuning.tuner.sizing(tuning.state), tuning.tuner.barrier(tuning.state)
             self._policies, self._state.adaptation.sizing = replace(self._policies, barrier=barrier), sizing
+
+    def _commit(self, update_ids: tuple[str, ...]) -> tuple[Commit, tuple[UpdateMeta, ...]]:
+        state = self._state
+        metas: list[UpdateMeta] = []
+        for update_id in sorted(update_ids):
+            meta = state.pending.pop(update_id, None)
+            if meta is None:
+                raise PolicyError(f"the barrier commits {update_id!r}, which is not pending", self._recent)
+            metas.append(meta)
+        state.version += 1
+        state.commits += 1
+        return self._policies.weighed(metas, state.version, tuple(self._recent)), tuple(metas)
 
     # Ending.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-from fedsync.core.actions import Action, Commit, WakeAt
+from fedsync.core.actions import Action, Commit
 from fedsync.core.apart import Apart, CrossSite
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
@@ -237,33 +237,7 @@ class CoordinatorState:
             carry=verdict.carry,
         )
 
-    def commit(
-        self, update_ids: Iterable[str], policies: Policies, recent: Sequence[object]
-    ) -> tuple[Commit, tuple[UpdateMeta, ...]]:
-        """Make a version of pending updates; returns what drivers do, and what is known of the updates.
-
-        Raises:
-            PolicyError: one is not pending; shows the ``recent`` entries of the journal.
-        """
-        metas: list[UpdateMeta] = []
-        for update_id in sorted(update_ids):
-            meta = self.pending.pop(update_id, None)
-            if meta is None:
-                raise PolicyError(f"the barrier commits {update_id!r}, which is not pending", recent)
-            metas.append(meta)
-        self.version += 1
-        self.commits += 1
-        return policies.weighed(metas, self.version, recent), tuple(metas)
-
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
         """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""
         if self.closing is None:
             self.scores.end(version, name, evaluation)
-
-    def wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
-        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
-        while self.alarms and self.alarms[-1] <= now_s:
-            self.alarms.pop()
-        if at_s is not None and not (self.alarms and self.alarms[-1] <= at_s):
-            self.alarms.append(at_s)
-            actions.append(WakeAt(at_s))

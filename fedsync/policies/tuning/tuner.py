@@ -47,7 +47,7 @@ FADING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AutoChoice:
     """How a run goes on.
 
     Args:
@@ -86,7 +86,7 @@ class AutoState:
         starving: ways that have left a silo less than its share.
     """
 
-    choice: Choice
+    choice: AutoChoice
     laps: Laps = field(default_factory=dict)
     norms: tuple[tuple[float, float], ...] = ()
     first_loss: float | None = None
@@ -103,7 +103,7 @@ class AutoState:
 class _Promise:
     """What a choice promises: seconds a commit as rehearsed, and progress a second."""
 
-    choice: Choice
+    choice: AutoChoice
     seconds: float
     rate: float
 
@@ -145,7 +145,7 @@ class AutoTuner:
     weigher: Weigher
 
     def init(self) -> AutoState:
-        return AutoState(Choice(self.work.steps))
+        return AutoState(AutoChoice(self.work.steps))
 
     def observe(self, state: AutoState, seen: OrderSeen) -> AutoState:
         laps = (*state.laps.get(seen.silo, ()), Lap.of(seen))[-KEPT:]
@@ -199,12 +199,12 @@ class AutoTuner:
             for barrier in range(len(self.barriers)):
                 if (balancer, barrier) in state.starving:
                     continue
-                promise = self._line(state, stage, Choice(state.choice.steps, balancer, barrier))
+                promise = self._line(state, stage, AutoChoice(state.choice.steps, balancer, barrier))
                 if promise is not None:
                     found.append(promise)
         return found
 
-    def _line(self, state: AutoState, stage: _Stage, at: Choice) -> _Promise | None:
+    def _line(self, state: AutoState, stage: _Stage, at: AutoChoice) -> _Promise | None:
         """The best number of steps within `STRIDE`, by lines through the seconds and the steps of two rehearsals."""
         few, many = (stage.rehearsed(replace(at, steps=steps)) for steps in (at.steps, 2 * at.steps))
         if few is None or many is None:
@@ -245,18 +245,18 @@ class AutoTuner:
         """What learns curves, if one of the balancers wants to know them."""
         return next((fitter for each in self.balancers if (fitter := each.sizing(self.work).fitter)), None)
 
-    def sized(self, choice: Choice) -> Sizing:
+    def sized(self, choice: AutoChoice) -> Sizing:
         """What turns forecasts into work; no batch falls below the least share."""
         sizing = self.balancers[choice.balancer].sizing(replace(self.work, steps=choice.steps))
         floor = max(sizing.floor, math.ceil(self.auto.least_share * self.work.batch_size))
         return replace(sizing, floor=floor, fitter=self.fitter)
 
-    def built(self, choice: Choice) -> BarrierPolicy[Any]:
+    def built(self, choice: AutoChoice) -> BarrierPolicy[Any]:
         """The barrier itself."""
         barrier = self.barriers[choice.barrier]
         return barrier if choice.pace_s is None else barrier.around(barrier.innermost.paced(choice.pace_s))
 
-    def _told(self, choice: Choice) -> str:
+    def _told(self, choice: AutoChoice) -> str:
         barrier = self.barriers[choice.barrier]
         inner = "" if barrier.innermost is barrier else f" around {barrier.innermost.kind}"
         return f"{choice.steps} steps, {self.balancers[choice.balancer].kind}, {barrier.kind}{inner}"
@@ -296,13 +296,13 @@ class _Stage:
         self.elasticity = elastic
         self._tuner, self._machines, self._seed = tuner, known, seen.seed
         self._facts = {name: _facts(seen, name) for name in known}
-        self._played: dict[Choice, Rehearsal | None] = {}
+        self._played: dict[AutoChoice, Rehearsal | None] = {}
 
     def progress(self, steps: float, staleness: float) -> float:
         """What a commit brings, in no unit."""
         return float(steps**self.elasticity / math.sqrt(1 + staleness))
 
-    def promise(self, choice: Choice, state: AutoState) -> _Promise | None:
+    def promise(self, choice: AutoChoice, state: AutoState) -> _Promise | None:
         """By a rehearsal of the choice itself; None if it makes no progress, or leaves a silo too little."""
         played = self.rehearsed(choice)
         if played is None:
@@ -310,13 +310,13 @@ class _Stage:
         seconds = played.seconds * state.delays.get(choice.way, 1.0)
         return _Promise(self._paced(choice), played.seconds, self.progress(played.steps, played.staleness) / seconds)
 
-    def rehearsed(self, choice: Choice) -> Rehearsal | None:
+    def rehearsed(self, choice: AutoChoice) -> Rehearsal | None:
         choice = self._paced(choice)
         if choice not in self._played:
             self._played[choice] = self._play(choice)
         return self._played[choice]
 
-    def _play(self, choice: Choice) -> Rehearsal | None:
+    def _play(self, choice: AutoChoice) -> Rehearsal | None:
         tuner = self._tuner
         policies = Policies(
             self._seed,
@@ -331,7 +331,7 @@ class _Stage:
             return played
         return played if min(played.shares.values()) * len(played.shares) >= tuner.auto.least_share else None
 
-    def _paced(self, choice: Choice) -> Choice:
+    def _paced(self, choice: AutoChoice) -> AutoChoice:
         """With the length of a round in which silos do so many steps in the mean."""
         if choice.pace_s is not None:
             return choice
