@@ -1,6 +1,7 @@
 """What evaluations come to in the files of a run."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,21 @@ def test_a_model_has_estimates_pooled_and_of_each_silo_and_curves() -> None:
     error = sum(count * abs(score - share) for score, share, count in lines["calibration"]) / 126
     assert error == pytest.approx(model["pooled"]["calibration_error"]["value"])
     json.dumps([estimates, drawn_there], allow_nan=False)
+
+
+def test_a_test_split_that_silos_share_counts_once() -> None:
+    """Eight silos with the same samples know no more than one."""
+
+    def model(told: dict[str, Evaluation]) -> tuple[Any, Any]:
+        judged = {(Split.TEST, Subject.LAST): Settled(Score(4, 0.5, 0.5), told)}
+        estimates, lines = evaluations.summary(judged, METRICS)
+        return estimates["test"]["last"]["pooled"], lines["test"]["last"]["curves"]["calibration"]
+
+    assert model({f"silo-{index}": found(1) for index in range(8)}) == model({"alone": found(1)})
+    apart = replace(found(1), loss=29.0)
+    assert (
+        model({"a": found(1), "b": apart})[0]["accuracy"]["support"] != model({"a": found(1)})[0]["accuracy"]["support"]
+    )
 
 
 def test_of_sealed_figures_there_are_pooled_numbers_only() -> None:
