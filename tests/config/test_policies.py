@@ -220,7 +220,7 @@ def test_what_does_not_go_together_is_refused(balancer: str, barrier: str, probl
     ("override", "problem"),
     [
         ("aggregation={kind: fedasync}", "moves towards whole models. Choose fedbuff"),
-        ("task={kind: k-means, data: {kind: digits}}", "does not fit task.kind k-means"),
+        ("task={kind: k-means, data: {kind: blobs}}", "does not fit task.kind k-means"),
     ],
 )
 def test_a_server_optimizer_steps_along_sums_of_updates_only(override: str, problem: str) -> None:
