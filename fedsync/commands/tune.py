@@ -1,9 +1,11 @@
-"""``fedsync tune``: the twin of a federation from a run of it."""
+"""``fedsync tune``: the twin of a federation from a run of it, and which strategy suits it."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,39 +16,192 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsync.common.files import check_result, write_result
+from fedsync.common.names import near_miss
+from fedsync.core.errors import ConfigError, FedSyncError
 
 if TYPE_CHECKING:
     from fedsync.sim.twin.fit import SiloFit
+    from fedsync.sim.twin.search import Candidate, Ranked
     from fedsync.sim.twin.twin import Predicted, Twin
 
 
 def tune(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run's files.")],
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="FILE", help="Strategy file with the task; the run's by default.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Train candidates here, and rank by time to this accuracy.")
+    ] = None,
+    strategies: Annotated[
+        str | None, typer.Option("--strategies", metavar="A,B", help="Candidates; all that do not encrypt by default.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", metavar="N,M", help="Local steps to try; by default those of the task.")
+    ] = None,
+    optimizers: Annotated[
+        str, typer.Option("--optimizers", metavar="A,B", help="Server optimizers to try; none is one.")
+    ] = "none",
+    apply: Annotated[
+        Path | None, typer.Option("--apply", metavar="FILE", help="Strategy file to write: the best candidate.")
+    ] = None,
     silos: Annotated[
         Path | None, typer.Option("--silos", metavar="FILE", help="Silo file to write: the machines as fitted.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON file with all figures.")] = None,
 ) -> None:
-    """Fit simulated machines to a run's journal, and say how well they do what the run did."""
+    """Fit simulated machines to a run's journal, say how well they do what the run did, and rank strategies on them.
+
+    Without --target nothing is trained: candidates are ranked by samples a second.
+    """
+    from fedsync.config.strategy import StrategyConfig
+    from fedsync.sim.twin import search
     from fedsync.sim.twin.records import read_record
     from fedsync.sim.twin.twin import Twin
 
-    for path, option in ((silos, "--silos"), (out, "--out")):
+    for path, option in ((apply, "--apply"), (silos, "--silos"), (out, "--out")):
         if path is not None:
             check_result(path, option)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     record = read_record(folder)
-    with console.status("replaying the run's strategy on its twin"):
+    base = record.config if task is None else StrategyConfig.load(task)
+    base.check_target(target)
+    taus = [base.local.steps] if steps is None else _whole(steps)
+    names = search.shipped() if strategies is None else strategies.split(",")
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    with console.status("replaying the run's strategy on its twin") as status:
         twin, replayed = Twin.of(record).checked()
-    console.print(_machines(twin.fits))
-    console.print(_said(twin, replayed), markup=False)
-    figures: dict[str, Any] = {"silos": [fit.report() for fit in twin.fits], "replay": _replay(twin, replayed)}
+        console.print(_machines(twin.fits))
+        console.print(_said(twin, replayed), markup=False)
+        field, left = search.candidates(twin, base, names, taus, _kinds(optimizers))
+        watch = _Watch(console, status.update)
+        ranked, note = _rank(twin, field, target, watch)
+    for why in left:
+        console.print(f"Left out: {why}", markup=False)
+    console.print(_ranking(ranked, target if not note else None))
+    said = note or (f"ranked by time to {target:g}" if target is not None else "ranked by samples a second")
+    console.print(said, markup=False)
+    figures: dict[str, Any] = {
+        "silos": [fit.report() for fit in twin.fits],
+        "replay": _replay(twin, replayed),
+        "ranked_by": said,
+        "candidates": [_row(one) for one in ranked],
+    }
     if silos is not None:
         files = twin.write(silos)
         console.print(f"Silo file: {', '.join(map(str, files))}", markup=False)
+    if apply is not None:
+        if not ranked:
+            raise ConfigError("--apply", "there is no candidate", "Name others by --strategies")
+        text = search.strategy_file(ranked[0], _why(ranked[0], said))
+        write_result(apply, text.encode())
+        console.print(f"Strategy file: {apply}", markup=False)
     if out is not None:
         write_result(out, (json.dumps(figures, indent=2) + "\n").encode())
         console.print(f"File: {out}", markup=False)
+
+
+class _Watch:
+    """Says what is played: in place on a terminal, as lines elsewhere."""
+
+    def __init__(self, console: Console, show: Callable[[str], None]) -> None:
+        self._console, self._show = console, show
+
+    def __call__(self, what: str) -> None:
+        if self._console.is_terminal:
+            self._show(escape(what))
+        else:
+            self._console.print(what, markup=False)
+
+
+def _rank(twin: Twin, field: Sequence[Candidate], target: float | None, watch: _Watch) -> tuple[list[Ranked], str]:
+    """The candidates, the best first, and why they are ranked otherwise than was asked."""
+    from fedsync.sim.twin.search import by_throughput, by_time_to
+
+    if target is None:
+        return by_throughput(twin, field, watch), ""
+    from fedsync.sim.run import run_virtual
+
+    if not field:
+        return [], ""
+    try:
+        return by_time_to(target, twin, field, run_virtual, watch), ""
+    except FedSyncError as error:
+        note = f"ranked by samples a second, as nothing can be trained here: {error}"
+        return by_throughput(twin, field, watch), note
+
+
+def _whole(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise ConfigError("--steps", f"{text!r} is no list of whole numbers from 1 on", "Write --steps 5,10,20")
+    return list(dict.fromkeys(numbers))
+
+
+def _kinds(text: str) -> list[str]:
+    from fedsync.policies.schema import kinds
+
+    known = kinds("server_optimizer")
+    for kind in text.split(","):
+        if kind != "none" and kind not in known:
+            raise ConfigError("--optimizers", f"no server optimizer {kind!r}", near_miss(kind, ["none", *known]))
+    return ["" if kind == "none" else kind for kind in dict.fromkeys(text.split(","))]
+
+
+def _ranking(ranked: Sequence[Ranked], target: float | None) -> Table:
+    title = f"Candidates, the best first{'' if target is None else f'; target {target:g}'}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in (
+        "strategy",
+        "steps",
+        "interval s",
+        "optimizer",
+        "s to target (90 %)",
+        "s a round (90 %)",
+        "samples/s",
+    ):
+        table.add_column(column, justify="left" if column in ("strategy", "optimizer") else "right", no_wrap=True)
+    for one in ranked:
+        candidate, predicted = one.candidate, one.predicted
+        reached = "-" if one.accuracy is None else f"never, at {one.accuracy:.3f}"
+        reached = reached if one.once_s is None else f"{one.once_s:.3g}, played once"
+        table.add_row(
+            escape(candidate.strategy),
+            str(candidate.steps),
+            "-" if candidate.interval_s is None else f"{candidate.interval_s:g}",
+            candidate.optimizer or "-",
+            "fails" if one.problem else reached if one.seconds is None else str(one.seconds),
+            "-" if predicted is None else str(predicted.round_s),
+            "-" if predicted is None else f"{predicted.samples_a_second:.0f}",
+        )
+    return table
+
+
+def _row(one: Ranked) -> dict[str, Any]:
+    candidate = one.candidate
+    return {
+        "strategy": candidate.strategy,
+        "steps": candidate.steps,
+        "interval_s": candidate.interval_s,
+        "server_optimizer": candidate.optimizer or None,
+        "seconds_to_target": None if one.seconds is None else asdict(one.seconds),
+        "round_s": None if one.predicted is None else asdict(one.predicted.round_s),
+        "samples_a_second": None if one.predicted is None else one.predicted.samples_a_second,
+        "once_s": one.once_s,
+        "accuracy": one.accuracy,
+        "problem": one.problem or None,
+    }
+
+
+def _why(best: Ranked, said: str) -> str:
+    figures = ""
+    if best.seconds is not None:
+        figures = f": {best.seconds} s to the target on the twin, with 90 %"
+    elif best.predicted is not None:
+        figures = f": {best.predicted.samples_a_second:.0f} samples a second, {best.predicted.round_s} s a round"
+    return f"first of those that fedsync tune played, {said}{figures}"
 
 
 def _machines(fits: tuple[SiloFit, ...]) -> Table:

@@ -273,17 +273,30 @@ def test_what_is_no_journal_gives_one_line(tmp_path: Path, break_it: Callable[[s
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_fits_says_how_well_and_writes_a_silo_file(tmp_path: Path) -> None:
-    played(tmp_path / "run", {"speed": 100.0}, {"speed": 200.0, "overhead_s": 0.5}, stop="rounds: 10")
-    command = [sys.executable, "-m", "fedsync", "tune", "run", "--silos", "twin.yaml", "--out", "twin.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
-    assert "lb-bsp, seconds a round" in done.stdout
-    assert "Traceback" not in done.stderr
-    a, b = ClusterConfig.load(tmp_path / "twin.yaml").silos
-    assert (a.speed, b.speed, b.overhead_s) == (pytest.approx(100.0), pytest.approx(200.0), pytest.approx(0.5))
-    replayed = json.loads((tmp_path / "twin.json").read_text())["replay"]
-    assert replayed["low_s"] <= replayed["actual_s"] <= replayed["high_s"]
-    (tmp_path / "run" / "journal.jsonl").write_text("{}\n")
-    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+def test_the_block_of_the_page_runs_and_a_broken_journal_is_one_line(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    commands = [line.split()[2:] for line in page.splitlines() if re.match(r"\$ fedsync .*runs/mine", line)]
+    assert [command[0] for command in commands] == ["run", "tune"]
+
+    def fedsync(command: list[str]) -> "subprocess.CompletedProcess[str]":
+        whole = [sys.executable, "-m", "fedsync", *command]
+        return subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    ran, tuned = (fedsync(command) for command in commands)
+    assert (ran.returncode, tuned.returncode, tuned.stderr) == (0, 0, "")
+    assert "lb-bsp, seconds a round" in tuned.stdout
+    was, found = ClusterConfig.load("hetero").silos, ClusterConfig.load(tmp_path / "twin.yaml").silos
+    assert [silo.speed for silo in found] == pytest.approx([silo.speed for silo in was], rel=0.05)
+    figures = json.loads((tmp_path / "tune.json").read_text())
+    best = StrategyConfig.load(tmp_path / "best.yaml")
+    assert best.name == figures["candidates"][0]["strategy"] + "-tuned"
+    assert "ranked by samples a second" in (tmp_path / "best.yaml").read_text()
+    rates = [one["samples_a_second"] for one in figures["candidates"]]
+    assert len(rates) == 3
+    assert rates == sorted(rates, reverse=True)
+    assert figures["replay"]["low_s"] <= figures["replay"]["actual_s"] <= figures["replay"]["high_s"]
+    (tmp_path / "runs" / "mine" / "journal.jsonl").write_text("{}\n")
+    failed = fedsync(commands[1])
     assert failed.returncode == 1
-    assert failed.stderr.startswith("failed: ") and failed.stderr.count("\n") == 1
+    assert failed.stderr.startswith("failed: ")
+    assert failed.stderr.count("\n") == 1

@@ -151,7 +151,7 @@ class Twin:
             rounds = kept.ledger.rounds
             mean_s = seconds_a_round(rounds) or (rounds[0].at_s if rounds else summary["seconds"])
             seconds.append(max(mean_s, 1e-9))
-            samples.append(summary["samples"] / max(summary["seconds"], 1e-9))
+            samples.append(kept.samples / max(rounds[-1].at_s if rounds else summary["seconds"], 1e-9))
         return Predicted(Interval.of(seconds, self.wider), fmean(samples))
 
     def cluster(self, folder: Path, draw: int | None = None) -> ClusterConfig:
@@ -187,13 +187,18 @@ class Twin:
 
 
 class _Kept:
-    """Keeps the books of a run."""
+    """Keeps the books of a run, and how many samples there were by its last commit."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.samples = 0
+        self._rounds = 0
 
     def follow(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        if len(ledger.rounds) > self._rounds:
+            self._rounds = len(ledger.rounds)
+            self.samples = sum(silo.samples for silo in ledger.silos.values())
 
 
 def write_trace(path: Path, pieces: Iterable[Piece]) -> None:
