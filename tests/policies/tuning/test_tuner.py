@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import RecordedMachine
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Payload
+from fedsync.core.tuning import CommitSeen
+from fedsync.policies.tuning.tuner import CHANCE, AutoChoice, AutoTuner
 from tests.sim.fake import strategy
 
 Lie = Callable[[float], float]
@@ -191,3 +194,19 @@ def test_wrappers_stay_around_whatever_is_tried() -> None:
 def test_what_it_cannot_try_is_refused(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         strategy(**{"local": {"steps": 4, "batch_size": BATCH}, "auto": {}, "balancer": {"kind": "fixed"}, **sections})
+
+
+def test_a_balanced_batch_is_not_below_the_least_share() -> None:
+    tuner = tuned({"least_share": 0.25}).policies(4).tuner
+    assert isinstance(tuner, AutoTuner)
+    assert tuner.sized(AutoChoice(4, balancer=1)).floor == BATCH / 4
+
+
+def test_what_takes_longer_than_rehearsed_counts_as_longer() -> None:
+    """Three commits in 9 s where 1 s each was rehearsed: 3 times as long, less what is chance."""
+    run = play(tuned(), 4, **ALIKE)
+    assert isinstance(run.policies.tuner, AutoTuner)
+    seen = CommitSeen(9.0, 7, run._coordinator.state()["silos.views"], {}, (), 0.5)
+    state = replace(run.policies.tuner.init(), expected_s=1.0, commits=2)
+    after, _ = run.policies.tuner.advance(state, seen)
+    assert after.delays[0, 0] == pytest.approx(3.0 / CHANCE)
