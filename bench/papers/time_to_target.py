@@ -1,216 +1,117 @@
-"""Virtual seconds to a target accuracy: every shipped strategy on three clusters, with real training.
+"""Virtual seconds to a target accuracy, with real training: strategies as shipped, and all of them tuned.
 
     python bench/papers/time_to_target.py [--seeds 3] [--target 0.9] [--details] [--quick] [--markdown]
+    python bench/papers/time_to_target.py --tuned [--resume] [--tasks digits] [--overheads 1] [--quick]
 
-Those that encrypt are left out: ``lb-bsp-he``, ``fsp-he`` and ``pssp-he`` differ from their namesakes in the cipher
-alone, whose time is not simulated, and rounding to 16 bits does not show (``encrypted.py``). ``--strategies`` names
-any.
+As shipped: every strategy that does not encrypt, on digits, two classes a silo, on three clusters, without overhead.
+With eight silos, digits 0 to 5 are shared by two silos each and 6 to 9 are held by one silo each, so who forgets a silo
+misses the target. ``--strategies`` names any, ``--set`` changes a value in all of them.
 
-Non-i.i.d. digits as the strategy files deal them: two classes a silo. With eight silos, digits 0 to 5 are shared by two
-silos each and 6 to 9 are held by one silo each, so who forgets a silo misses the target. (Dirichlet shares would be
-another data set for every seed, easy or hard, with three seeds to tell.) ``--set`` changes a value in all strategies.
+Tuned: what a strategy wins over a FedAvg that somebody has tuned. Orders cost 1 s or 0.2 s besides training, on four
+clusters, in three tasks (``target_cells.py``). FedAvg and each strategy, with server momentum and without, get the
+local steps and the learning rate at which they do best on three seeds, from one grid that grows until the optimum lies
+inside it, by successive halving, the same for all (``target_search.py``). What is reported is of ten other seeds,
+paired by seed, as geometric mean over tasks, with 95 % intervals, beside the strategies as they are. Where the best of
+several strategies is named, the tuning seeds say which it is.
 
-FedAvg runs first, to the target, for at most ``--longest`` virtual seconds. Every other strategy stops at the target or
-at four times FedAvg's seconds on the same cluster with the same seed: the ratio is to that run. The seconds are those
-of the first commit that reached the target, so a strategy whose accuracy jitters, or that commits often, is lucky a
-little earlier. Nothing in the files is tuned to the clusters; where they say 1 over the number of silos they mean five.
-
-What theory says, of time alone: on equal machines no strategy can beat BSP but by shorter rounds. On speeds from 1 to 3
-balancing takes ``8 min(v) / sum(v)`` = 0.5 of FedAvg's time; nobody waiting at all gives the same rate of samples.
+``auto`` runs untuned, if it is among the strategies. Results of single runs lie beside the JSON; ``--resume`` goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from bench.common import bar, beside, figure, in_parallel, markdown_table, print_table, save, write_json
-from fedsync.config.cluster import ClusterConfig
+from bench.common import beside, write_json
+from bench.papers import target_cells, target_tables, target_tuned, target_untuned
+from bench.papers.target_cells import Cell
+from bench.papers.target_runs import Cache, Runner, code
 from fedsync.config.locate import locate
-from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError
-from fedsync.observe.ledger import Ledger
-
-CLUSTERS = ("homogeneous", "one-to-three", "contention")
-REFERENCE = "fedavg"
-TIMES = 4.0
-WALL_S = 240.0
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run, at most ``seconds`` of virtual time."""
-
-    strategy: str
-    cluster: str
-    seed: int
-    seconds: float
-    target: float
-    sets: tuple[str, ...]
-
-
-class Patience:
-    """Ends a run that takes too long in real time: a run that hangs is a result too."""
-
-    def __init__(self) -> None:
-        self.until = time.monotonic() + WALL_S
-
-    def follow(self, ledger: Ledger) -> None:
-        if time.monotonic() > self.until:
-            raise TimeoutError(f"no end in {WALL_S:g} s of real time, at {ledger.seconds:.1f} virtual s")
-
-
-def one_run(job: Job) -> dict[str, Any]:
-    # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
-    from fedsync.sim.run import run_virtual
-
-    stop = f"stop={{seconds: {job.seconds}, target_accuracy: {job.target}}}"
-    row: dict[str, Any] = {"strategy": job.strategy, "cluster": job.cluster, "seed": job.seed, "limit_s": job.seconds}
+def untuned(options: argparse.Namespace) -> None:
+    """The strategies as they are."""
+    options.seeds = options.seeds or 3
+    options.clusters = options.clusters or list(target_untuned.CLUSTERS)
+    options.strategies = options.strategies or target_untuned.strategies()
+    if options.quick:
+        options.seeds, options.target = 1, min(options.target, 0.6)
     began = time.perf_counter()
+    rows = target_untuned.measure(options)
+    write_json(options.out, {"target": options.target, "wall_s": time.perf_counter() - began, "runs": rows})
+    target_untuned.show(rows, options)
+
+
+def tuned(options: argparse.Namespace) -> None:
+    """The tuned comparison."""
+    clusters = options.clusters or list(target_cells.CLUSTERS)
+    cells = [Cell(cluster, overhead_s) for overhead_s in options.overheads for cluster in clusters]
+    tasks = {name: target_cells.TASKS[name].target for name in options.tasks}
+    shipped = [target_cells.AUTO] if (locate("fedavg").parent / "auto.yaml").exists() else []
+    strategies = options.strategies or [*target_cells.OURS, *shipped]
+    fresh, tuning = options.seeds or 10, options.tuning
+    if options.quick:
+        tasks = {name: target - 0.1 for name, target in tasks.items()}  # above version 0 of all seeds
+        fresh, tuning = 2, 1
+    first = target_tuned.TUNING
+    seeds = range(first, first + tuning), range(fresh)
+    runner = Runner(Cache(options.out.with_suffix(".cache.jsonl"), resume=options.resume), options.processes)
     try:
-        config = StrategyConfig.load(job.strategy, [*job.sets, f"seed={job.seed}", stop])
-        with tempfile.TemporaryDirectory() as folder:
-            summary = run_virtual(config, ClusterConfig.load(job.cluster), Path(folder), listeners=[Patience()])
-    except (FedSyncError, TimeoutError) as error:
-        return row | {"failed": f"{type(error).__name__}: {error}", "seconds_to_target": None}
-    keys = ("seconds_to_target", "seconds", "accuracy", "utilisation", "wait_fraction", "rounds", "samples")
-    return row | {key: summary[key] for key in keys} | {"wall_s": time.perf_counter() - began}
-
-
-def strategies() -> list[str]:
-    """Names of all shipped ones that do not encrypt, the reference first."""
-    names = sorted(path.stem for path in locate(REFERENCE).parent.glob("*.yaml"))
-    plain = [name for name in names if StrategyConfig.load(name).cipher.kind == "plain"]
-    return [REFERENCE, *(name for name in plain if name != REFERENCE)]
-
-
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    seeds = range(7, 7 + options.seeds)
-    sets = tuple(options.set)
-
-    def job(name: str, cluster: str, seed: int, seconds: float) -> Job:
-        return Job(name, cluster, seed, seconds, options.target, sets)
-
-    firsts = [job(REFERENCE, cluster, seed, options.longest) for cluster in options.clusters for seed in seeds]
-    references = in_parallel(one_run, firsts, options.processes)
-    for row in references:
-        if "failed" in row:
-            raise SystemExit(f"{REFERENCE} failed: {row['failed']}")
-    base = {(row["cluster"], row["seed"]): row["seconds_to_target"] or options.longest for row in references}
-    jobs = [
-        job(name, cluster, seed, TIMES * base[cluster, seed])
-        for name in options.strategies
-        if name != REFERENCE
-        for cluster in options.clusters
-        for seed in seeds
+        out = target_tuned.compare(runner, tasks, cells, strategies, seeds, small=options.quick)
+    finally:
+        runner.close()
+    result = target_tables.show(target_tables.Findings(out, list(tasks)), cells, beside(options.out))
+    for text in out.failed:
+        print(text)
+    chosen = [
+        {"task": task, "machines": asdict(cell), "side": side.name, **asdict(found)}
+        for (task, cell, side), found in out.chosen.items()
     ]
-    rows = [*references, *in_parallel(one_run, jobs, options.processes)]
-    for row in rows:
-        reached = row["seconds_to_target"]
-        row["ratio"] = None if reached is None else reached / base[row["cluster"], row["seed"]]
-    return rows
+    whole = {"targets": tasks, "seeds": fresh, "tuning_seeds": tuning, "code": code(), "runs": runner.done}
+    result |= {"chosen": chosen, "tuned": _seconds(out.tuned), "untuned": _seconds(out.untuned)}
+    write_json(options.out, whole | result)
+    print(f"{runner.done} runs")
 
 
-def ratio(rows: list[dict[str, Any]]) -> str:
-    """Mean and range over the seeds that reached the target, of one strategy on one cluster; how many did not.
-
-    Of the reference, to which all are compared, it is the seconds.
-    """
-    done = [row for row in rows if "failed" not in row]
-    if not done:
-        return f"failed {len(rows)}/{len(rows)}"
-    reached = [row["ratio"] for row in done if row["ratio"] is not None]
-    parts = [f"{fmean(reached):.2f} ({min(reached):.2f}-{max(reached):.2f})"] if reached else []
-    if reached and rows[0]["strategy"] == REFERENCE:
-        parts = [f"{fmean(row['seconds_to_target'] for row in done if row['ratio'] is not None):.1f} s"]
-    missed = len(rows) - len(reached)
-    return ", ".join(parts + ([f"missed {missed}/{len(rows)}"] if missed else []))
-
-
-def details(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
-    """Seconds, utilisation and waiting of one strategy on one cluster, as text."""
-    done = [row for row in rows if "failed" not in row]
-    if not done:
-        return "-", "-", "-"
-    reached = [row["seconds_to_target"] for row in done if row["seconds_to_target"] is not None]
-    utilisation, waiting = (fmean(row[key] for row in done) for key in ("utilisation", "wait_fraction"))
-    return f"{fmean(reached):.1f}" if reached else "-", f"{utilisation:.0%}", f"{max(waiting, 0.0):.1%}"
-
-
-def show(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    names = list(dict.fromkeys(row["strategy"] for row in rows))
-    group: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        group.setdefault((row["strategy"], row["cluster"]), []).append(row)
-    columns = ["strategy", *options.clusters]
-    body = [[name, *(ratio(group[name, cluster]) for cluster in options.clusters)] for name in names]
-    print_table(
-        f"Virtual seconds to accuracy {options.target:g} as a ratio to {REFERENCE}'s, seed by seed: "
-        f"mean (range) of {options.seeds} seed(s)",
-        columns,
-        body,
-    )
-    if options.details:
-        heads = [f"{cluster}\n{what}" for cluster in options.clusters for what in ("seconds", "busy", "waiting")]
-        found = [[name, *(text for c in options.clusters for text in details(group[name, c]))] for name in names]
-        print_table("Seconds, and the share of time in which silos train and wait", ["strategy", *heads], found)
-    if options.markdown:
-        print(markdown_table(columns, body))
-    for row in rows:
-        if "failed" in row:
-            print(f"{row['strategy']} on {row['cluster']}, seed {row['seed']}: {row['failed']}")
-    draw(names, group, options)
-
-
-def draw(names: list[str], group: dict[tuple[str, str], list[dict[str, Any]]], options: argparse.Namespace) -> None:
-    """Bars of the means, and lines from the least to the greatest."""
-    made, (ax,) = figure(width=7.5, height=0.42 * len(names) + 1.4)
-    high = 0.8 / len(options.clusters)
-    for index, cluster in enumerate(options.clusters):
-        for place, name in enumerate(names):
-            mine = group[name, cluster]
-            reached = [row["ratio"] for row in mine if row["ratio"] is not None]
-            at = place + (index - (len(options.clusters) - 1) / 2) * high
-            end = fmean(reached) if reached else 0.0
-            ax.barh(at, end, 0.92 * high, **bar(index), label=cluster if place == 0 else None)
-            if len(reached) > 1:
-                ax.plot([min(reached), max(reached)], [at, at], color="black", linewidth=1.0)
-            if len(reached) < len(mine):
-                text = f"missed {len(mine) - len(reached)}/{len(mine)}"
-                ax.text(max(reached, default=0.0) + 0.03, at, text, fontsize=6, va="center")
-    ax.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
-    ax.set(yticks=range(len(names)), yticklabels=names, xlabel="seconds to target / FedAvg's (less is better)")
-    ax.set_title(f"Time to accuracy {options.target:g}; bars: mean, lines: range of the seeds")
-    ax.invert_yaxis()
-    ax.legend(fontsize=7, frameon=False, loc="upper right")  # beside the bars of 1
-    save(made, beside(options.out))
+def _seconds(found: Mapping[Any, Mapping[int, float]]) -> list[dict[str, Any]]:
+    """Seconds by seed; None where the target was missed, which JSON can say."""
+    return [
+        {"task": task, "machines": asdict(cell), "side": side.name}
+        | {"seconds": {seed: each if math.isfinite(each) else None for seed, each in seconds.items()}}
+        for (task, cell, side), seconds in found.items()
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--target", type=float, default=0.9)
-    parser.add_argument("--longest", type=float, default=400.0, help="virtual seconds that FedAvg may take")
-    parser.add_argument("--clusters", nargs="+", default=list(CLUSTERS))
-    parser.add_argument("--strategies", nargs="+", default=strategies())
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in all strategies")
-    parser.add_argument("--quick", action="store_true", help="one seed, target 0.6: to see that it works")
-    parser.add_argument("--details", action="store_true", help="a second table: seconds, utilisation and waiting")
-    parser.add_argument("--markdown", action="store_true", help="the table once more, for a page")
+    parser.add_argument("--tuned", action="store_true", help="the comparison of tuned strategies")
+    parser.add_argument("--seeds", type=int, help="of the tables; by default 3, tuned 10")
+    parser.add_argument("--clusters", nargs="+", help="by default those that the tables have")
+    parser.add_argument("--strategies", nargs="+", help="by default all that are plain, tuned: ours")
+    parser.add_argument("--quick", action="store_true", help="few seeds, low targets: to see that it works")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/time_to_target.json"))
+    parser.add_argument("--out", type=Path, help="JSON file; pictures lie beside it")
+    shipped = parser.add_argument_group("as shipped")
+    shipped.add_argument("--target", type=float, default=0.9)
+    shipped.add_argument("--longest", type=float, default=400.0, help="virtual seconds that FedAvg may take")
+    shipped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in all strategies")
+    shipped.add_argument("--details", action="store_true", help="a second table: seconds, utilisation and waiting")
+    shipped.add_argument("--markdown", action="store_true", help="the table once more, for a page")
+    chosen = parser.add_argument_group("tuned")
+    chosen.add_argument("--tasks", nargs="+", choices=list(target_cells.TASKS), default=list(target_cells.TASKS))
+    chosen.add_argument("--overheads", type=float, nargs="+", default=list(target_cells.OVERHEADS), metavar="SECONDS")
+    chosen.add_argument("--tuning", type=int, default=3, help="seeds to tune by")
+    chosen.add_argument("--resume", action="store_true", help="go on with a run that was cut off")
     options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.target = 1, min(options.target, 0.6)
+    name = "time_to_target_tuned" if options.tuned else "time_to_target"
+    options.out = options.out or Path(f"bench/results/{name}.json")
     began = time.perf_counter()
-    rows = measure(options)
-    write_json(options.out, {"target": options.target, "wall_s": time.perf_counter() - began, "runs": rows})
-    show(rows, options)
+    (tuned if options.tuned else untuned)(options)
     print(f"{time.perf_counter() - began:.0f} s of real time")
 
 

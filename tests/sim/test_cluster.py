@@ -120,7 +120,7 @@ def test_many_silos_with_one_trace_read_it_from_beside_the_file(tmp_path: Path) 
     assert {silo.trace for silo in silos} == {str((tmp_path / "day.csv").resolve())}
 
 
-@pytest.mark.parametrize("name", ["homogeneous", "one-to-three", "contention"])
+@pytest.mark.parametrize("name", ["homogeneous", "one-to-three", "contention", "one-slow"])
 def test_the_shipped_clusters_have_eight_silos(name: str) -> None:
     assert len(ClusterConfig.load(name).silos) == 8
 
