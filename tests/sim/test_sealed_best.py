@@ -104,7 +104,7 @@ def test_the_best_version_is_that_of_a_run_in_the_clear(
     # Updates are rounded before they are sealed, so models differ in the last digits.
     assert [score.version for score in sealed] == [score.version for score in plain] != []
     for one, other in zip(plain, sealed, strict=True):
-        assert other.accuracy == pytest.approx(one.accuracy, rel=1e-2)
+        assert other.accuracy == pytest.approx(one.accuracy, abs=2 / 180), "more than two samples apart"
     found = {name: each.best for name, each in replicas.items()}
     assert found.keys() == set(NAMES)
     assert {each and (each.version, each.digest, each.score) for each in found.values()} == {
