@@ -81,6 +81,10 @@ class PlainReplica:
     def best_model(self) -> None: ...
 
     @property
+    def best_version(self) -> int:
+        return -1
+
+    @property
     def unrevealed(self) -> bool:
         return False
 

@@ -254,6 +254,10 @@ class Replica(Protocol):
         """The best model so far, where silos keep it, float32 [values]; None where the server does, or nobody."""
 
     @property
+    def best_version(self) -> int:
+        """Which version that is; -1 where there is none."""
+
+    @property
     def unrevealed(self) -> bool:
         """Whether the server has yet to ask for something that only this process can tell; see `answer`."""
 

@@ -254,14 +254,18 @@ class SiloSession:
         """The model that the first order apart begins with, float32 [values]: in the clear it came with the order.
 
         Raises:
-            ProtocolError: this silo has no best model yet.
+            ProtocolError: this silo keeps no best model, or another than the order means, as who has missed sums does.
         """
         if not self.sealed:
             return self._receive(received, order.base_version)
-        first = self.initial_model() if order.subject is Subject.LOCAL else self.replica.best_model
-        if first is None:
+        if order.subject is Subject.LOCAL:
+            return self.initial_model()
+        best, version = self.replica.best_model, self.replica.best_version
+        if best is None:
             raise ProtocolError(SERVER, "subject", "there is no best model yet")
-        return first
+        if version != order.base_version:
+            raise ProtocolError(SERVER, "subject", f"the best model here is version {version}, not {order.base_version}")
+        return best
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
         """``watch``, which may not end an order before the samples that the owner demands are behind it.

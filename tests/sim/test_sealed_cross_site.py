@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,28 @@ def test_the_model_that_silos_tune_is_the_best_that_they_keep(tmp_path: Path, mo
     run(tmp_path, "{kind: pad}")
     tuned = [(model, best) for subject, model, best in begun if subject is Subject.TUNED]
     assert len(tuned) == len(NAMES) and all(np.array_equal(*pair) for pair in tuned)
+
+
+def test_a_silo_that_keeps_another_version_as_the_best_tunes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that has missed the newest sums: its figures would be of another model than the others'."""
+    real, late = SiloSession.train, "b"
+
+    def behind(self: SiloSession, order: WorkOrder, *rest: Any) -> Any:
+        if self.name == late and order.subject is Subject.TUNED and order.apart:
+            state = self.replica._state  # type: ignore[attr-defined]
+            older = replace(state.best, version=order.base_version - 1)
+            self.replica._state = replace(state, best=older)  # type: ignore[attr-defined]
+        return real(self, order, *rest)
+
+    monkeypatch.setattr(SiloSession, "train", behind)
+    summary, document = run(tmp_path, "{kind: pad}")
+    assert summary["stopped_by"] == "3 rounds done"
+    (missing,) = document["missing"]
+    assert (missing["subject"], missing["silo"]) == ("tuned", late)
+    assert "the best model here is version 2, not 3" in missing["reason"], missing
+    assert document["metrics"]["accuracy"]["pooled"].keys() == {"last", "best", "local"}
 
 
 def test_where_a_silo_has_no_model_of_its_own_nothing_is_told_of_any(

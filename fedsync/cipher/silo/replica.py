@@ -162,6 +162,10 @@ class EncryptedReplica:
         best = self._state.best
         return None if best is None else best.model
 
+    @property
+    def best_version(self) -> int:
+        return -1 if self._state.best is None else self._state.best.version
+
     # What is sent.
 
     def greeting(self) -> Payload:
