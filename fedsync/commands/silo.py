@@ -56,6 +56,8 @@ def export(
 
     done = export_kept(config, out, run)
     typer.echo(f"{done.file}: version {done.version} of run {done.run}")
+    if done.best is not None:
+        typer.echo(f"{out / 'best.pt'}: version {done.best}; best.json says how good it is")
     for other in done.others:
         typer.echo(f"not written: run {other}; for its model add --run {other.name}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import TypeVar
 
 _DIGEST_BYTES = 32
@@ -16,6 +17,12 @@ def checksum(*pieces: bytes | memoryview) -> bytes:
     for piece in pieces:
         whole.update(piece)
     return whole.digest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digested(body: bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class Selection:
 
     def _of(self, numbers: Numbers) -> float | None:
         return standing_in(numbers) if self.metric == "accuracy" else numbers.get(self.metric)
+
+
+def stated(score: Score, value: float | None) -> dict[str, Any]:
+    """What ``best.json`` says of a version, and of its value by the rule."""
+    return {"version": score.version, "value": value, "metrics": dict(score.numbers)}
 
 
 def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:

@@ -14,7 +14,7 @@ from fedsync.config.compatibility import check_real
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError, RunError, not_installed
 from fedsync.flower.environment import flower_in_this_process
-from fedsync.observe.recorder import Listener
+from fedsync.observe.recorder import Listener, add_digests
 from fedsync.trainer.client import stop_trainers
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.model_export import export_model
@@ -111,11 +111,9 @@ def _run(
         ray.shutdown()
     if errors:
         raise errors[0]
-    if rings is not None:
-        export_model(home / "state", out)
     if strategy.run_summary is None:
         raise RunError("Flower's simulation engine ended without running the strategy; see the log above")
-    return strategy.run_summary
+    return strategy.run_summary if rings is None else add_digests(out, export_model(home / "state", out))
 
 
 def _quiet_logs() -> None:

@@ -13,7 +13,6 @@ has the best model too: the file, which may be newer or older, is then written a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -23,10 +22,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.checksums import file_digest
 from fedsync.common.files import write_atomically
 from fedsync.core.actions import KeepBest
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
+from fedsync.core.selection import stated
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class KeptModels:
         for name in (_NEXT, LAST, MODEL, *([] if resume else [BEST, STATED])):
             (out / name).unlink(missing_ok=True)
         if (out / BEST).exists():
-            self._there = _sha256(out / BEST)
+            self._there = file_digest(out / BEST)
 
     def keep(self, best: KeepBest, model: Vector) -> None:
         """There is a better version; its model never changes."""
@@ -102,7 +103,7 @@ class KeptModels:
         if self._waiting is not None:
             self._write(*self._waiting)
         self._save(self._out / LAST, last)
-        self.digests["last"] = _sha256(self._out / LAST)
+        self.digests["last"] = file_digest(self._out / LAST)
         (self._out / MODEL).unlink(missing_ok=True)
         try:
             os.link(self._out / LAST, self._out / MODEL)
@@ -113,8 +114,8 @@ class KeptModels:
     def _write(self, best: KeepBest, model: Vector) -> None:
         following = self._out / _NEXT
         self._save(following, model)
-        digest = _sha256(following)
-        about = {"version": best.score.version, "value": best.value, "metrics": dict(best.score.numbers)}
+        digest = file_digest(following)
+        about = stated(best.score, best.value)
         before = {known: said for known, said in _stated(self._out).items() if known == self._there}
         write_atomically(self._out / STATED, (json.dumps({**before, digest: about}, indent=2) + "\n").encode())
         following.replace(self._out / BEST)
@@ -128,7 +129,7 @@ def best_of(out: Path) -> Mapping[str, Any] | None:
     None where there is no such file, or it is not one that the run wrote.
     """
     path = out / BEST
-    found: Mapping[str, Any] | None = _stated(out).get(_sha256(path)) if path.is_file() else None
+    found: Mapping[str, Any] | None = _stated(out).get(file_digest(path)) if path.is_file() else None
     return found
 
 
@@ -138,8 +139,3 @@ def _stated(out: Path) -> dict[str, Any]:
         return stated
     except (OSError, ValueError):
         return {}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import yaml
 
 from fedsync import __version__
-from fedsync.common.files import OWNER_FOLDER
+from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.core.metrics.base import AnyMetric
@@ -179,6 +179,24 @@ class Recorder:
             self._journal.close()
         if self._rounds is not None:
             self._rounds.close()
+
+
+def add_digests(out: Path, files: Mapping[str, str]) -> dict[str, Any]:
+    """Complete the summary of a run that has ended, whose models were written after it; returns the summary.
+
+    Args:
+        out: folder of the run.
+        files: as `Recorder.finish`.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path = out / "summary.json"
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name, digest in files.items():
+        summary[name] = {**(summary[name] or {}), "digest": digest}
+    write_atomically(path, (json.dumps(summary, indent=2) + "\n").encode(), OWNER_FILE)
+    return summary
 
 
 _share = attrgetter(*SHARE)

@@ -31,7 +31,7 @@ from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, ends, phase, 
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.recorder import Listener
+from fedsync.observe.recorder import Listener, add_digests
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust, way
@@ -107,7 +107,7 @@ def run_local(
             hand_over(server, control, settings)
             _follow(processes, out, control, listeners, resumed=resume)
             if rings is not None:
-                export_model(home / STATE, out)
+                add_digests(out, export_model(home / STATE, out))
             over = ends(control, _LEAVE_S)
         finally:
             stop_trainers(home / STATE)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsync.common.checksums import undigested
+from fedsync.common.checksums import file_digest, undigested
+from fedsync.common.files import write_atomically
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.selection import stated
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import ANSWER, COPY, STATE_FOLDER, Identity
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from fedsync.core.layout import Layout
     from fedsync.train.local import ModelKeeper
 
-MODEL, LAST, BEST = "model.pt", "last.pt", "best.pt"
+MODEL, LAST, BEST, STATED = "model.pt", "last.pt", "best.pt", "best.json"
 
 _SURVEY = "survey"
 """Kind of a task without a model."""
@@ -58,21 +60,26 @@ class Exported:
         file: the state dict.
         run: whose model it is.
         version: of the model.
+        best: version in ``best.pt``; None where the silo keeps none.
         others: further runs whose models the silo keeps, newest first.
     """
 
     file: Path
     run: KeptRun
     version: int
+    best: int | None
     others: Sequence[KeptRun]
 
 
-def export_model(state: Path, out: Path) -> None:
-    """Write ``model.pt`` from the newest copy that silos of this machine keep.
+def export_model(state: Path, out: Path) -> Mapping[str, str]:
+    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from the newest copy that silos of this machine keep.
 
     Args:
         state: folder of their resident trainers, which have served one run.
         out: folder of the run.
+
+    Returns:
+        SHA-256 of the files, hexadecimal, by what they are: ``best`` or ``last``.
 
     Raises:
         RunError: no silo keeps a copy there, or one is damaged.
@@ -80,11 +87,13 @@ def export_model(state: Path, out: Path) -> None:
     kept = kept_runs(state)
     if not kept:
         raise RunError(f"no silo in {state} keeps the model")
-    _write(out, kept[0].copies, RunSpec.parse(kept[0].spec))
+    _, best = _write(out, kept[0].copies, RunSpec.parse(kept[0].spec))
+    files = {"last": out / LAST, **({} if best is None else {"best": out / BEST})}
+    return {name: file_digest(file) for name, file in files.items()}
 
 
 def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> Exported:
-    """Write ``model.pt`` from the copy that a real silo keeps of an encrypted run's model.
+    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from what a real silo keeps of an encrypted run.
 
     Args:
         config: of the silo.
@@ -106,8 +115,8 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
         raise ConfigError("--out", f"{out} cannot be made: {error.strerror}", "Choose another folder") from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise ConfigError("--out", f"nothing can be written to {out}", "Choose another folder, or its permissions")
-    version = _write(out, chosen.copies, spec, own=True)
-    return Exported(out / MODEL, chosen, version, [other for other in kept if other != chosen])
+    version, best = _write(out, chosen.copies, spec, own=True)
+    return Exported(out / MODEL, chosen, version, best, [other for other in kept if other != chosen])
 
 
 def kept_runs(trainers: Path) -> list[KeptRun]:
@@ -154,8 +163,8 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
     raise ConfigError("--run", f"of run {run!r} there is no model here", f"There is one of: {known}")
 
 
-def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = False) -> int:
-    """Write the copy with the highest version of those of one run, and return that.
+def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = False) -> tuple[int, int | None]:
+    """Write the copy with the highest version of those of one run; returns that, and the best version if there is one.
 
     Args:
         out: folder to write to.
@@ -164,15 +173,21 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = Fals
         own: private parts are as the trainer that left the copy has trained them, not as they were built.
     """
     keeper = keeper_of(copies, spec)
-    path, newest, _ = kept_state(copies, spec, keeper.layout)
+    path, newest, plan = kept_state(copies, spec, keeper.layout)
     last = LastOrder.load(path.with_name(ANSWER)) if own else None
     private = b"" if last is None else last.cursor.private
     for name in (MODEL, LAST):
         keeper.save_model(out / name, newest.model, private)
-    (out / BEST).unlink(missing_ok=True)
-    if newest.best is not None:
-        keeper.save_model(out / BEST, newest.best.model, private)
-    return newest.version
+    for name in (BEST, STATED):
+        (out / name).unlink(missing_ok=True)
+    if newest.best is None:
+        return newest.version, None
+    keeper.save_model(out / BEST, newest.best.model, private)
+    score, rule = newest.best.score, None if plan is None else plan.selection
+    if score is not None:
+        about = stated(score, None if rule is None else rule.value(score, {}, ()))
+        write_atomically(out / STATED, (json.dumps({file_digest(out / BEST): about}, indent=2) + "\n").encode())
+    return newest.version, newest.best.version
 
 
 def keeper_of(copies: Sequence[Path], spec: RunSpec) -> ModelKeeper:

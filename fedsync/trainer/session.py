@@ -264,7 +264,8 @@ class SiloSession:
         if best is None:
             raise ProtocolError(SERVER, "subject", "there is no best model yet")
         if version != order.base_version:
-            raise ProtocolError(SERVER, "subject", f"the best model here is version {version}, not {order.base_version}")
+            detail = f"the best model here is version {version}, not {order.base_version}"
+            raise ProtocolError(SERVER, "subject", detail)
         return best
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:

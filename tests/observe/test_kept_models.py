@@ -57,7 +57,7 @@ def _digest(path: Path) -> str:
 
 
 STEPS = {
-    "it is hashed": (kept_models, "_sha256"),
+    "it is hashed": (kept_models, "file_digest"),
     "its version is said": (kept_models, "write_atomically"),
     "it takes its place": (Path, "replace"),
 }

@@ -1,5 +1,6 @@
 """``fedsync silo export``: how a silo gets the model of an encrypted run."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
+from fedsync.observe.kept_models import best_of
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
 from fedsync.trainer.service import TrainerService
@@ -118,8 +120,8 @@ def export(file: Path, out: Path, *more: str) -> str:
     return result.stdout
 
 
-def model_in(out: Path) -> np.ndarray:
-    tensors = torch.load(out / "model.pt", weights_only=True)
+def model_in(out: Path, name: str = "model.pt") -> np.ndarray:
+    tensors = torch.load(out / name, weights_only=True)
     return np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
 
 
@@ -158,6 +160,40 @@ def test_the_model_of_an_encrypted_run_is_written(
     assert (tmp_path / "out" / "new").stat().st_mode & 0o077 == 0
     for session in sessions:
         np.testing.assert_array_equal(model_in(tmp_path / "out" / "new"), session.replica.model)
+
+
+def test_all_silos_write_the_same_best_model_and_say_which_version_it_is(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said is by the digest of the file, and is what the server heard of silos, which has no model."""
+    better = "evaluation={best: {metric: loss}}"
+    sessions = ran("custom", file, tmp_path, monkeypatch, "stop.rounds=3", "local.learning_rate=0.1", better)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("best.json")]
+    stated = summary["best"]
+    wanted = {"version": stated["version"], "value": stated["metrics"]["loss"], "metrics": stated["metrics"]}
+    files = set()
+    for index, session in enumerate(sessions):
+        home = "s" if index == 2 else f"other-{index}"
+        own = file.with_name(f"silo-{index}.yaml")
+        own.write_text(file.read_text(encoding="utf-8").replace("state: s", f"state: {home}"), encoding="utf-8")
+        out = tmp_path / f"out-{index}"
+        assert f"best.pt: version {stated['version']};" in export(own, out)
+        np.testing.assert_array_equal(model_in(out, "best.pt"), session.replica.best_model)
+        np.testing.assert_array_equal(model_in(out, "last.pt"), session.replica.model)
+        assert (out / "last.pt").read_bytes() == (out / "model.pt").read_bytes()
+        digest = hashlib.sha256((out / "best.pt").read_bytes()).hexdigest()
+        assert json.loads((out / "best.json").read_text()) == {digest: wanted} == {digest: best_of(out)}
+        files.add(digest)
+    assert len(files) == 1 and len(sessions) == 3
+
+
+def test_of_a_run_without_a_best_model_none_of_another_stays(file: Path, tmp_path: Path) -> None:
+    keep(file, "run", at_s=1e9)
+    for name in ("best.pt", "best.json"):
+        (tmp_path / name).write_text("{}")
+    assert "best.pt" not in export(file, tmp_path)
+    assert not [*tmp_path.glob("best.*")]
 
 
 @pytest.mark.parametrize("kind", TASKS)
