@@ -167,10 +167,11 @@ def test_all_silos_write_the_same_best_model_and_say_which_version_it_is(
 ) -> None:
     """What is said is by the digest of the file, and is what the server heard of silos, which has no model."""
     better = "evaluation={best: {metric: loss}}"
-    sessions = ran("custom", file, tmp_path, monkeypatch, "stop.rounds=3", "local.learning_rate=0.1", better)
+    sessions = ran("custom", file, tmp_path, monkeypatch, "stop.rounds=3", "local.learning_rate=10", better)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("best.json")]
     stated = summary["best"]
+    assert stated["version"] < summary["last"]["version"], "so these are two models"
     wanted = {"version": stated["version"], "value": stated["metrics"]["loss"], "metrics": stated["metrics"]}
     files = set()
     for index, session in enumerate(sessions):

@@ -159,12 +159,11 @@ class EncryptedReplica:
 
     @property
     def best_model(self) -> Vector | None:
-        best = self._state.best
-        return None if best is None else best.model
+        return None if self.best is None else self.best.model
 
     @property
     def best_version(self) -> int:
-        return -1 if self._state.best is None else self._state.best.version
+        return -1 if self.best is None else self.best.version
 
     # What is sent.
 
@@ -238,8 +237,7 @@ class EncryptedReplica:
         """Digest of the model that an order evaluates; those that a silo keeps for itself go by the order's name."""
         if order.subject is Subject.BEST and self.best is not None:
             return self.best.digest
-        own = order.subject not in (Subject.LAST, Subject.BEST)
-        return order.update_id if own else digest(self._state.model).hex()
+        return order.update_id if order.subject.own else digest(self._state.model).hex()
 
     def _countable(self, evaluation: Evaluation | None) -> Evaluation:
         """What silos can add up of what this one found: all sums of the run, or nothing.
