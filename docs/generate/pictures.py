@@ -55,6 +55,7 @@ TIMELINES = {
     "fedbuff": Timeline(),
     "fedcompass": Timeline(),
     "deadline": Timeline(),
+    "auto": Timeline(),
 }
 """By the name of the shipped strategy, in the order of the page."""
 
