@@ -62,7 +62,7 @@ class Finder(Silo):
 class Oracle:
     """Follows a journal, and says which version was the best after each entry."""
 
-    at_work: dict[str, int] = field(default_factory=dict)
+    at_work: dict[str, dict[str, int]] = field(default_factory=dict)
     under_way: Counter[int] = field(default_factory=Counter)
     own: dict[int, dict[str, Evaluation]] = field(default_factory=dict)
     newest: dict[str, Evaluation] = field(default_factory=dict)
@@ -75,29 +75,30 @@ class Oracle:
         for event in entry.events:
             match event:
                 case UpdateArrived(_, meta, report):
-                    touched.add(self._end(meta.silo, report.evaluation))
-                case WorkFailed(_, silo) | SiloJoined(_, silo):
-                    touched.add(self._end(silo, None))
-                case SiloLost(_, silo):
-                    touched.add(self._end(silo, None))
-                    self.newest.pop(silo, None)
+                    touched.add(self._end(meta.silo, meta.update_id, report.evaluation))
+                case WorkFailed(_, silo, update_id):
+                    touched.add(self._end(silo, update_id, None))
+                case SiloJoined(_, silo) | SiloLost(_, silo):
+                    touched |= {self._end(silo, update_id, None) for update_id in [*self.at_work.get(silo, {})]}
+                    if isinstance(event, SiloLost):
+                        self.newest.pop(silo, None)
                 case Evaluated(_, silo, version, evaluation, _, Split.VALIDATION):
-                    self.at_work[silo] = version
-                    touched.add(self._end(silo, evaluation))
+                    self.at_work[silo] = {"asked": version}
+                    touched.add(self._end(silo, "asked", evaluation))
         for version in sorted(touched - {-1}):
             self._judge(version)
         for action in entry.actions:
             match action:
                 case Dispatch(silo, order):
-                    self.at_work[silo] = order.base_version
+                    self.at_work.setdefault(silo, {})[order.update_id] = order.base_version
                     self.under_way[order.base_version] += 1
                 case Evaluate(version, silos, Split.VALIDATION):
                     self.at_work, self.own = {}, {}
                     self.under_way = Counter({version: len(silos)})
         return self.best
 
-    def _end(self, silo: str, evaluation: Evaluation | None) -> int:
-        version = self.at_work.pop(silo, -1)
+    def _end(self, silo: str, update_id: str, evaluation: Evaluation | None) -> int:
+        version = self.at_work.get(silo, {}).pop(update_id, -1)
         if version >= 0:
             self.under_way[version] -= 1
             if evaluation is not None:
