@@ -24,10 +24,10 @@ from typing import Any
 
 from bench.common import bar, beside, figure, in_parallel, markdown_table, print_table, save
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError
 from fedsync.observe.ledger import Ledger
+from fedsync.sim.twin.search import shipped
 
 CLUSTERS = ("homogeneous", "one-to-three", "contention")
 REFERENCE = "fedavg"
@@ -77,9 +77,7 @@ def one_run(job: Job) -> dict[str, Any]:
 
 def strategies() -> list[str]:
     """Names of all shipped ones that do not encrypt, the reference first."""
-    names = sorted(path.stem for path in locate(REFERENCE).parent.glob("*.yaml"))
-    plain = [name for name in names if StrategyConfig.load(name).cipher.kind == "plain"]
-    return [REFERENCE, *(name for name in plain if name != REFERENCE)]
+    return [REFERENCE, *(name for name in shipped() if name != REFERENCE)]
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

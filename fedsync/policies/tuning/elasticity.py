@@ -49,10 +49,5 @@ def of_losses(first: float, now: float) -> float | None:
     return _bounded(ratio / (1 + ratio))
 
 
-def best_steps(elasticity: float, constant_s: float, step_s: float) -> float:
-    """Local steps with most progress a second, where an order takes ``constant_s + step_s x steps`` seconds."""
-    return elasticity / (1 - elasticity) * max(constant_s, 0.0) / step_s
-
-
 def _bounded(elasticity: float) -> float:
     return min(max(elasticity, LEAST), MOST)

@@ -136,7 +136,8 @@ def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
     plain |= _line(silo)
     mean, error, kinds = _overhead(silo, transfers="bandwidth_mbps" in plain)
     plain |= {"overhead_s": mean, "examples": silo.facts.examples, "memory_samples": silo.facts.memory_samples}
-    plain["node_config"] = record.emulated.get(name, {}).get("node_config", {})
+    if name in record.emulated:
+        plain["node_config"] = record.emulated[name].node_config
     if record.runtime == "virtual":
         plain["joins_at_s"] = silo.joined_s
     states, pieces = speed.load.states, speed.load.pieces

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from fedsync.config.cluster import SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
@@ -89,7 +89,7 @@ class RunRecord:
     config: StrategyConfig
     runtime: str
     model_bytes: int
-    emulated: Mapping[str, Mapping[str, Any]]
+    emulated: Mapping[str, SiloConfig]
     silos: Mapping[str, SiloRecord]
     rounds: tuple[Round, ...]
 
@@ -112,7 +112,8 @@ def read_record(folder: Path) -> RunRecord:
             reader.add(entry)
             ledger.add(entry)
             reader.settle(entry.events)
-        emulated = {entry["name"]: entry for entry in _expanded(header["silos"] or [])}
+        groups = [SiloConfig.model_validate(group) for group in header["silos"] or []]
+        emulated = {silo.name: silo for group in groups for silo in group.expanded()}
         names = [name for name in emulated if name in reader.silos]
         silos = {name: reader.silos[name] for name in dict.fromkeys([*names, *reader.silos])}
         runtime = str(header["runtime"])
@@ -128,15 +129,6 @@ def seconds_a_round(rounds: Iterable[Round]) -> float | None:
     """Mean seconds from one commit to the next; the first, before which everything is loaded, is left out."""
     ends = [row.at_s for row in rounds]
     return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
-
-
-def _expanded(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    plain = []
-    for entry in entries:
-        count = entry.get("count")
-        names = [entry["name"]] if count is None else [f"{entry['name']}-{number}" for number in range(count)]
-        plain += [{**entry, "name": name} for name in names]
-    return plain
 
 
 class _MachineReader:

@@ -13,6 +13,14 @@ Array = NDArray[np.float64]
 GRID = (1, 2, 4, 8, 16, 32, 64)
 
 
+def best_steps(worth: float, constant_s: float, step_s: float) -> float:
+    """Local steps with most progress a second, where an order takes ``constant_s + step_s x steps`` seconds.
+
+    The formula of the module's page; a tuner, which knows no such line, tries numbers on its rehearsals.
+    """
+    return worth / (1 - worth) * max(constant_s, 0.0) / step_s
+
+
 @pytest.mark.parametrize(
     ("norms", "expected"),
     [
@@ -35,14 +43,14 @@ def test_of_losses() -> None:
     assert first is not None
     assert later is not None
     assert first == elasticity.UNKNOWN
-    assert elasticity.best_steps(later, 1.0, 0.1) == pytest.approx(elasticity.best_steps(first, 1.0, 0.1) / 2)
+    assert best_steps(later, 1.0, 0.1) == pytest.approx(best_steps(first, 1.0, 0.1) / 2)
     assert elasticity.of_losses(0.0, 1.0) is None
     assert elasticity.of_losses(1.0, -1.0) is None
 
 
 def test_best_steps_have_most_progress_a_second() -> None:
     """steps^e / (a + b steps), tried one by one."""
-    best = elasticity.best_steps(0.4, 2.0, 0.05)
+    best = best_steps(0.4, 2.0, 0.05)
     assert best == pytest.approx(0.4 / 0.6 * 40)
     rates = {steps: steps**0.4 / (2.0 + 0.05 * steps) for steps in range(1, 200)}
     assert abs(max(rates, key=rates.__getitem__) - best) <= 1
@@ -101,7 +109,7 @@ def test_the_rule_is_near_the_best_number_of_steps_of_each_problem(case: int) ->
 
     def rule(steps: int, norms: list[tuple[float, float]]) -> int:
         worth = elasticity.of_norms(norms) or elasticity.UNKNOWN
-        wanted = round(elasticity.best_steps(worth, overhead_s, step_s))
+        wanted = round(best_steps(worth, overhead_s, step_s))
         return min(max(wanted, -(-steps // 2)), 2 * steps, 64)
 
     assert seconds(*PROBLEMS[case], rule) <= 1.9 * min(fixed(case).values())
