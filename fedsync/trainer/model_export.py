@@ -16,9 +16,9 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.selection import stated
-from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.last_order import LastOrders
 from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import ANSWER, COPY, STATE_FOLDER, Identity
+from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -174,7 +174,7 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = Fals
     """
     keeper = keeper_of(copies, spec)
     path, newest, plan = kept_state(copies, spec, keeper.layout)
-    last = LastOrder.load(path.with_name(ANSWER)) if own else None
+    last = LastOrders(path.parent).last if own else None
     private = b"" if last is None else last.cursor.private
     for name in (MODEL, LAST):
         keeper.save_model(out / name, newest.model, private)

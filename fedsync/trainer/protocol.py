@@ -45,8 +45,8 @@ from fedsync.core.parts import ModelForm
 from fedsync.core.transfer import Payload, VersionMismatch
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
-ANSWER, COPY = "answer.bin", "copy.bin"
-"""Files in a resident trainer's folder."""
+ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"
+"""Files in a resident trainer's folder; the second is there where orders are queued."""
 
 PASSING = "passing-"
 """Files there begin with it that have an answer on its way, and are whoever asked's."""

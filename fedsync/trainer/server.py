@@ -36,7 +36,7 @@ from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import listen, receive, send
 from fedsync.trainer.folder import FolderLock, bound_log
 from fedsync.trainer.protocol import (
-    ANSWER,
+    ANSWERS,
     COPY,
     IDENTITY,
     LOG,
@@ -263,7 +263,7 @@ def main(folder: Path) -> None:
     lock = FolderLock.take(folder)
     if lock is None:
         return
-    for name in (ANSWER, COPY):
+    for name in (*ANSWERS, COPY):
         remove_unfinished(folder, name)
     for left in folder.glob(f"{PASSING}*"):
         left.unlink(missing_ok=True)

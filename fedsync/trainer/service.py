@@ -121,7 +121,7 @@ class TrainerService:
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
-        self._job = None if session.last is None else _Job.over(session.last)
+        self._job = _Job.over(session.done[-1]) if session.done else None
         self._evaluated: tuple[tuple[EvaluateModel, bytes], Evaluation | Attestation] | None = None
         # The session serves one order or evaluation at a time; asking how far it is does not need it.
         self._training = threading.Lock()

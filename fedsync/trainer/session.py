@@ -38,12 +38,12 @@ from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
 from fedsync.trainer.carrying import OwnProgress
 from fedsync.trainer.key_lookup import many_keys, own_ring
-from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.last_order import LastOrder, LastOrders
 from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
-from fedsync.trainer.protocol import ANSWER, Attestation, Completed, EvaluateModel, Identity
+from fedsync.trainer.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.trainer.replicas import encrypted_replica, plain_replica
 from fedsync.trainer.survey import open_survey, surveyed
 
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
 
 logger = logging.getLogger(__name__)
+
+OWED = "owed"
+"""What the next update makes up for, beside a last order; see `fedsync.core.plain_replica`."""
 
 
 class SiloSession:
@@ -119,10 +122,10 @@ class SiloSession:
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
         self._own, self._gains, self._progress = OwnModels(folder), LocalGains(), OwnProgress()
-        self._file = None if folder is None else folder / ANSWER
-        self.last = None if self._file is None else LastOrder.load(self._file)
-        self.cursor = Cursor() if self.last is None else self.last.cursor
-        self.replica.owe(None if self.last is None else self.last.owed)
+        self._done = LastOrders(folder)
+        last = self._done.last
+        self.cursor = Cursor() if last is None else last.cursor
+        self.replica.owe(None if last is None else last.beside.get(OWED))
 
     def _warn(self, spec: RunSpec) -> None:
         """Say in the silo's own log what keeps its batches from following its speed."""
@@ -132,6 +135,11 @@ class SiloSession:
                 "silo %s holds %d training samples, fewer than local.batch_size %d: its batches have %d at most",
                 *(self.name, held, wanted, held),
             )
+
+    @property
+    def done(self) -> tuple[LastOrder, ...]:
+        """Orders whose answers are kept, the last one last."""
+        return self._done.kept
 
     @property
     def layout(self) -> Layout:
@@ -174,7 +182,7 @@ class SiloSession:
             self._check_apart(order.subject)
             report = self._own.report(order) or self._train_apart(order, received, watch)
             shared = self._own.model(order.subject)[0] if order.share and self._shares else NO_PAYLOAD
-            return self._over(LastOrder(order, Completed(report, shared), self.cursor, self.replica.owed))
+            return self._over(order, Completed(report, shared), self.cursor)
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
@@ -192,7 +200,7 @@ class SiloSession:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
-        return self._over(LastOrder(order, Completed(report, update), following, self.replica.owed))
+        return self._over(order, Completed(report, update), following)
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
         """Train from the model, or from further on; what is evaluated is the model in any case."""
@@ -223,13 +231,13 @@ class SiloSession:
         best = self.replica.best_model if order.scores_only and order.subject is Subject.BEST else None
         return base if best is None else best, self.cursor
 
-    def _over(self, last: LastOrder) -> Completed:
-        """An order is done; what the silo says of it."""
-        if self._file is not None:
-            # Before anybody hears of it: after a crash the order is done, or it never happened.
-            last = last.save(self._file)
+    def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor) -> Completed:
+        """An order is done, and the next begins there in the data; what the silo says of it."""
+        owed = self.replica.owed
+        # Before anybody hears of it: after a crash the order is done, or it never happened.
+        last = self._done.add(LastOrder(order, answer, cursor, {} if owed is None else {OWED: owed}))
         self.cursor = last.cursor
-        self.replica.owe(last.owed)
+        self.replica.owe(last.beside.get(OWED))
         return last.answer
 
     def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:

@@ -20,7 +20,7 @@ from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.ops.local import run_local
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.trainer.last_order import LastOrder
-from fedsync.trainer.protocol import ANSWER, Completed, Identity
+from fedsync.trainer.protocol import ANSWERS, Completed, Identity
 from fedsync.trainer.session import SiloSession
 
 CONFIG = StrategyConfig.load(
@@ -64,7 +64,7 @@ class Killer:
             for each in trainers:
                 each.kill()
             psutil.wait_procs(trainers)
-            found = [LastOrder.load(folder / ANSWER) for folder in folders]
+            found = [LastOrder.load(folder / ANSWERS[0]) for folder in folders]
             self.done |= {last.order.update_id for last in found if last is not None}
 
 

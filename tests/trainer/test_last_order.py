@@ -1,6 +1,7 @@
 """The last order that a silo finished, on disk."""
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from fedsync.core.errors import PolicyError
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor
-from fedsync.trainer.last_order import LastOrder
+from fedsync.trainer.last_order import LastOrder, LastOrders
 from fedsync.trainer.protocol import Completed
 from tests.memory import traced
 
@@ -47,15 +48,15 @@ def test_what_is_not_whole_is_not_used(tmp_path: Path, caplog: pytest.LogCapture
 def test_what_the_next_update_makes_up_for_is_saved_with_the_order(tmp_path: Path, private: bytes) -> None:
     file, owed = tmp_path / "answer.bin", np.array([0.25, -3, 1e-9], dtype=np.float32)
     update = np.array([7, 10, 255], dtype=np.uint8)
-    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12, private=private), owed).save(file)
+    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12, private=private), {"owed": owed}).save(file)
     found = LastOrder.load(file)
-    assert found is not None and found.owed is not None
-    np.testing.assert_array_equal(found.owed, owed)
+    assert found is not None
+    np.testing.assert_array_equal(found.beside["owed"], owed)
     np.testing.assert_array_equal(found.answer.update, update)
     assert found.cursor.private == private
     LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12)).save(file)
     again = LastOrder.load(file)
-    assert again is not None and again.owed is None
+    assert again is not None and not again.beside
 
 
 @pytest.mark.parametrize("place", [0, 40, 1500, -1], ids=["digest", "line", "update", "private"])
@@ -91,3 +92,62 @@ def test_an_update_is_written_without_a_copy_of_it(tmp_path: Path) -> None:
         saved = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5)).save(tmp_path / "answer.bin")
         del update
     assert taken.peak < saved.answer.update.nbytes / 10
+
+
+def done(name: str, behind: str = "") -> LastOrder:
+    update = np.array([len(name), hash(name) % 97], dtype=np.float32)
+    return LastOrder(replace(ORDER, update_id=name, behind=behind), Completed(REPORT, update), Cursor(0, 5))
+
+
+def kept(folder: Path) -> list[str]:
+    """Orders whose answers a trainer that starts has, the last one last."""
+    return [last.order.update_id for last in LastOrders(folder).kept]
+
+
+def test_two_answers_are_kept_where_one_order_was_queued_behind_the_other(tmp_path: Path) -> None:
+    orders, seen = LastOrders(tmp_path), []
+    for each in (done("a"), done("b", behind="a"), done("c", behind="b"), done("e", behind="d"), done("d"), done("f")):
+        orders.add(each)
+        assert [last.order.update_id for last in orders.kept] == kept(tmp_path)
+        seen.append(kept(tmp_path))
+    assert seen == [["a"], ["a", "b"], ["b", "c"], ["e"], ["e", "d"], ["f"]]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_answer_stays_where_it_is_while_the_next_one_is_written(tmp_path: Path) -> None:
+    """Who was told where it lies finds it there, though the order behind it is done meanwhile."""
+    orders = LastOrders(tmp_path)
+    first = orders.add(done("a"))
+    at, update = first.update_at, first.answer.update.copy()
+    orders.add(done("b", behind="a"))
+    np.testing.assert_array_equal(np.fromfile(at.path, np.float32, 2, offset=at.offset), update)
+
+
+def test_a_trainer_that_dies_as_it_writes_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, following in (("queued", done("c", behind="b")), ("alone", done("c"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        orders = LastOrders(folder)
+        orders.add(done("a"))
+        orders.add(done("b", behind="a"))
+        with monkeypatch.context() as dying:
+            dying.setattr(LastOrder, "save", dies)
+            with pytest.raises(KeyboardInterrupt):
+                orders.add(following)
+        assert kept(folder)[-1] == "b"
+        assert LastOrders(folder).add(following).number == 2
+
+
+def dies(last: LastOrder, path: Path) -> LastOrder:
+    raise KeyboardInterrupt
+
+
+def test_a_vector_that_is_the_update_is_written_once(tmp_path: Path) -> None:
+    update = np.arange(500, dtype=np.float32)
+    last = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5), {"own": update, "owed": update + 1})
+    last.save(tmp_path / "answer.bin")
+    found = LastOrder.load(tmp_path / "answer.bin")
+    assert found is not None
+    np.testing.assert_array_equal(found.beside["own"], update)
+    np.testing.assert_array_equal(found.beside["owed"], update + 1)
+    assert (tmp_path / "answer.bin").stat().st_size < 2.7 * update.nbytes
