@@ -330,18 +330,23 @@ _CHANGES: Changes = {
     "trainer/last_order.py": (
         (
             "an-order-is-done-twice-after-a-crash",
-            "        write_pieces(path, chain((head,), pieces(owed), pieces(update), (private,)), OWNER_FILE)\n",
+            "        write_pieces(path, chain((head,), vectors, pieces(update), (private,)), OWNER_FILE)\n",
             "        path.parent.joinpath('x').write_bytes(b'')\n",
         ),
         (
+            "a-queued-orders-answer-takes-the-place-of-the-one-before",
+            "            place = other\n        else:",
+            "            pass\n        else:",
+        ),
+        (
             "an-answer-is-written-in-place",
-            "        write_pieces(path, chain((head,), pieces(owed), pieces(update), (private,)), OWNER_FILE)\n",
-            "        path.write_bytes(b''.join(chain((head,), pieces(owed), pieces(update), (private,))))\n",
+            "        write_pieces(path, chain((head,), vectors, pieces(update), (private,)), OWNER_FILE)\n",
+            "        path.write_bytes(b''.join(chain((head,), vectors, pieces(update), (private,))))\n",
         ),
         (
             "a-torn-update-is-sent",
-            "return (about, owed, update, private) if whole else None",
-            "return about, owed, update, private",
+            "return (about, beside, update, private) if found == expected else None",
+            "return about, beside, update, private",
         ),
         (
             "a-torn-private-part-is-trained-with",
@@ -360,13 +365,13 @@ _CHANGES: Changes = {
         ),
         (
             "an-update-comes-back-as-another-type",
-            'np.dtype(about["dtype"]), about',
-            'np.dtype("uint8"), about',
+            'dtype = np.dtype(about["dtype"])',
+            'dtype = np.dtype("uint8")',
         ),
         (
             "an-update-is-copied-to-be-written",
-            "chain((head,), pieces(owed), pieces(update), (private,))",
-            "(head, owed.tobytes(), update.tobytes(), private)",
+            "chain((head,), vectors, pieces(update), (private,))",
+            "(head, *vectors, update.tobytes(), private)",
         ),
     ),
 }
