@@ -1,20 +1,25 @@
 """Runs to a target, each at most once: what is done lies in a file, by a digest of the whole configuration and code.
 
 The course of FedAvg in rounds does not depend on its machines, for all silos do the same work and all are waited for:
-only its seconds do. So it trains once for all clusters, and a run without training tells the seconds of its rounds.
+only its seconds do. So it trains once for all clusters, and a run without training tells the seconds of its rounds. On
+equal machines strategies that balance, or end rounds early, do what FedAvg does, so that training serves them, too.
+
+A run that matters up to a bound only ends there, and what is kept of it is that it takes longer. It is the beginning of
+the whole run: what ends it looks on from outside, so no decision of it is another one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,12 +29,15 @@ import fedsync
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError
-from fedsync.observe.ledger import Ledger
+from fedsync.observe.ledger import Ledger, Round
 
 WALL_S = 1800.0
 """Real seconds after which a run counts as hanging."""
 
 _SAY_S = 30.0
+
+BEYOND = "beyond"
+"""In the result of a run that was given up: so many seconds, or rounds where those matter, did not do."""
 
 Result = dict[str, Any]
 
@@ -39,7 +47,8 @@ class Job:
     """One run.
 
     Args:
-        kind: ``train``, or ``clock``, which trains nothing and tells when each round ends.
+        kind: ``seconds``, to the target on these machines; ``rounds``, the same where only the rounds matter;
+            ``clock``, which trains nothing and tells when each round ends; ``pooled``, which tells the loss at its end.
         strategy: file.
         sets: changes to it, stop rules among them.
         silos: the silo file's entries, as JSON.
@@ -65,46 +74,101 @@ class Job:
 @lru_cache
 def code() -> str:
     """Digest of all that decides what comes out of a run."""
-    package = Path(fedsync.__file__).parent
+    package, here = Path(fedsync.__file__).parent, Path(__file__)
     found = hashlib.sha256()
-    for path in [*sorted(package.rglob("*.py")), Path(__file__)]:
+    for path in [*sorted(package.rglob("*.py")), here, here.with_name("target_evaluations.py")]:
         found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()
 
 
-class _Follower:
-    """Keeps the books of a run, and ends one that takes too long in real time."""
+class _GivenUp(Exception):
+    """The target was not reached within what matters."""
 
-    def __init__(self) -> None:
-        self.until, self.ledger = time.monotonic() + WALL_S, Ledger()
+
+class _Follower:
+    """Keeps the books of a run, and ends one that takes too long, in virtual time or rounds, or in real time.
+
+    Args:
+        kind: as of a job.
+        within: seconds or rounds up to which it matters when the target is reached.
+        config: of the run, which knows the target.
+    """
+
+    def __init__(self, kind: str, within: float, config: StrategyConfig) -> None:
+        self._kind, self._within, self._stop = kind, within, config.stop
+        self._until, self._settled = time.monotonic() + WALL_S, 0
+        self.ledger = Ledger()
 
     def follow(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        if time.monotonic() > self.until:
+        if time.monotonic() > self._until:
             raise TimeoutError(f"no end in {WALL_S:g} s of real time, at {ledger.seconds:.1f} virtual s")
+        if math.isfinite(self._within):
+            self._settled = ledger.closed(self._settled)
+            if self._settled and self._passed(self._settled) and self.reached() is None:
+                raise _GivenUp
+
+    def reached(self) -> int | None:
+        """Number of the first version at the target, counted from 1."""
+        return next((at for at, row in enumerate(self.ledger.rounds, 1) if self._arrived(row)), None)
+
+    def _passed(self, settled: int) -> bool:
+        if self._kind == "rounds":
+            return settled >= self._within
+        return self.ledger.rounds[settled - 1].at_s > self._within
+
+    def _arrived(self, row: Round) -> bool:
+        target = self._stop.target
+        if target is None:
+            aim = self._stop.target_accuracy
+            return aim is not None and row.accuracy is not None and row.accuracy >= aim
+        assert target.metric == "loss" and target.at_most is not None
+        return row.test_loss is not None and row.test_loss <= target.at_most
 
 
-def carry_out(job: Job) -> Result:
-    """``round`` and ``seconds`` of the first version at the target, None without, or ``at_s`` of every round."""
-    # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
-    follower, began = _Follower(), time.perf_counter()
+def carry_out(job: Job, within: float = math.inf) -> Result:
+    """What a job is for.
+
+    ``round`` and ``seconds`` of the first version at the target, None without, or `BEYOND`; ``at_s`` of every round of
+    a clock; the ``loss`` of pooled training.
+    """
+    began = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            if job.kind == "clock":
-                from fedsync.sim.timing_only import run_timing
-
-                run_timing(job.config(), job.cluster(), Path(folder), listeners=[follower], journal=False)
-                return {"at_s": [row.at_s for row in follower.ledger.rounds], "wall_s": time.perf_counter() - began}
-            from fedsync.sim.run import run_virtual
-
-            summary = run_virtual(job.config(), job.cluster(), Path(folder), listeners=[follower])
+            return _carry_out(job, within, Path(folder)) | {"wall_s": time.perf_counter() - began}
     except (FedSyncError, TimeoutError) as error:
         return {"failed": f"{type(error).__name__}: {error}", "round": None, "seconds": None}
-    seconds = summary["seconds_to_target"]
-    # The rounds that end later than the one that reached the target belong to orders that were at work meanwhile.
-    number = None if seconds is None else 1 + sum(row.at_s < seconds for row in follower.ledger.rounds)
-    kept = {key: summary[key] for key in ("utilisation", "wait_fraction", "rounds")}
-    return {"round": number, "seconds": seconds, **kept, "wall_s": time.perf_counter() - began}
+
+
+def _carry_out(job: Job, within: float, folder: Path) -> Result:
+    # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
+    config = job.config()
+    follower = _Follower(job.kind, within, config)
+    if job.kind == "clock":
+        from fedsync.sim.timing_only import run_timing
+
+        run_timing(config, job.cluster(), folder, listeners=[follower], journal=False)
+        return {"at_s": [row.at_s for row in follower.ledger.rounds]}
+    from bench.papers.target_evaluations import shared
+    from fedsync.sim.run import run_virtual
+
+    try:
+        with shared():
+            summary = run_virtual(config, job.cluster(), folder, listeners=[follower])
+    except _GivenUp:
+        return {BEYOND: within}
+    if job.kind == "pooled":
+        return {"loss": follower.ledger.rounds[-1].test_loss}
+    number = follower.reached()
+    seconds = None if number is None else follower.ledger.rounds[number - 1].at_s
+    failures = sum(silo["failures"] for silo in summary["silos"])
+    return {"round": number, "seconds": seconds, "failures": failures} | {
+        key: summary[key] for key in ("utilisation", "wait_fraction", "rounds")
+    }
+
+
+def _settles(result: Result, within: float) -> bool:
+    return BEYOND not in result or result[BEYOND] >= within
 
 
 class Cache:
@@ -118,19 +182,30 @@ class Cache:
     def __init__(self, path: Path, *, resume: bool) -> None:
         self._path, self._known = path, dict[str, Result]()
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.read_text(encoding="utf-8").split("\n")[:-1] if resume and path.exists() else []
-        for text in whole:
-            entry = json.loads(text)
-            self._known[entry["digest"]] = entry["result"]
+        whole = []
+        for text in path.read_text(encoding="utf-8").splitlines() if resume and path.exists() else ():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            whole.append(text)
+            self._keep(line["digest"], line["result"])
         path.write_text("".join(text + "\n" for text in whole), encoding="utf-8")
 
-    def get(self, digest: str) -> Result | None:
-        return self._known.get(digest)
+    def get(self, digest: str, within: float = math.inf) -> Result | None:
+        """A result that says all that matters to who would wait so long, if there is one."""
+        found = self._known.get(digest)
+        return found if found is not None and _settles(found, within) else None
 
     def put(self, digest: str, result: Result) -> None:
-        self._known[digest] = result
+        self._keep(digest, result)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"digest": digest, "result": result}) + "\n")
+
+    def _keep(self, digest: str, result: Result) -> None:
+        before = self._known.get(digest)
+        if before is None or not _settles(before, result.get(BEYOND, math.inf)):
+            self._known[digest] = result
 
 
 class Runner:
@@ -139,57 +214,97 @@ class Runner:
     Args:
         cache: of results; one that failed is not kept.
         processes: each with one thread; 1 runs all here.
+        do: carries one out, up to what matters.
+        until: `time.monotonic` after which no run begins; results of those that are missing then are left out.
     """
 
-    def __init__(self, cache: Cache, processes: int, do: Callable[[Job], Result] = carry_out) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        processes: int,
+        do: Callable[[Job, float], Result] = carry_out,
+        until: float = math.inf,
+    ) -> None:
         self.cache, self.done, self.wall_s = cache, 0, 0.0
-        self._do, self._processes = do, processes
+        self.planned = 0
+        """Runs that all stages may take."""
+        self._do, self._processes, self._until = do, processes, until
         self._results: dict[Job, Result] = {}
+        self._digests: dict[Job, str] = {}
         self._pool: ProcessPoolExecutor | None = None
+        self._began = self._said = time.monotonic()
+        self._behind = self._stage = self._before = 0
 
-    def run(self, what: str, jobs: Sequence[Job]) -> dict[Job, Result]:
-        """Results of all jobs.
+    def begin(self, runs: int) -> None:
+        """A stage begins, of so many of the runs that are planned; the one before is done."""
+        self._behind, self._stage, self._before = self._behind + self._stage, runs, self.done
+
+    def run(self, what: str, jobs: Mapping[Job, float]) -> dict[Job, Result]:
+        """Results of all jobs; without those for which there was no time.
 
         Args:
             what: of this batch, for people.
-            jobs: the same one may be there several times.
+            jobs: and up to which seconds, or rounds, each one matters.
         """
-        digests = {job: job.digest() for job in dict.fromkeys(jobs) if job not in self._results}
-        missing = []
-        for job, digest in digests.items():
-            known = self.cache.get(digest)
-            if known is None:
-                missing.append(job)
+        missing: dict[Job, float] = {}
+        for job, within in jobs.items():
+            if job not in self._digests:
+                self._digests[job] = job.digest()
+            if job in self._results and _settles(self._results[job], within):
+                continue
+            if (known := self.cache.get(self._digests[job], within)) is None:
+                missing[job] = within
             else:
                 self._results[job] = known
-        self._say(f"{what}: {len(missing)} runs, {len(set(jobs)) - len(missing)} done before")
-        began = said = time.monotonic()
-        for count, (job, result) in enumerate(self._results_of(missing), 1):
+        began = time.monotonic()
+        for job, result in self._results_of(missing):
             self._results[job] = result
             if "failed" not in result:
-                self.cache.put(digests[job], result)
-            self.done, now = self.done + 1, time.monotonic()
-            if now - said > _SAY_S:
-                said, left_s = now, (now - began) / count * (len(missing) - count)
-                self._say(f"  {count} of {len(missing)}, about {left_s / 60:.0f} min to go here")
+                self.cache.put(self._digests[job], result)
+            self.done += 1
+            self._tell(what)
         self.wall_s += time.monotonic() - began
-        return {job: self._results[job] for job in jobs}
+        return {
+            job: self._results[job]
+            for job, within in jobs.items()
+            if job in self._results and _settles(self._results[job], within)
+        }
 
     def close(self) -> None:
         """End the processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _results_of(self, jobs: Sequence[Job]) -> Any:
+    @property
+    def in_time(self) -> bool:
+        return time.monotonic() < self._until
+
+    def _results_of(self, jobs: Mapping[Job, float]) -> Iterator[tuple[Job, Result]]:
+        """Of all jobs, or of those that began in time."""
         if self._processes == 1 or len(jobs) < 2:
-            return ((job, self._do(job)) for job in jobs)
+            yield from ((job, self._do(job, within)) for job, within in jobs.items() if self.in_time)
+            return
         if self._pool is None:
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
                 os.environ[name] = "1"
             self._pool = ProcessPoolExecutor(self._processes, mp_context=multiprocessing.get_context("spawn"))
-        futures = {self._pool.submit(self._do, job): job for job in jobs}
-        return ((futures[future], future.result()) for future in as_completed(futures))
+        left, going = iter(jobs.items()), dict[Future[Result], Job]()
+        while True:
+            while len(going) < self._processes and self.in_time and (following := next(left, None)) is not None:
+                going[self._pool.submit(self._do, *following)] = following[0]
+            if not going:
+                return
+            for future in wait(going, return_when=FIRST_COMPLETED).done:
+                yield going.pop(future), future.result()
 
-    @staticmethod
-    def _say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def _tell(self, what: str) -> None:
+        """Say now and then what is at work, and how long all may take at the pace so far."""
+        now = time.monotonic()
+        if now - self._said < _SAY_S:
+            return
+        self._said = now
+        left = self.planned - self._behind - min(self.done - self._before, self._stage)
+        left_s = left * (now - self._began) / self.done
+        clock = time.strftime("%H:%M:%S")
+        text = f"{clock} {what}: {self.done} runs in {(now - self._began) / 60:.0f} min"
+        print(f"{text}, at most {left_s / 60:.0f} min to go", file=sys.stderr, flush=True)

@@ -1,11 +1,16 @@
 """The search for the best local steps and learning rate: a grid that grows until its best point lies inside it.
 
-Nothing here runs anything. A search is a generator: it yields what it wants to know, is sent the seconds, and returns
-what it found, so that many searches go on beside each other, whose runs go to the processes together.
+Nothing here runs anything. A search is a generator: it yields what it wants to know, and for how long that is worth
+waiting, is sent the seconds, and returns what it found, so that many searches go on beside each other.
 
 It halves, for everybody alike: all points of the grid run with the first seed, and of those the best quarter with the
 others. Where the best of these lies at an edge of the grid, the grid grows by one there, and the search goes on. One
 local step is the least there is, so an optimum there is not an edge.
+
+What cannot change the outcome is not waited for. A point that is slower with the first seed than so many others as are
+kept is not kept, whatever its seconds are. Of those that are kept, one that is behind the best so far even if its last
+seeds took no time is not the best. So a run ends at that bound, and its point is known to be slower than that. The
+point that wins, and its score, are those of a search without bounds (a test in ``tests/test_target.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 KEPT = 1 / 4
 """Share of the points that run with all seeds."""
 
+_ROUNDING = 1 + 1e-9
+"""Bounds are wider by this than arithmetic makes them, so that what ends at one is no tie."""
+
 
 @dataclass(frozen=True, order=True)
 class Point:
@@ -31,11 +39,36 @@ class Point:
     rate: float
 
 
+FIRST = Point(5, 0.1)
+"""Tried first where nothing is known of better ones; the order changes what a search costs, not what it finds."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a point with a seed.
+
+    Args:
+        seconds: to the target, infinite where it was missed.
+        more: it takes longer than these; nobody knows how long.
+    """
+
+    seconds: float
+    more: bool = False
+
+    def settles(self, within: float) -> bool:
+        """Whether it says all that matters to who would wait so many seconds."""
+        return not self.more or self.seconds >= within
+
+
 Asked = tuple[Point, int]
 """A point and a seed."""
 
-Search = Generator[list[Asked], Mapping[Asked, float], "Found"]
-"""Sent the seconds to the target of what it asked for, infinite where the target was missed."""
+Known = dict[Asked, Seen]
+Asking = Generator[dict[Asked, float], Mapping[Asked, Seen], "tuple[Point, Score]"]
+Search = Generator[dict[Asked, float], Mapping[Asked, Seen], "Found"]
+"""Yields the seconds up to which each answer matters, which must `Seen.settles` them."""
+
+Score = tuple[int, float]
 
 
 @dataclass(frozen=True)
@@ -50,7 +83,7 @@ class Found:
     """
 
     point: Point
-    score: tuple[int, float]
+    score: Score
     interior: bool
     tried: int
 
@@ -87,35 +120,91 @@ class Axis:
         return (self._low, self._high) != before
 
 
-def score(seconds: Sequence[float]) -> tuple[int, float]:
+def score(seconds: Sequence[float]) -> Score:
     """The less the better: first how many seeds missed the target, then the mean logarithm of the others' seconds."""
     reached = [math.log(each) for each in seconds if math.isfinite(each)]
     return len(seconds) - len(reached), math.fsum(reached) / len(reached) if reached else math.inf
 
 
-def search(seeds: Sequence[int], *, small: bool = False) -> Search:
+def worth(best: Score, seen: Sequence[float], left: int, least: float) -> float:
+    """Seconds beyond which the next seed tells nothing: with more, a point is behind the best one, whatever follows.
+
+    Args:
+        best: score to beat.
+        seen: seconds with the seeds that the point ran with.
+        left: seeds without a result, the next one among them.
+        least: seconds that no run goes below.
+    """
+    missed, mean = best
+    mine = sum(math.isinf(each) for each in seen)
+    if mine != missed:
+        return 0.0 if mine > missed else math.inf
+    # It must reach the target with all that are left, and the others of them take `least` at best.
+    behind = math.fsum(math.log(each) for each in seen if math.isfinite(each))
+    room = mean * (len(seen) + left - missed) - behind - (left - 1) * math.log(least)
+    return math.exp(min(room, 700.0)) * _ROUNDING
+
+
+def search(seeds: Sequence[int], *, small: bool = False, near: Point = FIRST, least: float = 1e-3) -> Search:
     """Find the best point.
 
     Args:
         seeds: the first is that of all points.
         small: begin with three values of each instead of six and three, and do not grow.
+        near: points close to this one run first.
+        least: seconds that no run goes below.
     """
     tau = Axis(TAUS, *((5, 20) if small else (1, 40)), closed=True)
     rate = Axis(RATES, 0.03, 0.3, closed=False)
-    known: dict[Asked, float] = {}
-
-    def wanted(points: Sequence[Point], of: Sequence[int]) -> list[Asked]:
-        return [asked for asked in product(points, of) if asked not in known]
-
+    known: Known = {}
+    best = near
     while True:
         points = [Point(int(steps), each) for steps, each in product(tau.values, rate.values)]
-        known |= yield wanted(points, seeds[:1])
-        first = sorted(points, key=lambda point: (known[point, seeds[0]], point))
-        kept = first[: math.ceil(KEPT * len(points))]
-        known |= yield wanted(kept, seeds[1:])
-        scores = {point: score([known[point, seed] for seed in seeds]) for point in kept}
-        best = min(kept, key=lambda point: (scores[point], point))
+        points.sort(key=lambda point: (_apart(point, best), point))
+        kept = yield from _quarter(points, seeds[0], math.ceil(KEPT * len(points)), known)
+        best, found = yield from _best(kept, seeds, known, least)
         interior = tau.inside(best.tau) and rate.inside(best.rate)
         grown = False if small else any([tau.grow(best.tau), rate.grow(best.rate)])
         if not grown:
-            return Found(best, scores[best], interior, len(points))
+            return Found(best, found, interior, len(points))
+
+
+def _apart(one: Point, other: Point) -> int:
+    """Places between two points of the grid."""
+    steps = abs(TAUS.index(one.tau) - TAUS.index(other.tau))
+    return steps + abs(RATES.index(one.rate) - RATES.index(other.rate))
+
+
+def _quarter(
+    points: Sequence[Point], seed: int, count: int, known: Known
+) -> Generator[dict[Asked, float], Mapping[Asked, Seen], list[Point]]:
+    """The ``count`` best points with one seed, the best first; ties go to the lesser point."""
+    while True:
+        done = sorted((known[p, seed].seconds, p) for p in points if (p, seed) in known and not known[p, seed].more)
+        within = done[count - 1][0] if len(done) >= count else math.inf
+        # Those that were given up while the grid was smaller come last, the nearest to their bound first.
+        unsettled = [p for p in points if (p, seed) not in known]
+        given_up = [p for p in points if (p, seed) in known and not known[p, seed].settles(within)]
+        unsettled += sorted(given_up, key=lambda p: known[p, seed].seconds)
+        if not unsettled:
+            return [point for _, point in done[:count]]
+        known |= yield {(unsettled[0], seed): within}
+
+
+def _best(kept: Sequence[Point], seeds: Sequence[int], known: Known, least: float) -> Asking:
+    """The best point with all seeds, and its score; ties go to the lesser point."""
+    best: tuple[Score, Point] = (len(seeds), math.inf), Point(max(TAUS) + 1, math.inf)
+    for point in kept:
+        while True:
+            results = {seed: known.get((point, seed)) for seed in seeds}
+            done = [each.seconds for each in results.values() if each is not None and not each.more]
+            if len(done) == len(seeds):
+                best = min(best, (score(done), point))
+                break
+            within = worth(best[0], done, len(seeds) - len(done), least)
+            unsettled = [s for s, each in results.items() if each is None or each.more]
+            behind = any(each is not None and each.more and each.settles(within) for each in results.values())
+            if behind or within < least:
+                break
+            known |= yield {(point, unsettled[0]): within}
+    return best[1], best[0]

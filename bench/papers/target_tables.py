@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bench.common import bar, figure, print_table, save
-from bench.papers.target_cells import AUTO, FEDAVG, Cell, Side
+from bench.papers.target_cells import AUTO, CLUSTERS, FEDAVG, Cell, Side
+from bench.papers.target_search import Found
 from bench.papers.target_tuned import BALANCED, BASE, Outcome
 
 DEMANDED_S = 1.0
@@ -96,23 +97,28 @@ class Findings:
         ours, theirs = ([of[task, cell, side] for task in self.tasks] for of, side in (mine, base))
         return compared(ours, theirs, [self.out.caps[task, cell] for task in self.tasks])
 
-    def best(self, cell: Cell, *, momentum: bool) -> Side:
-        """The side other than FedAvg that did best on the tuning seeds; the fresh ones have no say."""
+    def best(self, cell: Cell, *, momentum: bool) -> Side | None:
+        """The side other than FedAvg that did best on the tuning seeds; the fresh ones have no say.
+
+        Of those that were run in all tasks; None where there is none.
+        """
 
         def tuned(side: Side) -> tuple[int, float]:
             scores = [self.out.chosen[task, cell, side].score for task in self.tasks]
             return sum(missed for missed, _ in scores), fmean(logarithm for _, logarithm in scores)
 
-        sides = {side for _, where, side in self.out.chosen if where == cell and side.strategy != FEDAVG}
-        return min((side for side in sides if side.momentum == momentum), key=lambda side: (tuned(side), side))
+        sides = {side for _, where, side in self.out.tuned if where == cell and side.strategy != FEDAVG}
+        run = [s for s in sides if s.momentum == momentum and all((t, cell, s) in self.out.tuned for t in self.tasks)]
+        return min(run, key=lambda side: (tuned(side), side), default=None)
 
     def demanded(self, cluster: str) -> list[tuple[Compared | None, str]]:
         """A row each of `DEMANDED`, and which strategy it is."""
         cell, (tuned, untuned) = Cell(cluster, DEMANDED_S), (self.out.tuned, self.out.untuned)
         best = self.best(cell, momentum=True)
+        against = (tuned, Side(FEDAVG, momentum=True))
         return [
             (self.over(cell, (untuned, Side(AUTO)), (tuned, BASE)), AUTO),
-            (self.over(cell, (tuned, best), (tuned, Side(FEDAVG, momentum=True))), best.strategy),
+            (None, "") if best is None else (self.over(cell, (tuned, best), against), best.strategy),
             (self.over(Cell(cluster, 0.0), (untuned, Side(BALANCED)), (untuned, BASE)), BALANCED),
         ]
 
@@ -138,43 +144,53 @@ class Findings:
         }
 
 
-def show(findings: Findings, cells: Sequence[Cell], picture: Path) -> dict[str, Any]:
-    """Print the tables, draw the picture, and return what they hold."""
+def show(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell], picture: Path) -> dict[str, Any]:
+    """Print the tables of all tasks together and of each, draw the picture, and return what they hold."""
     clusters = list(dict.fromkeys(cell.cluster for cell in cells))
     result: dict[str, Any] = {"ratios": {}, "demanded": {}}
     drawn: dict[str, dict[str, dict[str, Compared]]] = {}
-    for overhead_s in dict.fromkeys(cell.overhead_s for cell in cells):
-        tables = findings.tables([cell for cell in cells if cell.overhead_s == overhead_s])
-        drawn = drawn or tables
-        for title, rows in tables.items():
-            body = [[name, *(row.get(cluster, "-") for cluster in clusters)] for name, row in rows.items()]
-            print_table(f"Seconds to target, {overhead_s:g} s an order; {title}", ["", *clusters], body)
-        result["ratios"][str(overhead_s)] = {
-            title: {name: {cluster: asdict(each) for cluster, each in row.items()} for name, row in rows.items()}
-            for title, rows in tables.items()
-        }
-    _chosen(findings, cells)
-    if any(cell.overhead_s == DEMANDED_S for cell in cells):
-        result["demanded"] = _demanded(findings, clusters)
+    for findings in [Findings(out, tasks), *(Findings(out, [task]) for task in tasks if len(tasks) > 1)]:
+        name = " x ".join(findings.tasks)
+        for overhead_s in dict.fromkeys(cell.overhead_s for cell in cells):
+            tables = findings.tables([cell for cell in cells if cell.overhead_s == overhead_s])
+            drawn = drawn if any(drawn.values()) else tables
+            for title, rows in tables.items():
+                if any(rows.values()):
+                    body = [[side, *(row.get(c, "not run") for c in clusters)] for side, row in rows.items() if row]
+                    print_table(f"{name}: seconds to target, {overhead_s:g} s an order; {title}", ["", *clusters], body)
+            result["ratios"].setdefault(name, {})[str(overhead_s)] = {
+                title: {side: {cluster: asdict(each) for cluster, each in row.items()} for side, row in rows.items()}
+                for title, rows in tables.items()
+            }
+        if any(cell.overhead_s == DEMANDED_S for cell in cells):
+            result["demanded"][name] = _demanded(findings, clusters)
+    _chosen(out, tasks, cells)
     _draw(drawn, clusters, picture)
     return result
 
 
-def _chosen(findings: Findings, cells: Sequence[Cell]) -> None:
+def _chosen(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell]) -> None:
     """Steps and rate of each side in each task; a star where the grid's end was reached."""
-    chosen = findings.out.chosen
     body = []
-    for side in sorted({side for _, _, side in chosen}):
+    for side in sorted({side for _, _, side in out.chosen}):
         for cell in cells:
-            found = [chosen[task, cell, side] for task in findings.tasks]
-            texts = [f"{f.point.tau} x {f.point.rate:g}{'' if f.interior else '*'}, {f.tried}" for f in found]
-            body.append([f"{side.name}, {cell.cluster}, {cell.overhead_s:g} s", *texts])
-    print_table("Chosen: local steps x rate (* not interior), points tried", ["", *findings.tasks], body)
+            found = [out.chosen.get((task, cell, side)) for task in tasks]
+            if any(found):
+                texts = ["not run" if each is None else _point(each) for each in found]
+                body.append([f"{side.name}, {cell.cluster}, {cell.overhead_s:g} s", *texts])
+    print_table(
+        "Chosen: local steps x rate, points of the grid (least: one step, there is no less; *: not interior)",
+        ["", *tasks],
+        body,
+    )
+
+
+def _point(found: Found) -> str:
+    steps = "1 (least)" if found.point.tau == 1 else str(found.point.tau)
+    return f"{steps} x {found.point.rate:g}{'' if found.interior else '*'}, {found.tried}"
 
 
 def _demanded(findings: Findings, clusters: Sequence[str]) -> dict[str, dict[str, Any]]:
-    from bench.papers.target_cells import CLUSTERS
-
     found = {cluster: findings.demanded(cluster) for cluster in clusters}
     result: dict[str, dict[str, Any]] = {}
     body = []
@@ -192,13 +208,14 @@ def _demanded(findings: Findings, clusters: Sequence[str]) -> dict[str, dict[str
             cells.append(f"{strategy} {figures}{verdict}")
             result[title][cluster] = asdict(figures) | {"strategy": strategy, "demanded": limit}
         body.append([title, *cells])
-    print_table(f"Demanded at {DEMANDED_S:g} s: seconds to target over, ratio / at most", ["", *clusters], body)
+    name = " x ".join(findings.tasks)
+    print_table(f"{name}: demanded at {DEMANDED_S:g} s: seconds to target over, ratio / at most", ["", *clusters], body)
     return result
 
 
 def _draw(tables: Mapping[str, Mapping[str, Mapping[str, Compared]]], clusters: Sequence[str], path: Path) -> None:
     """Bars of ratios, and lines of their intervals, a panel each table."""
-    most = max(len(rows) for rows in tables.values())
+    most = max([1, *(len(rows) for rows in tables.values())])
     made, axes = figure(columns=len(tables), width=5.6, height=0.16 * (len(clusters) + 1) * most + 1.4)
     high = 0.8 / len(clusters)
     for ax, (title, rows) in zip(axes, tables.items(), strict=True):

@@ -60,6 +60,7 @@ class Patience:
 
 def one_run(job: Job) -> dict[str, Any]:
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
+    from bench.papers.target_evaluations import shared
     from fedsync.sim.run import run_virtual
 
     stop = f"stop={{seconds: {job.seconds}, target_accuracy: {job.target}}}"
@@ -67,7 +68,7 @@ def one_run(job: Job) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         config = StrategyConfig.load(job.strategy, [*job.sets, f"seed={job.seed}", stop])
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, shared():
             summary = run_virtual(config, ClusterConfig.load(job.cluster), Path(folder), listeners=[Patience()])
     except (FedSyncError, TimeoutError) as error:
         return row | {"failed": f"{type(error).__name__}: {error}", "seconds_to_target": None}

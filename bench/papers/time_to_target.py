@@ -1,7 +1,7 @@
 """Virtual seconds to a target accuracy, with real training: strategies as shipped, and all of them tuned.
 
     python bench/papers/time_to_target.py [--seeds 3] [--target 0.9] [--details] [--quick] [--markdown]
-    python bench/papers/time_to_target.py --tuned [--resume] [--tasks digits] [--overheads 1] [--quick]
+    python bench/papers/time_to_target.py --tuned [--resume] [--minutes 60] [--tasks digits] [--overheads 1] [--quick]
 
 As shipped: every strategy that does not encrypt, on digits, two classes a silo, on three clusters, without overhead.
 With eight silos, digits 0 to 5 are shared by two silos each and 6 to 9 are held by one silo each, so who forgets a silo
@@ -10,11 +10,13 @@ misses the target. ``--strategies`` names any, ``--set`` changes a value in all 
 Tuned: what a strategy wins over a FedAvg that somebody has tuned. Orders cost 1 s or 0.2 s besides training, on four
 clusters, in three tasks (``target_cells.py``). FedAvg and each strategy, with server momentum and without, get the
 local steps and the learning rate at which they do best on three seeds, from one grid that grows until the optimum lies
-inside it, by successive halving, the same for all (``target_search.py``). What is reported is of ten other seeds,
-paired by seed, as geometric mean over tasks, with 95 % intervals, beside the strategies as they are. Where the best of
-several strategies is named, the tuning seeds say which it is.
+inside it, by successive halving, the same for all; runs that cannot change what is chosen end early
+(``target_search.py``). What is reported is of ten other seeds, paired by seed, as geometric mean over tasks, with 95 %
+intervals, beside the strategies as they are. Where the best of several strategies is named, the tuning seeds say which.
+``auto`` runs untuned; ``overlap`` is LB-BSP with an order queued at each silo.
 
-``auto`` runs untuned, if it is among the strategies. Results of single runs lie beside the JSON; ``--resume`` goes on.
+Results of single runs lie beside the JSON: ``--resume`` goes on, where the code is the same. With ``--minutes`` no run
+begins after so many; tables have what is whole by then, so ``--resume --minutes 0`` prints what there is.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from bench.common import beside, write_json
 from bench.papers import target_cells, target_tables, target_tuned, target_untuned
 from bench.papers.target_cells import Cell
 from bench.papers.target_runs import Cache, Runner, code
-from fedsync.config.locate import locate
 
 
 def untuned(options: argparse.Namespace) -> None:
@@ -52,20 +53,21 @@ def tuned(options: argparse.Namespace) -> None:
     clusters = options.clusters or list(target_cells.CLUSTERS)
     cells = [Cell(cluster, overhead_s) for overhead_s in options.overheads for cluster in clusters]
     tasks = {name: target_cells.TASKS[name].target for name in options.tasks}
-    shipped = [target_cells.AUTO] if (locate("fedavg").parent / "auto.yaml").exists() else []
-    strategies = options.strategies or [*target_cells.OURS, *shipped]
+    strategies = options.strategies or [target_cells.AUTO, *target_cells.OURS]
     fresh, tuning = options.seeds or 10, options.tuning
-    if options.quick:
-        tasks = {name: target - 0.1 for name, target in tasks.items()}  # above version 0 of all seeds
+    if options.quick:  # above version 0 of all seeds
+        tasks = {name: 0.5 if target_cells.TASKS[name].pooled else target - 0.1 for name, target in tasks.items()}
         fresh, tuning = 2, 1
-    first = target_tuned.TUNING
-    seeds = range(first, first + tuning), range(fresh)
-    runner = Runner(Cache(options.out.with_suffix(".cache.jsonl"), resume=options.resume), options.processes)
+    first, reported = target_tuned.TUNING, target_tuned.FRESH
+    seeds = range(first, first + tuning), range(reported, reported + fresh)
+    until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    cache = Cache(options.out.with_suffix(".cache.jsonl"), resume=options.resume)
+    runner = Runner(cache, options.processes, until=until)
     try:
         out = target_tuned.compare(runner, tasks, cells, strategies, seeds, small=options.quick)
     finally:
         runner.close()
-    result = target_tables.show(target_tables.Findings(out, list(tasks)), cells, beside(options.out))
+    result = target_tables.show(out, list(tasks), cells, beside(options.out))
     for text in out.failed:
         print(text)
     chosen = [
@@ -94,7 +96,7 @@ def main() -> None:
     parser.add_argument("--clusters", nargs="+", help="by default those that the tables have")
     parser.add_argument("--strategies", nargs="+", help="by default all that are plain, tuned: ours")
     parser.add_argument("--quick", action="store_true", help="few seeds, low targets: to see that it works")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", "--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON file; pictures lie beside it")
     shipped = parser.add_argument_group("as shipped")
     shipped.add_argument("--target", type=float, default=0.9)
@@ -103,9 +105,10 @@ def main() -> None:
     shipped.add_argument("--details", action="store_true", help="a second table: seconds, utilisation and waiting")
     shipped.add_argument("--markdown", action="store_true", help="the table once more, for a page")
     chosen = parser.add_argument_group("tuned")
-    chosen.add_argument("--tasks", nargs="+", choices=list(target_cells.TASKS), default=list(target_cells.TASKS))
+    chosen.add_argument("--tasks", nargs="+", choices=list(target_cells.TASKS), default=list(target_cells.USUAL))
     chosen.add_argument("--overheads", type=float, nargs="+", default=list(target_cells.OVERHEADS), metavar="SECONDS")
     chosen.add_argument("--tuning", type=int, default=3, help="seeds to tune by")
+    chosen.add_argument("--minutes", type=float, help="no run begins after so many; by default all are made")
     chosen.add_argument("--resume", action="store_true", help="go on with a run that was cut off")
     options = parser.parse_args()
     name = "time_to_target_tuned" if options.tuned else "time_to_target"
