@@ -77,6 +77,7 @@ class Job:
     done: bool = False
     end_s: float | None = None
     """When the coordinator knew that the order was over, however it ended."""
+    _fixed_s: tuple[float, float] | None = None
 
     @property
     def compute_s(self) -> float:
@@ -85,13 +86,21 @@ class Job:
     @property
     def start_s(self) -> float:
         """When its training begins, as things stand."""
+        if self._fixed_s is not None:
+            return self._fixed_s[0]
         return self.begin_s if self.after is None else max(self.begin_s, self.after.start_s + self.after.compute_s)
 
     @property
     def due_s(self) -> float:
         """When it ends, as things stand."""
+        if self._fixed_s is not None:
+            return self._fixed_s[1]
         due_s = self.start_s + self.compute_s + self.overhead_s
         return due_s if self.after is None else max(due_s, self.after.due_s)
+
+    def fix(self) -> None:
+        """It is over, and its times stay. They would be asked of all orders before it, again and again."""
+        self._fixed_s = self.start_s, self.due_s
 
 
 @dataclass(slots=True)
@@ -284,6 +293,7 @@ class FakeCluster:
             if job.done:
                 return []  # a halted order has two ends on the heap
             job.done = True
+            job.fix()
             silo = self._silos[job.silo][1]
             current = self._current.get(job.silo, [])
             in_work = job in current
