@@ -336,3 +336,11 @@ class SiloFacts:
     declared_speed: float | None = None
     device: str = "cpu"
     validates: bool = False
+
+    def fits(self, found: int | None) -> int:
+        """Largest batch, by its data, its memory, and what it ``found`` when one did not fit."""
+        cap = self.examples
+        for limit in (self.memory_samples, found):
+            if limit is not None and limit < cap:
+                cap = limit
+        return cap

@@ -33,29 +33,16 @@ class Rehearsal:
     """What a rehearsal came to, over the commits that counted; names are those of silos.
 
     Args:
-        commits: that counted.
         seconds: mean time from one to the next [s].
-        samples: mean number behind one.
         steps: mean of the local steps behind an update, weighed as the commit weighs updates.
         staleness: mean number of versions that were made between an update's base and its commit.
-        busy: share of its time that each silo trains, 0..1.
         shares: each silo's share of all samples in commits; they sum to 1.
-        updates: each silo's share of all updates in commits; likewise.
     """
 
-    commits: int
     seconds: float
-    samples: float
     steps: float
     staleness: float
-    busy: Mapping[str, float]
     shares: Mapping[str, float]
-    updates: Mapping[str, float]
-
-    @property
-    def utilisation(self) -> float:
-        """Mean share of time that silos train."""
-        return sum(self.busy.values()) / len(self.busy)
 
 
 def rehearse(
@@ -118,7 +105,6 @@ class _Rehearsal(Kernel[TimedMachine]):
         self._counted: list[tuple[Commit, list[UpdateMeta]]] = []
         self._commits, self._entries = 0, 0
         self._begin_s = self._end_s = 0.0
-        self._busy = dict.fromkeys(machines, 0.0)
         for name in machines:
             self._push(0.0, SiloJoined(0.0, name, facts[name]), Priority.PRESENCE)
 
@@ -136,8 +122,6 @@ class _Rehearsal(Kernel[TimedMachine]):
         report = WorkReport(order.base_version, steps, samples, seconds, 0.0)
         meta = UpdateMeta.of(work.silo, order, report, self._facts[work.silo].examples, 0)
         self._metas[order.update_id] = meta
-        if self._commits >= self._warm:
-            self._busy[work.silo] += seconds
         return UpdateArrived(now_s, meta, report)
 
     def act(self, action: Action, now_s: float) -> None:
@@ -164,20 +148,15 @@ class _Rehearsal(Kernel[TimedMachine]):
         if not self._counted or seconds <= 0:
             return None
         metas = [meta for _, each in self._counted for meta in each]
-        samples, updates = dict.fromkeys(self._machines, 0), dict.fromkeys(self._machines, 0)
+        samples = dict.fromkeys(self._machines, 0)
         for meta in metas:
             samples[meta.silo] += meta.samples
-            updates[meta.silo] += 1
         commits, every = len(self._counted), sum(samples.values())
         return Rehearsal(
-            commits,
             seconds / commits,
-            every / commits,
             sum(_mean_steps(*each) for each in self._counted) / commits,
             sum(commit.version - 1 - meta.base_version for commit, each in self._counted for meta in each) / len(metas),
-            {name: min(busy / seconds, 1.0) for name, busy in self._busy.items()},
             {name: count / every for name, count in samples.items()},
-            {name: count / len(metas) for name, count in updates.items()},
         )
 
 

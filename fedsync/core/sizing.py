@@ -118,12 +118,9 @@ class Sizing:
         return [self._cap(silo, found_caps.get(name)) for name, silo in silos.items()]
 
     def _cap(self, silo: SiloView, found: int | None) -> int:
-        """Largest batch of a silo: its data, its memory, what it found out, the configured cap."""
-        cap = silo.facts.examples
-        for limit in (silo.facts.memory_samples, found, self.cap):
-            if limit is not None and limit < cap:
-                cap = limit
-        return cap
+        """Largest batch of a silo: what fits it, and the configured cap."""
+        cap = silo.facts.fits(found)
+        return cap if self.cap is None else min(cap, self.cap)
 
     def _learning_rate(self, batch: int) -> float:
         if not self.balances or self.scale is not Scale.LEARNING_RATE:

@@ -31,11 +31,8 @@ def played(policies: Policies, **curves: Curve) -> Any:
 def test_a_round_of_bsp_by_hand() -> None:
     """4 steps of 8 samples take a 0.32 s and b 0.64 s, and an order 1 s besides: a commit every 1.64 s."""
     seen = played(policies(), a=Curve(100.0, overhead_s=1.0), b=Curve(50.0, overhead_s=1.0))
-    assert (seen.commits, seen.samples, seen.steps, seen.staleness) == (4, 64, 4, 0)
+    assert (seen.steps, seen.staleness, seen.shares) == (4, 0, {"a": 0.5, "b": 0.5})
     assert seen.seconds == pytest.approx(1.64)
-    assert seen.busy == pytest.approx({"a": 0.32 / 1.64, "b": 0.64 / 1.64})
-    assert seen.shares == seen.updates == {"a": 0.5, "b": 0.5}
-    assert seen.utilisation == pytest.approx(0.48 / 1.64)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ Changes = dict[str, tuple[tuple[str, str, str], ...]]
 
 CORE: Changes = {
     "core/sizing.py": (
-        ("a-batch-is-larger-than-the-silos-data", "cap = silo.facts.examples", "cap = 10**9"),
-        (
-            "a-batch-that-did-not-fit-comes-again",
-            "(silo.facts.memory_samples, found, self.cap)",
-            "(silo.facts.memory_samples, self.cap)",
-        ),
         (
             "a-silo-gets-the-forecast-of-another",
             "return [silo.forecast or usual for silo in silos.values()]",
             "return [*known, *[usual] * (len(silos) - len(known))]",
+        ),
+    ),
+    "core/orders.py": (
+        ("a-batch-is-larger-than-the-silos-data", "cap = self.examples", "cap = 10**9"),
+        (
+            "a-batch-that-did-not-fit-comes-again",
+            "for limit in (self.memory_samples, found):",
+            "for limit in (self.memory_samples,):",
         ),
     ),
     "core/forecasts.py": (

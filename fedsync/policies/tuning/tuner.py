@@ -11,7 +11,7 @@ from typing import Any
 from fedsync.core.events import Folded
 from fedsync.core.fitting import CurveFitter
 from fedsync.core.machines import RecordedMachine
-from fedsync.core.orders import LocalWork, SiloFacts
+from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rehearsal import Rehearsal, rehearse
 from fedsync.core.sizing import Sizing
@@ -295,7 +295,10 @@ class _Stage:
     ) -> None:
         self.elasticity = elastic
         self._tuner, self._machines, self._seed = tuner, known, seen.seed
-        self._facts = {name: _facts(seen, name) for name in known}
+        facts = {name: seen.silos[name].facts for name in known}
+        self._facts = {
+            name: replace(each, memory_samples=each.fits(seen.found_caps.get(name))) for name, each in facts.items()
+        }
         self._played: dict[AutoChoice, Rehearsal | None] = {}
 
     def progress(self, steps: float, staleness: float) -> float:
@@ -359,10 +362,3 @@ def _some(silos: Mapping[str, Any]) -> dict[str, Any]:
     every = -(-len(known) // MOST_SILOS) or 1
     taken = set(known[::every])
     return {name: silo for name, silo in silos.items() if name in taken}
-
-
-def _facts(seen: CommitSeen, name: str) -> SiloFacts:
-    """What the silo says of itself, and what it found out of its memory."""
-    facts, found = seen.silos[name].facts, seen.found_caps.get(name)
-    known = [limit for limit in (facts.memory_samples, found) if limit is not None]
-    return replace(facts, memory_samples=min(known, default=None))
