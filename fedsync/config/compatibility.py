@@ -39,11 +39,11 @@ def check_real(config: StrategySections) -> None:
     Raises:
         ConfigError: it is not.
     """
-    tried = () if config.auto is None else config.auto.barriers
-    for barrier, place in ((config.barrier, "barrier.kind"), *((each, "auto.barriers") for each in tried)):
+    tried = (config.barrier,) if config.auto is None else config.auto.tried(config.barrier)
+    for number, barrier in enumerate(tried):
         if barrier.queues:
             raise ConfigError(
-                place,
+                "auto" if number else "barrier.kind",
                 f"{barrier.kind!r} queues orders at silos, which only simulated machines can so far",
                 f"Add --runtime virtual, or write the barrier inside it, {barrier.innermost.kind!r}, by itself",
             )
@@ -60,7 +60,7 @@ def _may_be_tuned(config: StrategySections) -> None:
                 f"auto rehearses batches by measured speeds, and balancer.kind {balancer.kind!r} as configured sets "
                 "something else, or has no forecasts; choose fixed, proportional or equalise, with scale: batch"
             )
-    for barrier in (config.barrier, *map(config.barrier.around, auto.barriers)):
+    for barrier in auto.tried(config.barrier):
         if barrier.innermost.unequal_steps and not config.aggregation.normalises:
             raise ValueError(
                 f"auto may choose barrier.kind {barrier.innermost.kind!r}, under which silos do unequal numbers of "

@@ -126,7 +126,7 @@ class StrategyConfig(StrategySections):
     @property
     def report_s(self) -> float | None:
         """How often the server hears of orders in work [s]; None where no barrier wants to."""
-        tried = (self.barrier, *(() if self.auto is None else self.auto.barriers))
+        tried = (self.barrier,) if self.auto is None else self.auto.tried(self.barrier)
         return min((wish for each in tried if (wish := each.innermost.needs_progress) is not None), default=None)
 
     def check_silos(self, names: Iterable[str]) -> None:
@@ -178,7 +178,8 @@ class StrategyConfig(StrategySections):
         weigher = self.aggregation.weigher(self.solver)
         tuner = None
         if self.auto is not None:
-            tuner = tuner_of(self.auto, self.balancer, self.barrier, work, quorum, self.predictor, weigher)
+            inertia = 0.0 if self.server_optimizer is None else self.server_optimizer.inertia
+            tuner = tuner_of(self.auto, self.balancer, self.barrier, work, quorum, self.predictor, weigher, inertia)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),

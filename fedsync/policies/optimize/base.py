@@ -27,6 +27,11 @@ class ServerOptimizerPolicy(Policy):
     of 1, or ``1 / (1 + s - grace)`` for one that is s versions old, more than ``grace``. Left out, age counts for
     nothing."""
 
+    @property
+    def inertia(self) -> float:
+        """Part of a step that the next one goes on with, 0 to below 1."""
+        return 0.0
+
     @abstractmethod
     def build(self) -> ServerOptimizer:
         """What steps."""

@@ -28,6 +28,10 @@ class FedAvgM(ServerOptimizerPolicy):
 
     grace: Count | None = None
 
+    @property
+    def inertia(self) -> float:
+        return self.momentum
+
     def build(self) -> ServerOptimizer:
         return HeavyBall(self.momentum, self.rate, self.grace)
 
@@ -51,6 +55,10 @@ class FedAdam(ServerOptimizerPolicy):
 
     grace: Count | None = None
 
+    @property
+    def inertia(self) -> float:
+        return self.beta_1
+
     def build(self) -> ServerOptimizer:
         return Adaptive("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
 
@@ -73,6 +81,10 @@ class FedYogi(ServerOptimizerPolicy):
     """Added to the root of that mean: the larger, the less rates differ. Not the local steps of a silo."""
 
     grace: Count | None = None
+
+    @property
+    def inertia(self) -> float:
+        return self.beta_1
 
     def build(self) -> ServerOptimizer:
         return Adaptive("yogi", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
@@ -119,6 +131,10 @@ class DelayedNesterov(ServerOptimizerPolicy):
     def __post_init__(self) -> None:
         if self.spread * self.every > 1:
             raise ValueError(f"spread {self.spread:g} exceeds one over every ({self.every}); lower it")
+
+    @property
+    def inertia(self) -> float:
+        return self.momentum
 
     def build(self) -> ServerOptimizer:
         return Delayed(self.momentum, self.every, self.spread, self.rate, self.grace)

@@ -12,6 +12,7 @@ from fedsync.policies.barrier.intervals import FixedInterval
 from fedsync.policies.barrier.kinds.absp import Absp
 from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.kinds.fsp import Fsp
+from fedsync.policies.barrier.wrappers.overlap import Overlap
 from fedsync.policies.schema import Chosen, NonNegative, PartOfOne, PositiveInt, Settings
 
 
@@ -53,6 +54,22 @@ class Auto(Settings):
     """Barriers that are tried, besides the one of the strategy; left out, ``bsp``, ``a-bsp`` and ``fsp``. An interval
     of rounds is set to what the local steps take."""
 
+    overlap: PartOfOne | None = None
+    """``carry`` of the `overlap` that is tried around each of them that has rounds; left out, none is."""
+
     def __post_init__(self) -> None:
         if self.least_steps > self.most_steps:
             raise ValueError(f"least_steps {self.least_steps} is above most_steps {self.most_steps}; lower it")
+
+    def tried(self, barrier: BarrierPolicy[Any]) -> tuple[BarrierPolicy[Any], ...]:
+        """Every barrier that a strategy with this one may come to; itself first.
+
+        Its wrappers stay around each other one, but for overlap, whose carry is another choice.
+        """
+        bare = barrier.inner if isinstance(barrier, Overlap) else barrier
+        others = [each for each in map(bare.around, self.barriers) if each != barrier]
+        if self.overlap is not None:
+            around = dict.fromkeys([bare, *others])
+            queued = [Overlap(each, self.overlap) for each in around if each.innermost.rounds and not each.draws]
+            others += [each for each in queued if each != barrier]
+        return barrier, *others

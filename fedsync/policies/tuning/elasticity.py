@@ -15,6 +15,13 @@ and of Pollux, throughput times an efficiency that is measured while training:
 and if these seconds are ``a + b steps``, the best number is ``e / (1 - e) x a / b``. What the overhead is to an order's
 training, 1 - e is to e.
 
+An update that is ``s`` versions old when it is committed was made without knowing of the ``s`` commits before. These
+``1 + s`` together bring what one brings of which each is a part, ``(1 + s)^e`` times as much as one alone, so each
+brings ``(1 + s)^(e - 1)`` of a fresh one. With 1 + s in the place of steps that is the same loss as of steps that
+cancel. Momentum makes it worse. Where each step goes on with a part b of the last one, a quadratic stands steps of up
+to ``2 (1 + b)`` over its curvature, and ``(1 - b) / s`` where of all updates a share s is one version old: then it is
+the quotient of the two, ``2 s (1 + b) / (1 - b)``, where that is more than 1 + s.
+
 Where nobody sees updates, the loss takes the place of norms. AdaComm (Wang and Joshi 2019, arXiv:1810.08313, equation
 17) has the best number of steps fall as ``sqrt(F_j / F_0)``; with the best number above that is ``e / (1 - e) =
 sqrt(F_j / F_0)``, so silos begin with as much training as overhead.
@@ -30,6 +37,19 @@ UNKNOWN = 0.5
 
 LEAST, MOST = 0.05, 0.9
 """Bounds: at 0 no order would be worth its second step, at 1 none would ever end."""
+
+
+def progress(steps: float, staleness: float, elasticity: float, inertia: float = 0.0) -> float:
+    """What a commit brings, in no unit.
+
+    Args:
+        steps: behind each of its updates.
+        staleness: mean number of versions that its updates are old.
+        elasticity: e.
+        inertia: b, part of a step of the server's that the next one goes on with; 0 to below 1.
+    """
+    split = max(1 + staleness, 2 * staleness * (1 + inertia) / (1 - inertia))
+    return float(steps**elasticity * split ** (elasticity - 1))
 
 
 def of_norms(norms: Sequence[tuple[float, float]]) -> float | None:

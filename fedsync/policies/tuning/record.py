@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -27,20 +27,29 @@ class Lap:
         end_s: when its update was in.
         batch_size: samples a step.
         steps_s: mean seconds of a step in each piece of it, pieces of as many steps.
-        train_s: seconds of training.
+        overhead_s: seconds that it cost besides training; of one that was queued behind another, which costs them while
+            the other trains, what the other cost.
     """
 
     begin_s: float
     end_s: float
     batch_size: float
     steps_s: tuple[float, ...]
-    train_s: float
+    overhead_s: float
 
     @classmethod
-    def of(cls, seen: OrderSeen) -> Lap:
-        """What there is to remember; a silo's training takes no longer than the server waited for it."""
-        report = seen.report
-        train_s = min(report.compute_s, max(seen.end_s - seen.begin_s, 1e-9))
+    def of(cls, seen: OrderSeen, before: Sequence[Lap] = ()) -> Lap:
+        """What there is to remember; a silo's training takes no longer than the server waited for it.
+
+        Args:
+            seen: the order.
+            before: its silo's lap before, if there is one.
+        """
+        report, queued = seen.report, bool(seen.order.behind and before)
+        # One that was queued was given while the order before it was in work, and may have begun long before that came.
+        given_s = before[0].begin_s if queued else seen.begin_s
+        train_s = min(report.compute_s, max(seen.end_s - given_s, 1e-9))
+        overhead_s = before[0].overhead_s if queued else seen.end_s - seen.begin_s - train_s
         batch = report.samples / report.steps
         times = [1.0 / window.speed for window in report.windows] or [1.0]
         size = -(-len(times) // PIECES)
@@ -51,7 +60,7 @@ class Lap:
             seen.end_s,
             batch,
             tuple(train_s / report.steps * piece / mean for piece in pieces),
-            train_s,
+            max(overhead_s, 0.0),
         )
 
 
@@ -68,8 +77,8 @@ def _machine(forecast: Curve, laps: tuple[Lap, ...]) -> RecordedMachine:
 
     Between two orders the machine counts as being as it was in the order before.
     """
-    overhead_s = median(lap.end_s - lap.begin_s - lap.train_s for lap in laps[-3:])
-    curve = Curve(forecast.speed, forecast.launch_s, forecast.saturation, max(overhead_s, 0.0))
+    overhead_s = median(lap.overhead_s for lap in laps[-3:])
+    curve = Curve(forecast.speed, forecast.launch_s, forecast.saturation, overhead_s)
     lengths: list[float] = []
     factors: list[float] = []
     for lap, following in zip(laps, [*laps[1:], None], strict=True):

@@ -120,7 +120,7 @@ class AutoTuner:
     3. The best number for each pair follows. Of all pairs the one with most progress a second is rehearsed at its
        number, and taken if it promises ``gain`` more than the choice in force.
 
-    Stale updates count ``(1 + staleness)^-1/2``, as in FedBuff. What took longer than rehearsed counts as so much
+    Stale updates count less, by the same elasticity. What took longer than rehearsed counts as so much
     longer at later looks, which fades while it is not in use: a silo that claims a speed that it does not have spoils
     a way once, and no rehearsal makes it good again soon. A way that leaves a silo less than ``least_share`` of an
     equal part of the samples, in a rehearsal or in fact, is not taken; batches do not fall below that share either.
@@ -134,6 +134,7 @@ class AutoTuner:
         quorum: silos without which the run does not begin.
         predictor: of the rehearsals.
         weigher: of the run.
+        inertia: of the server's optimizer; see `fedsync.policies.optimize.base`.
     """
 
     auto: Auto
@@ -143,13 +144,14 @@ class AutoTuner:
     quorum: int
     predictor: AnyPredictor
     weigher: Weigher
+    inertia: float = 0.0
 
     def init(self) -> AutoState:
         return AutoState(AutoChoice(self.work.steps))
 
     def observe(self, state: AutoState, seen: OrderSeen) -> AutoState:
-        laps = (*state.laps.get(seen.silo, ()), Lap.of(seen))[-KEPT:]
-        return replace(state, laps={**state.laps, seen.silo: laps})
+        laps = state.laps.get(seen.silo, ())
+        return replace(state, laps={**state.laps, seen.silo: (*laps, Lap.of(seen, laps[-1:]))[-KEPT:]})
 
     def folded(self, state: AutoState, folded: Folded) -> AutoState:
         return replace(state, norms=(*state.norms, (folded.mean, folded.each))[-NORMS:])
@@ -270,6 +272,7 @@ def tuner_of(
     quorum: int,
     predictor: AnyPredictor,
     weigher: Weigher,
+    inertia: float = 0.0,
 ) -> AutoTuner:
     """The tuner of a strategy with this balancer and this barrier, whose wrappers stay around each that is tried.
 
@@ -280,10 +283,11 @@ def tuner_of(
         auto,
         work,
         (balancer, *(each for each in auto.balancers if each != balancer)),
-        (barrier, *(barrier.around(each) for each in auto.barriers if each != barrier.innermost)),
+        auto.tried(barrier),
         quorum,
         Ema() if predictor.learns else predictor,
         weigher,
+        inertia,
     )
 
 
@@ -303,7 +307,7 @@ class _Stage:
 
     def progress(self, steps: float, staleness: float) -> float:
         """What a commit brings, in no unit."""
-        return float(steps**self.elasticity / math.sqrt(1 + staleness))
+        return elasticity.progress(steps, staleness, self.elasticity, self._tuner.inertia)
 
     def promise(self, choice: AutoChoice, state: AutoState) -> _Promise | None:
         """By a rehearsal of the choice itself; None if it makes no progress, or leaves a silo too little."""
@@ -329,7 +333,9 @@ class _Stage:
             tuner.weigher,
             StopRules(),
         )
-        played = rehearse(policies, self._machines, self._facts, commits=3, warm=2)
+        # With an order queued at each silo commits may come in pairs.
+        commits = 4 if tuner.barriers[choice.barrier].queues else 3
+        played = rehearse(policies, self._machines, self._facts, commits=commits, warm=2)
         if played is None or choice.way == (0, 0):
             return played
         return played if min(played.shares.values()) * len(played.shares) >= tuner.auto.least_share else None

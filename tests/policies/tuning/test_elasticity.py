@@ -37,6 +37,30 @@ def test_of_norms(norms: list[tuple[float, float]], expected: float | None) -> N
     assert elasticity.of_norms(norms) == pytest.approx(expected)
 
 
+def test_what_a_commit_brings() -> None:
+    """By hand: an update one version old is half of two, and with momentum of even more."""
+    assert elasticity.progress(4, 0.0, 0.5) == 2.0
+    assert elasticity.progress(4, 1.0, 0.5) == pytest.approx(2.0 / 2**0.5)
+    assert elasticity.progress(4, 1.0, 0.5, inertia=0.6) == pytest.approx(2.0 / 8**0.5)
+    assert elasticity.progress(4, 0.1, 0.5, inertia=0.6) == pytest.approx(2.0 / 1.1**0.5)  # few are old
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.6])
+def test_a_quadratic_stands_so_much_shorter_steps_if_updates_are_one_version_old(momentum: float) -> None:
+    """The quotient of the longest steps with which heavy-ball does not diverge, fresh and one version old."""
+
+    def stands(step: float, age: int) -> bool:
+        models = [1.0, 1.0, 1.0]
+        for _ in range(4000):
+            models.append(models[-1] + momentum * (models[-1] - models[-2]) - step * models[-1 - age])
+        return max(map(abs, models[-10:])) < 1.0
+
+    def longest(age: int) -> float:
+        return max(step / 100 for step in range(1, 500) if stands(step / 100, age))
+
+    assert longest(0) / longest(1) == pytest.approx(2 * (1 + momentum) / (1 - momentum), rel=0.06)
+
+
 def test_of_losses() -> None:
     """AdaComm: the best number of steps falls like the root of the loss."""
     first, later = elasticity.of_losses(4.0, 4.0), elasticity.of_losses(4.0, 1.0)

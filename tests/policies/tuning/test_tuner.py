@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.actions import Action, Commit, Dispatch, Note, Stop
+from fedsync.core.actions import Action, Commit, Discard, Dispatch, Note, Stop
 from fedsync.core.backlog import OrderInWork
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.curve import Curve
@@ -18,7 +18,8 @@ from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import RecordedMachine
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Payload
-from fedsync.core.tuning import CommitSeen
+from fedsync.core.tuning import CommitSeen, OrderSeen
+from fedsync.policies.tuning.record import Lap
 from fedsync.policies.tuning.tuner import CHANCE, AutoChoice, AutoTuner
 from tests.sim.fake import strategy
 
@@ -173,6 +174,79 @@ def test_the_same_events_and_a_checkpoint_give_the_same_choices() -> None:
         if number == middle:
             resumed = Coordinator(run.policies)
             resumed.restore(pickle.loads(pickle.dumps(again.state())))
+
+
+QUEUED: dict[str, Any] = {"overlap": 0.25, "barriers": [{"kind": "bsp"}]}
+
+
+def overlapped(run: Played) -> list[bool]:
+    """Of each choice that was made, whether orders are queued."""
+    return ["overlap around" in reason.partition(" instead of ")[0] for reason in run.reasons]
+
+
+def test_overlap_is_chosen_where_it_brings_more_than_the_age_of_updates_costs() -> None:
+    """Training 0.64 s, overhead 1 s: twice the commits, of which each brings 2^-1/2. Momentum bears no old updates."""
+    assert any(overlapped(play(tuned(QUEUED), **ALIKE)))
+    assert not any(overlapped(play(tuned({"barriers": [{"kind": "bsp"}]}), **ALIKE)))
+    momentum = {"kind": "fedavgm", "momentum": 0.6}
+    assert not any(overlapped(play(tuned(QUEUED, server_optimizer=momentum), **ALIKE)))
+    cheap = {name: replace(curve, overhead_s=0.05) for name, curve in ALIKE.items()}
+    assert not any(overlapped(play(tuned({**QUEUED, "least_steps": 4}), **cheap)))
+
+
+class Turning(Played):
+    """Updates agree for 20 commits, then they cancel."""
+
+    def decided(self, entry: JournalEntry) -> None:
+        super().decided(entry)
+        self.norms = (0.81, 1.0) if self.left > 20 else (0.04, 1.0)
+
+
+def test_what_is_queued_counts_when_orders_are_queued_no_more() -> None:
+    """24 steps take 3.84 s, so overlap hides a fifth of a round: worth it only as long as old updates still agree.
+
+    Every order ends by name, none is given twice, and each silo has one at a time once those that were queued are in.
+    """
+    run = Turning(tuned({**QUEUED, "least_steps": 24, "most_steps": 24}), 40, {}, **ALIKE)
+    run.run()
+    changes = overlapped(run)
+    assert True in changes, run.reasons
+    assert False in changes[changes.index(True) :], run.reasons
+    given = [action.order.update_id for action in run.actions(Dispatch)]
+    ended = [update_id for action in run.actions(Commit) for update_id in action.weights]
+    discarded = [action.update_id for action in run.actions(Discard)]
+    assert len(given) == len(set(given))
+    assert discarded == []
+    state = run._coordinator.state()["silos.views"]
+    outstanding = [order.update_id for silo in state.values() for order in silo.orders]
+    assert sorted(given) == sorted([*ended, *run._coordinator.state()["pending"], *outstanding])
+    queues, held = False, dict.fromkeys(ALIKE, 0)
+    for entry in run.entries:
+        for event in entry.events:
+            if isinstance(event, UpdateArrived):
+                held[event.meta.silo] -= 1
+        for action in entry.actions:
+            if isinstance(action, Note) and action.text.startswith("auto: "):
+                queues = "overlap around" in action.text.partition(" instead of ")[0]
+            elif isinstance(action, Dispatch):
+                held[action.silo] += 1
+                assert held[action.silo] <= 1 + queues
+    again = Coordinator(run.policies)
+    assert all(again.handle(entry.events, entry.at_s) == entry for entry in run.entries)
+
+
+def test_what_a_queued_order_costs_besides_is_what_the_one_before_it_cost() -> None:
+    """Two orders of 2 s, given at 0, of which each costs 1 s besides: they are in at 3 and 5."""
+    report = WorkReport(0, 4, 4 * BATCH, 2.0, 0.5)
+    first = OrderSeen("a", 0.0, 3.0, WorkOrder("a/1", 0, 1, BATCH, 4, 0.1, 1), report)
+    second = OrderSeen("a", 3.0, 5.0, WorkOrder("a/2", 0, 2, BATCH, 4, 0.1, 1, behind="a/1"), report)
+    laps = (Lap.of(first),)
+    laps += (Lap.of(second, laps),)
+    assert [lap.overhead_s for lap in laps] == [1.0, 1.0]
+    assert [lap.steps_s for lap in laps] == [(0.5,), (0.5,)]
+    # It was given while the one before was at work: so long it may have trained, and no longer.
+    boast = replace(second, report=replace(report, compute_s=50.0))
+    assert Lap.of(boast, laps[:1]).steps_s == (5.0 / 4,)
 
 
 def test_wrappers_stay_around_whatever_is_tried() -> None:
