@@ -1,19 +1,21 @@
 """The silo's trainer as something that can be asked: requests in, replies out, while training goes on.
 
-A `TrainerService` carries out orders in a thread of its own, so that whoever asks gets an answer at once: the update if
-it is ready, else how far it is. Whatever is asked twice is done once. An order goes through these states:
+A `TrainerService` carries out orders in threads of their own (`fedsync.trainer.order_queue`), so that whoever asks gets
+an answer at once: the update if it is ready, else how far it is. Whatever is asked twice is done once. An order goes
+through these states:
 
-| state | `Train` of the same order | `Collect` | `Train` of another order | goes to |
-|---|---|---|---|---|
-| unknown | begins it | `VersionMismatch`: send it again | begins that | in work |
-| in work | waits, then `InProgress` | the same; may halt it | halts it, begins that | done, refused, failed |
-| done | `WorkReport` and the update | the same | begins that | unknown |
-| refused | begins it again, with what came now | `VersionMismatch` | begins that | in work, unknown |
-| failed | `Refused` | the same | begins that | unknown |
+| state | `Train` of the same order | `Collect` | `Train` of one queued behind it | of another | goes to |
+|---|---|---|---|---|---|
+| unknown | begins it | `VersionMismatch`: send it again | begins it | begins it | in work, queued |
+| queued | waits, then `InProgress` | the same | refuses it | gives this up | in work |
+| in work | waits, then `InProgress` | the same; may halt it | queues it | halts this | done, refused, failed |
+| done | `WorkReport` and the update | the same | begins it | begins it | unknown |
+| refused | begins it, with what came now | `VersionMismatch` | begins it | begins it | in work, unknown |
+| failed | `Refused` | the same | begins it | begins it | unknown |
 
 *Refused* is an order whose model did not continue the version that the silo holds. A service that starts knows the last
-order that is *done* on disk (`fedsync.trainer.last_order`); every other one is unknown to it. There is one order, the
-last: with the next, the one before is unknown.
+order that is *done* on disk (`fedsync.trainer.last_order`), and the one before it if they were queued; every other one
+is unknown to it. There are two orders at most, one queued behind the other: with the next, the one before is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.spans import digest
 from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
-from fedsync.trainer.last_order import LastOrder
+from fedsync.train.pace import Watch
+from fedsync.trainer.order_queue import OrderQueue
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import (
     Answer,
@@ -44,7 +47,6 @@ from fedsync.trainer.protocol import (
     Hello,
     Identity,
     InitialModel,
-    InProgress,
     Question,
     Reply,
     Request,
@@ -57,42 +59,6 @@ from fedsync.trainer.refusals import refuse
 from fedsync.trainer.session import SiloSession
 
 _Reply = tuple[Reply, Payload | None]
-
-
-class _Job:
-    """One order in work or done. Written by the training thread, read by those who ask."""
-
-    def __init__(self, order: WorkOrder) -> None:
-        self.order = order
-        self.steps = 0
-        self.halt = threading.Event()
-        self.done = threading.Event()
-        self.outcome: Completed | VersionMismatch | None = None
-        self.error: Exception | None = None
-
-    @classmethod
-    def over(cls, done: LastOrder) -> _Job:
-        """One that was finished before."""
-        job = cls(done.order)
-        job.outcome = done.answer
-        job.done.set()
-        return job
-
-    def watch(self, steps: int, samples: int) -> bool:
-        """Called after each step; False ends the order."""
-        self.steps = steps
-        return not self.halt.is_set()
-
-    def reply(self, wait_s: float | None) -> _Reply:
-        """What there is after so many seconds at the latest; raises whatever training raised."""
-        if not self.done.wait(wait_s):
-            return InProgress(self.steps, self.steps * self.order.batch_size), None
-        if self.error is not None:
-            raise self.error
-        assert self.outcome is not None
-        return (
-            (self.outcome.report, self.outcome.update) if isinstance(self.outcome, Completed) else (self.outcome, None)
-        )
 
 
 class TrainerService:
@@ -121,11 +87,10 @@ class TrainerService:
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
-        self._job = _Job.over(session.done[-1]) if session.done else None
+        self._orders = OrderQueue(self._carry_out, session.done)
         self._evaluated: tuple[tuple[EvaluateModel, bytes], Evaluation | Attestation] | None = None
         # The session serves one order or evaluation at a time; asking how far it is does not need it.
         self._training = threading.Lock()
-        self._beginning = threading.Lock()
 
     @property
     def holds(self) -> int:
@@ -139,7 +104,7 @@ class TrainerService:
 
     @property
     def busy(self) -> bool:
-        return self._job is not None and not self._job.done.is_set()
+        return self._orders.busy
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
         """Reply to the server's request, whatever it is: both as text, with bytes (uint8) beside it. Raises nothing."""
@@ -173,34 +138,27 @@ class TrainerService:
                 return Snapshot(version), snapshot
 
     def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
-        """Begin an order, unless it has been begun before, and wait for it.
+        """Begin an order or queue it, unless that was done before, and wait for it.
 
-        Another order that is still in work is given up: the server has. One with the same id that says something else
-        is another order: a server that was set back may come to one.
+        What its owner allows is asked as it is taken, also where it is to wait.
         """
-        with self._beginning:
-            job = self._job
-            if job is None or job.order != order or isinstance(job.outcome, VersionMismatch):
-                self._owner.begin(order, survey=self._surveys)
-                if job is not None:
-                    job.halt.set()
-                    job.done.wait()
-                job = self._job = _Job(order)
-                threading.Thread(target=self._work, args=(job, received), daemon=True).start()
+        job = self._orders.enter(order, received, lambda: self._owner.begin(order, survey=self._surveys))
         return job.reply(wait_s)
 
     def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
         """An order that is not known was lost on its way, or with an earlier trainer: the silo lacks it."""
-        job = self._job
-        if job is None or job.order.update_id != update_id:
+        job = self._orders.find(update_id)
+        if job is None:
             return VersionMismatch(self.holds), None
         if halt:
             job.halt.set()
         return job.reply(wait_s)
 
     def _evaluate(self, received: Payload, request: EvaluateModel) -> Evaluation | Attestation | VersionMismatch:
-        """Evaluate a model, once no order is in work; what comes twice is evaluated once."""
+        """Evaluate a model, once no order is in work or queued; what comes twice is evaluated once."""
         what = request, digest(received, hashlib.blake2b)
+        # What comes with it continues what they bring the silo.
+        self._orders.wait()
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
                 self._owner.begin_evaluation()
@@ -213,16 +171,9 @@ class TrainerService:
                     return error.mismatch
             return self._evaluated[1]
 
-    def _work(self, job: _Job, received: Payload) -> None:
-        try:
-            with self._training:
-                job.outcome = self._session.train(job.order, received, job.watch)
-        except OtherVersion as error:
-            job.outcome = error.mismatch
-        except Exception as error:  # whoever asks gets it
-            job.error = error
-        finally:
-            job.done.set()
+    def _carry_out(self, order: WorkOrder, received: Payload, watch: Watch) -> Completed:
+        with self._training:
+            return self._session.train(order, received, watch)
 
 
 def _received(payload: Payload | None) -> Payload:
