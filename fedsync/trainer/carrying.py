@@ -7,18 +7,31 @@ towards the model that all have (cf. Overlap Local-SGD). What it sends is what i
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.core.spans import give_back, spans
+from fedsync.core.spans import give_back
+
+CARRIED = "carried"
+"""Folder, in a trainer's, of vectors that are in use."""
 
 
 class OwnProgress:
-    """Kept in memory alone: a trainer that was restarted begins with the model as it came."""
+    """A silo's last update, as long as orders say that it may be carried on; it is saved with the last order.
 
-    def __init__(self) -> None:
+    Args:
+        folder: of the trainer, where large vectors lie; None keeps them in memory.
+        sent_as_it_is: what travels is the update itself; else its memory is used again for that.
+    """
+
+    def __init__(self, folder: Path | None = None, *, sent_as_it_is: bool) -> None:
+        self._keeper = ArrayKeeper(None if folder is None else folder / CARRIED, or_memory=True)
+        self._sent_as_it_is = sent_as_it_is
         self._kept: tuple[str, Vector] | None = None
 
     def start(self, order: WorkOrder, model: Vector) -> Vector:
@@ -31,13 +44,24 @@ class OwnProgress:
             raise ProtocolError(SERVER, "order", f"carry {order.carry}, from 0 to 1")
         if self._kept is None or not order.behind or self._kept[0] != order.behind:
             return model
-        start, own, share = np.empty_like(model), self._kept[1], np.float32(order.carry)
-        for begin, stop in spans(model.size, 4):
-            np.multiply(own[begin:stop], share, out=start[begin:stop])
-            start[begin:stop] += model[begin:stop]
-            give_back(model)
-        return start
+        own, share = self._kept[1], np.float32(order.carry)
 
-    def keep(self, order: WorkOrder, update: Vector) -> None:
-        """What an order brought, float32 [values], as long as orders say that it may be carried on."""
-        self._kept = (order.update_id, update.copy()) if order.carry else None
+        def part(begin: int, stop: int) -> Vector:
+            further: Vector = own[begin:stop] * share
+            further += model[begin:stop]
+            give_back(own, model)
+            return further
+
+        return self._keeper.make(np.float32, model.size, part)
+
+    def of(self, order: WorkOrder, update: Vector) -> Vector | None:
+        """What the order behind this one may begin with, float32 [values]; taken before the update is sent."""
+        if not order.carry or order.scores_only:
+            return None
+        if self._sent_as_it_is:
+            return update
+        return self._keeper.make(np.float32, update.size, lambda start, stop: update[start:stop].copy())
+
+    def keep(self, order: WorkOrder, own: Vector | None) -> None:
+        """What an order that is done has brought; None where nothing may be carried on."""
+        self._kept = None if own is None else (order.update_id, own)

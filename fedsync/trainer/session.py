@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OWED = "owed"
-"""What the next update makes up for, beside a last order; see `fedsync.core.plain_replica`."""
+OWED, OWN = "owed", "own"
+"""Beside a last order: what the next update makes up for, and what the next order may begin with; see
+`fedsync.core.plain_replica` and `fedsync.trainer.carrying`."""
 
 
 class SiloSession:
@@ -121,11 +122,13 @@ class SiloSession:
         )
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
-        self._own, self._gains, self._progress = OwnModels(folder), LocalGains(), OwnProgress()
+        self._own, self._gains = OwnModels(folder), LocalGains()
+        as_it_is = not self.sealed and spec.wire.formats.up is FP32
+        self._progress = OwnProgress(folder, sent_as_it_is=as_it_is)
         self._done = LastOrders(folder)
-        last = self._done.last
-        self.cursor = Cursor() if last is None else last.cursor
-        self.replica.owe(None if last is None else last.beside.get(OWED))
+        self.cursor = Cursor()
+        if self._done.last is not None:
+            self._go_on(self._done.last)
 
     def _warn(self, spec: RunSpec) -> None:
         """Say in the silo's own log what keeps its batches from following its speed."""
@@ -189,7 +192,7 @@ class SiloSession:
         model, cursor = self._about(order, base)
         outcome = self._run(order, model, cursor, watch)
         self._owner.check_done(outcome.report.samples)
-        self._progress.keep(order, outcome.update)
+        own = self._progress.of(order, outcome.update)
         trained_s = perf_counter()
         # Not even statistics of the data, such as a model's running means, change.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
@@ -200,7 +203,7 @@ class SiloSession:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
-        return self._over(order, Completed(report, update), following)
+        return self._over(order, Completed(report, update), following, own)
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
         """Train from the model, or from further on; what is evaluated is the model in any case."""
@@ -231,14 +234,19 @@ class SiloSession:
         best = self.replica.best_model if order.scores_only and order.subject is Subject.BEST else None
         return base if best is None else best, self.cursor
 
-    def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor) -> Completed:
+    def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor, own: Vector | None = None) -> Completed:
         """An order is done, and the next begins there in the data; what the silo says of it."""
-        owed = self.replica.owed
+        beside = {name: each for name, each in ((OWED, self.replica.owed), (OWN, own)) if each is not None}
         # Before anybody hears of it: after a crash the order is done, or it never happened.
-        last = self._done.add(LastOrder(order, answer, cursor, {} if owed is None else {OWED: owed}))
+        last = self._done.add(LastOrder(order, answer, cursor, beside))
+        self._go_on(last)
+        return last.answer
+
+    def _go_on(self, last: LastOrder) -> None:
+        """The next order is the one after this."""
         self.cursor = last.cursor
         self.replica.owe(last.beside.get(OWED))
-        return last.answer
+        self._progress.keep(last.order, last.beside.get(OWN))
 
     def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:
         """Bring on a model of the silo's own.

@@ -79,10 +79,14 @@ def order(name: str, behind: str = "", carry: float = 0.25) -> WorkOrder:
     return WorkOrder(name, 0, 1, 8, 4, 0.1, 1, behind=behind, carry=carry)
 
 
-def test_a_queued_order_begins_with_a_share_of_the_update_before_it() -> None:
-    progress, update = OwnProgress(), UPDATE.copy()
-    progress.keep(order("a/1"), update)
-    update[:] = np.nan  # its memory is used again for what travels
+@pytest.mark.parametrize("sent_as_it_is", [True, False])
+def test_a_queued_order_begins_with_a_share_of_the_update_before_it(sent_as_it_is: bool) -> None:
+    progress, update = OwnProgress(sent_as_it_is=sent_as_it_is), UPDATE.copy()
+    own = progress.of(order("a/1"), update)
+    assert (own is update) == sent_as_it_is
+    if not sent_as_it_is:
+        update[:] = np.nan  # its memory is used again for what travels
+    progress.keep(order("a/1"), own)
     np.testing.assert_array_equal(progress.start(order("a/2", behind="a/1"), MODEL), [2.0, 0.0])
     np.testing.assert_array_equal(progress.start(order("a/2", behind="a/1", carry=1.0), MODEL), [5.0, -6.0])
     assert progress.start(order("a/2"), MODEL) is MODEL, "its update is in the model"
@@ -91,12 +95,12 @@ def test_a_queued_order_begins_with_a_share_of_the_update_before_it() -> None:
 
 
 def test_nothing_is_kept_nor_carried_where_orders_do_not_say_so() -> None:
-    progress = OwnProgress()
-    progress.keep(order("a/1", carry=0.0), UPDATE)
+    progress = OwnProgress(sent_as_it_is=True)
+    progress.keep(order("a/1", carry=0.0), progress.of(order("a/1", carry=0.0), UPDATE))
     assert progress.start(order("a/2", behind="a/1", carry=0.0), MODEL) is MODEL
 
 
 @pytest.mark.parametrize("carry", [-0.1, 1.1, 1e30])
 def test_the_server_cannot_have_more_carried_on_than_there_is(carry: float) -> None:
     with pytest.raises(ProtocolError, match="from 0 to 1"):
-        OwnProgress().start(order("a/1", carry=carry), MODEL)
+        OwnProgress(sent_as_it_is=True).start(order("a/1", carry=carry), MODEL)
