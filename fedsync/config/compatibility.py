@@ -33,20 +33,18 @@ def check_together(config: StrategySections) -> None:
         check(config)
 
 
-def check_real(config: StrategySections) -> None:
-    """See that a strategy is one for real processes, and not for virtual time alone.
+def check_simulated(config: StrategySections) -> None:
+    """See that a strategy is one for Flower's simulation engine.
 
     Raises:
         ConfigError: it is not.
     """
-    tried = (config.barrier,) if config.auto is None else config.auto.tried(config.barrier)
-    for number, barrier in enumerate(tried):
-        if barrier.queues:
-            raise ConfigError(
-                "auto" if number else "barrier.kind",
-                f"{barrier.kind!r} queues orders at silos, which only simulated machines can so far",
-                f"Add --runtime virtual, or write the barrier inside it, {barrier.innermost.kind!r}, by itself",
-            )
+    if config.queues:
+        raise ConfigError(
+            "barrier",
+            "it queues orders at silos, and Flower's simulation engine hands each silo one message at a time",
+            "Add --runtime local or --runtime virtual, or write the barrier inside overlap by itself",
+        )
 
 
 def _may_be_tuned(config: StrategySections) -> None:

@@ -66,6 +66,7 @@ class RunSpec(Section):
         run: the run's identity, which outlives the server: what silos keep, they keep for it.
         began: the identity under which the run began, where it has another now; silos seal for that one.
         survey: what silos found out before, where it is sealed.
+        queues: a silo may be given an order while it has one in work.
     """
 
     seed: int
@@ -85,6 +86,7 @@ class RunSpec(Section):
     run: str = ""
     began: str = ""
     survey: SealedSurvey | None = None
+    queues: bool = False
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
@@ -106,6 +108,7 @@ class RunSpec(Section):
             train_config=config.train_config,
             evaluate_config=config.evaluate_config,
             quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
+            queues=config.queues,
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:

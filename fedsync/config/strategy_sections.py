@@ -135,6 +135,12 @@ class StrategySections(Section):
         return data
 
     @property
+    def queues(self) -> bool:
+        """Whether a silo may be given an order while it has one in work."""
+        tried = (self.barrier,) if self.auto is None else self.auto.tried(self.barrier)
+        return any(barrier.queues for barrier in tried)
+
+    @property
     def solver(self) -> Solver:
         """What becomes of a constant gradient over a silo's local steps."""
         return self.task.solver(self.local)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -67,6 +69,9 @@ parcels: ParcelWay | None = None
 """That of this process, where it is a SuperNode that answers its messages itself."""
 
 
+_taking_in = threading.Lock()
+
+
 def use_parcels(way: ParcelWay) -> None:
     """Have large payloads go past Flower's messages."""
     global parcels
@@ -82,11 +87,13 @@ def _forward(message: Message, context: Context) -> Message:
         spec, text, payload = messages.read_request(message)
         identity = identify(spec, context.node_config, os.environ, context.run_config)
         line = emulated_line(identity, os.environ)
-        if isinstance(payload, Parcel):
-            if parcels is None:
-                raise ProtocolError(SERVER, "parcel", "this node cannot fetch any")
-            payload = parcels.fetch(payload, trainer_folder(identity))
-        line.carried(payload, begin_s)
+        # A line brings one after the other, so that no order overtakes the one that it is queued behind.
+        with nullcontext() if payload is None else _taking_in:
+            if isinstance(payload, Parcel):
+                if parcels is None:
+                    raise ProtocolError(SERVER, "parcel", "this node cannot fetch any")
+                payload = parcels.fetch(payload, trainer_folder(identity))
+            line.carried(payload, begin_s)
         reply, answer = connect(identity)(text, payload)
         begin_s = time.monotonic()
         packed = None if answer is None else _packed(message, answer)

@@ -65,6 +65,7 @@ from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox, PendingMessage
 from fedsync.flower.parcels import ParcelStore
+from fedsync.flower.payloads import needed
 from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.observe.recorder import Recorder
 from fedsync.trainer.protocol import (
@@ -245,7 +246,7 @@ class FlowerDriver:
                 case Train(order), InProgress():
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
-                    return self._update(name, order, reply, _needed(payload, name), now_s)
+                    return self._update(name, order, reply, needed(payload, name), now_s)
                 case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)
                     return asked.answered(now_s, name, None, pooled)
@@ -258,10 +259,10 @@ class FlowerDriver:
                         self._aggregator.announce(name, announcement)
                     self._send_again(sent, name, holds)
                 case Question(), Answer():
-                    self._aggregator.answer(name, _needed(payload, name))
+                    self._aggregator.answer(name, needed(payload, name))
                     self._go_on_if_open()
                 case AskSnapshot(), Snapshot(version):
-                    self._aggregator.put_snapshot(name, version, _needed(payload, name))
+                    self._aggregator.put_snapshot(name, version, needed(payload, name))
                 case asked, Refused():
                     if isinstance(asked, Describe):
                         self._nodes.refuses(sent.node, reply)
@@ -279,6 +280,7 @@ class FlowerDriver:
         logger.warning("%s", reason)
         match sent.request:
             case Train(order):
+                self._outbox.over(order.update_id, now_s)
                 return WorkFailed(now_s, name, order.update_id, reason)
             case EvaluateModel() as asked:
                 return asked.answered(now_s, name, None)
@@ -303,6 +305,7 @@ class FlowerDriver:
 
     def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload, now_s: float) -> Event:
         self._answered = name
+        self._outbox.over(order.update_id, now_s)
         if self._aggregator.seals_figures:
             check_sealed(name, report)
         store(self._aggregator, name, order, update)
@@ -411,9 +414,3 @@ class FlowerDriver:
         """Push what waits; a node that is not known any more is an answer too."""
         lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]
-
-
-def _needed(payload: Payload | None, sender: str) -> Payload:
-    if payload is None:
-        raise ProtocolError(sender, "message", "it brings no 'payload'")
-    return payload

@@ -9,6 +9,7 @@ Whatever a peer sends is bounded before anything is made of it.
 
 from __future__ import annotations
 
+import json
 import re
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -81,6 +82,19 @@ def read_request(message: Message) -> tuple[str, str, Payload | Parcel | None]:
     else:
         payload = Parcel(named[0], named[1], _bounded(named[2], MAX_SEALED_BYTES, SERVER))
     return _text(message, _SPEC, SERVER), _text(message, _TEXT, SERVER), payload
+
+
+def queues(message: Message) -> bool:
+    """Whether the run queues orders at silos, so that others may come before this message is answered.
+
+    Raises:
+        ProtocolError: the server sent something else.
+    """
+    try:
+        spec = json.loads(_text(message, _SPEC, SERVER))
+    except ValueError as error:
+        raise ProtocolError(SERVER, "message", f"its specification is no JSON: {error}") from error
+    return isinstance(spec, dict) and spec.get("queues") is True
 
 
 def read_ticket(message: Message) -> Ticket | None:

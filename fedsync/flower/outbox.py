@@ -8,7 +8,8 @@
 | waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
 | any | its node is gone | forgotten |
 
-An order is asked for again by `Collect`, and so until it is done; anything else is sent once more.
+An order is asked for again by `Collect`, and so until it is done; anything else is sent once more. The time of an order
+that is queued at its silo begins when the one before it is over.
 
 Large payloads are left at the server's gate where there is one (`fedsync.flower.parcels`): for nodes that say in an
 answer that they can fetch them, and of all nodes that leave theirs there.
@@ -16,7 +17,7 @@ answer that they can fetch them, and of all nodes that leave theirs there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -70,6 +71,7 @@ class PendingMessage:
         collecting: the order was asked for since it was sent.
         halt: its silo should stop and send what it has.
         again: it was sent before, with what did not fit the version of the model that the silo keeps.
+        queued: its silo has another order before it, which is not over; so it is not overdue at any time.
         parcel: SHA-256 of what its node fetches at the gate; empty for nothing.
         ticket: under which its node may leave an answer there.
     """
@@ -84,6 +86,7 @@ class PendingMessage:
     collecting: bool = False
     halt: bool = False
     again: bool = False
+    queued: bool = False
     parcel: str = ""
     ticket: Ticket | None = None
 
@@ -159,9 +162,20 @@ class Outbox:
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
+        queued = any(sent.asks_for(order.behind) for sent in self.waiting)
+        due_s, end_s = (inf, inf) if queued else self._timing.order_until(now_s)
+        node, request = self._nodes.by_name[silo], Train(order, self._report_s)
+        self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
+
+    def over(self, update_id: str, now_s: float) -> None:
+        """An order is over, so the time of the one that is queued behind it begins."""
         due_s, end_s = self._timing.order_until(now_s)
-        request = Train(order, self._report_s)
-        self._send(PendingMessage(self._nodes.by_name[silo], request, due_s, end_s), silo, now_s)
+
+        def begun(sent: PendingMessage) -> PendingMessage:
+            behind = sent.queued and sent.order is not None and sent.order.behind == update_id
+            return replace(sent, due_s=due_s, end_s=end_s, queued=False) if behind else sent
+
+        self._change(begun)
 
     def evaluate(self, silo: str, request: EvaluateModel, now_s: float) -> None:
         """Have a silo score a model."""
@@ -213,6 +227,11 @@ class Outbox:
         """Post an order or an evaluation, with what its silo needs to have the model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
+        before = [other.order for other in self.waiting if other.node == sent.node and other.request != sent.request]
+        rounds = {order.round: order.base_version for order in before if order is not None and not order.apart}
+        if rounds and not sent.again:
+            # That is what it holds when it comes to this.
+            self._aggregator.holds(silo, rounds[max(rounds)])
         payload, fetches = self._payload(self._aggregator, sent.request, silo), sent.node in self._fetching
         # Made once where it is the same for all.
         if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
@@ -253,7 +272,7 @@ class Outbox:
         patience_s = Backoff(self._timing.ask_s, _MOST_PATIENCE * self._timing.ask_s).pause_s(sent.asked)
         if sent.order is not None:
             patience_s += self._report_s
-        left_s = max(sent.due_s - now_s, _LEAST_S)
+        left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
         parcel = packed.digest if isinstance(packed, Parcel) else ""
         sent = replace(sent, ask_s=now_s + patience_s, parcel=parcel, ticket=self._ticket(sent))
         message = messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)
@@ -267,16 +286,13 @@ class Outbox:
 
     def halt(self, update_id: str) -> bool:
         """Mark an order that has no answer yet; False if there is none."""
-        found = False
-        for identifier, sent in self._sent.items():
-            if sent.asks_for(update_id):
-                self._sent[identifier] = replace(sent, halt=True)
-                found = True
-        for place, (sent, message) in enumerate(self._posted):
-            if sent.asks_for(update_id):
-                self._posted[place] = replace(sent, halt=True), message
-                found = True
+        found = any(sent.asks_for(update_id) for sent in self.waiting)
+        self._change(lambda sent: replace(sent, halt=True) if sent.asks_for(update_id) else sent)
         return found
+
+    def _change(self, change: Callable[[PendingMessage], PendingMessage]) -> None:
+        self._sent = {identifier: change(sent) for identifier, sent in self._sent.items()}
+        self._posted = [(change(sent), message) for sent, message in self._posted]
 
     def flush(self) -> list[PendingMessage]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""

@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.compatibility import check_real
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.survey import survey_of
@@ -112,7 +111,6 @@ class FedSync(Shipped):
         checkpoints: int = KEPT,
     ) -> None:
         self.config = config = config.with_policies(policies or {})
-        check_real(config)
         self.cluster = cluster
         self.out = Path(out if out is not None else tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None

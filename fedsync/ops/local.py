@@ -18,7 +18,6 @@ from typing import Any
 from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.processes import free_ports, tail
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.compatibility import check_real
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
@@ -82,7 +81,6 @@ def run_local(
         ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
         RunError: a process died, or the run could not reach its end.
     """
-    check_real(config)
     out = out.resolve()
     _make_ready(out, config, cluster, resume=resume)
     if way() == "stock":

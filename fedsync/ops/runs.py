@@ -28,7 +28,6 @@ import yaml
 from fedsync.common.files import OWNER_FOLDER, private_folder, write_atomically
 from fedsync.common.locks import PATIENCE_S, held, taken
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.compatibility import check_real
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
@@ -124,7 +123,6 @@ def submit_run(
         ConfigError: the folder has a run already, or nothing can be written there.
         RunError: the server does not take it.
     """
-    check_real(strategy)
     state = private_folder(Path(config.state))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,10 @@ def outbox() -> Outbox:
     silent, nodes = DirectGrid(1, {1: SILENT}), Nodes(DirectGrid(0))
     nodes.by_name["a"] = 1
     aggregator: Any = SimpleNamespace(
-        outgoing=lambda silo, subject: np.zeros(1, np.uint8), upload_bytes=10, snapshot_bytes=30
+        outgoing=lambda silo, subject: np.zeros(1, np.uint8),
+        holds=lambda silo, version: None,
+        upload_bytes=10,
+        snapshot_bytes=30,
     )
     return Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 0.0, aggregator, 10)
 
@@ -126,6 +130,7 @@ class Recording:
     def __init__(self) -> None:
         self.sent: list[tuple[int, bytes]] = []
         self.given_up: list[str] = []
+        self.held: list[tuple[str, int]] = []
         self.asks = [{"a": np.zeros(1, np.uint8), "gone": np.zeros(1, np.uint8)}]
         nodes = Nodes(DirectGrid(0))
         nodes.by_name.update(a=1, b=2)
@@ -134,6 +139,7 @@ class Recording:
             upload_bytes=10,
             questions=lambda: self.asks.pop() if self.asks else {},
             give_up=self.given_up.append,
+            holds=lambda silo, version: self.held.append((silo, version)),
         )
         silent = DirectGrid(2, {1: self.keep, 2: self.keep})
         self.outbox = Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 5.0, aggregator, 10)
@@ -190,6 +196,32 @@ def test_an_order_is_asked_for_once_its_silo_should_have_reported() -> None:
     assert outbox.unanswered(14.0) == [] and len(outbox.unanswered(15.0)) == 1, "5 s for the report, 10 s of patience"
 
 
+def test_the_time_of_a_queued_order_begins_when_the_one_before_is_over() -> None:
+    outbox = Recording().outbox
+    first, queued = ORDER, replace(ORDER, update_id="a/2", round=2, behind="a/1")
+    outbox.train("a", first, 0.0)
+    outbox.train("a", queued, 0.0)
+    outbox.flush()
+    assert [sent.order for sent in outbox.overdue(1e9)] == [first]
+    outbox.over("a/1", 1e9)
+    assert outbox.overdue(1e9 + 3599.0) == [] and [sent.order for sent in outbox.overdue(1e9 + 3600.0)] == [queued]
+    outbox.train("a", replace(queued, update_id="a/3", behind="a/0"), 0.0)
+    assert [sent.due_s for sent in outbox.waiting] == [3600.0], "what it was to be behind is over"
+
+
+def test_what_a_silo_is_sent_continues_what_it_will_hold_after_the_orders_that_it_has() -> None:
+    recording = Recording()
+    outbox = recording.outbox
+    outbox.train("a", ORDER, 0.0)
+    outbox.train("b", replace(ORDER, update_id="b/1"), 0.0)
+    assert recording.held == []
+    outbox.train("a", replace(ORDER, update_id="a/2", round=2, base_version=4, behind="a/1"), 0.0)
+    outbox.evaluate("a", EvaluateModel(5), 0.0)
+    assert recording.held == [("a", 0), ("a", 4)]
+    outbox.repeat(outbox.waiting[0], "a", 0.0)
+    assert len(recording.held) == 2, "the silo has said what it holds"
+
+
 def test_what_is_sent_once_more_is_known_to_be() -> None:
     outbox = Recording().outbox
     outbox.repeat(PendingMessage(1, Train(ORDER), 9.0), "a", 0.0)
@@ -216,7 +248,9 @@ def beside(store: ParcelStore, size: int = 2 * SMALL) -> tuple[Outbox, list[Mess
     nodes = Nodes(DirectGrid(0))
     nodes.by_name["a"] = 1
     payload = np.ones(size, np.uint8)
-    aggregator: Any = SimpleNamespace(outgoing=lambda silo, subject: payload, upload_bytes=size)
+    aggregator: Any = SimpleNamespace(
+        outgoing=lambda silo, subject: payload, holds=lambda silo, version: None, upload_bytes=size
+    )
     return Outbox(DirectGrid(1, {1: note}), nodes, "{}", Timeouts(), 0.0, aggregator, size, parcels=store), sent
 
 

@@ -251,8 +251,23 @@ _CHANGES: Changes = {
         ),
         (
             "an-order-goes-to-another-silo",
-            "self._send(PendingMessage(self._nodes.by_name[silo], request, due_s, end_s), silo, now_s)",
-            "self._send(PendingMessage(next(iter(self._nodes.by_name.values())), request, due_s, end_s), silo, now_s)",
+            "node, request = self._nodes.by_name[silo], Train(order, self._report_s)",
+            "node, request = next(iter(self._nodes.by_name.values())), Train(order, self._report_s)",
+        ),
+        (
+            "a-queued-order-is-overdue-before-it-begins",
+            "due_s, end_s = (inf, inf) if queued else self._timing.order_until(now_s)",
+            "due_s, end_s = self._timing.order_until(now_s)",
+        ),
+        (
+            "a-queued-order-is-never-overdue",
+            "        self._change(begun)\n",
+            "",
+        ),
+        (
+            "what-a-queued-order-brings-continues-what-its-silo-holds-now",
+            "        if rounds and not sent.again:\n",
+            "        if False:\n",
         ),
         (
             "another-order-is-halted",

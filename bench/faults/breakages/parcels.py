@@ -72,7 +72,7 @@ _CHANGES: Changes = {
             "if kept is not None and digest(kept).hex() == parcel.digest:",
             "if kept is not None:",
         ),
-        ("old-models-fill-the-disk", "if other not in (whole, part):", "if False:"),
+        ("old-models-fill-the-disk", "if other not in (whole, part, *self._used):", "if False:"),
         (
             "what-failed-stays",
             "        except BaseException:\n            part.unlink(missing_ok=True)",

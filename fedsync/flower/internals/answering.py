@@ -1,10 +1,14 @@
 """A SuperNode that answers its messages itself.
 
 Flower's own starts a process for every message, which costs seconds of imports, and waits for that process to fetch the
-message and to bring the answer over an HTTP interface on this machine. Here the SuperNode's main thread calls the
-installed client, which is thin: it passes the message on to the silo's trainer. So a silo has one process less, no port
-is open, and nobody else can fetch its messages. SIGTERM ends a SuperNode also while it waits for its trainer, and the
-trainer outlives it.
+message and to bring the answer over an HTTP interface on this machine. Here the SuperNode calls the installed client,
+which is thin: it passes the message on to the silo's trainer. So a silo has one process less, no port is open, and
+nobody else can fetch its messages. SIGTERM ends a SuperNode also while it waits for its trainer, and the trainer
+outlives it.
+
+A SuperNode of Flower takes one message at a time. Where a run queues orders at its silos, this one goes on looking for
+messages while earlier ones are answered, each in a thread: an order comes in while the one before it is in work, and
+while that one's update goes out. All that Flower keeps is touched by the main thread alone.
 
 Only FedSync's own client may run in the process that holds the node's key. Where a silo's owner allows code that the
 server sends, Flower's own way stays.
@@ -16,6 +20,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,9 +32,17 @@ from fedsync.trainer.protocol import write_reply
 from fedsync.trainer.refusals import refuse
 
 if TYPE_CHECKING:
-    from flwr.app import Message
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
     from flwr.supercore.object_store import ObjectStore
     from flwr.supernode.nodestate import NodeState
+
+
+MOST_AT_ONCE = 4
+"""Messages that are answered at the same time: two orders, and as many other questions."""
+
+LOOK_S = 0.1
+"""Pause between two looks for messages while some are answered, unless an answer is ready sooner."""
 
 
 def answer_here() -> None:
@@ -38,53 +52,110 @@ def answer_here() -> None:
     from fedsync.flower.client_app import use_parcels
 
     with_identity_of(use_parcels)
-    push = internal._push_messages
+    pull, push, answers = internal._pull_and_store_message, internal._push_messages, Answers()
+
+    def pull_or_go_on(**ways: Any) -> int | None:
+        run = pull(**ways)
+        # Not None has Flower's loop go on to what it calls pushing, at once.
+        return run if run is not None or not answers.wait(LOOK_S) else 0
 
     def answer_and_push(*, state: NodeState, object_store: ObjectStore, **ways: Callable[..., Any]) -> None:
-        answer_messages(state, object_store)
-        push(state=state, object_store=object_store, **ways)
+        answers.begin(state, object_store)
+        if answers.hand_in(state, object_store):
+            push(state=state, object_store=object_store, **ways)
 
-    vars(internal)["_push_messages"] = answer_and_push
+    vars(internal).update(_pull_and_store_message=pull_or_go_on, _push_messages=answer_and_push)
     # Its package has a function of the same name.
     program = import_module("flwr.supernode.cli.flower_supernode")
     vars(program)["_start_supernode_http_api"] = _no_interface
 
 
-def answer_messages(state: NodeState, store: ObjectStore) -> None:
-    """Answer what has come in from the server: one message, as a SuperNode takes one at a time.
+@dataclass(slots=True)
+class Answers:
+    """Messages that are being answered. Its methods are for the main thread."""
 
-    Args:
-        state: of the SuperNode; has the messages without their content.
-        store: has the parts of their content.
-    """
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    _under_way: int = 0
+    _patient: bool = False
+    """Whether others may come in while those under way are answered: the run of the last one queues orders."""
 
-    for head in state.get_messages_legacy(is_reply=False):
-        asked = head.metadata.message_id
-        state.record_message_processing_start(message_id=asked)
-        reply = _answer(head, state, store)
-        state.record_message_processing_end(message_id=asked)
-        # The parts first: whoever finds the message may ask for them.
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        store.preregister(head.metadata.run_id, get_object_tree(reply))
-        for identifier, part in get_all_nested_objects(reply).items():
-            store.put(identifier, part.deflate())
-        state.store_message(reply)
+    _ready: list[Message] = field(default_factory=list)
+    _change: threading.Condition = field(default_factory=threading.Condition)
+
+    def begin(self, state: NodeState, store: ObjectStore) -> None:
+        """Begin to answer what has come in; returns when another message may, or an answer is ready.
+
+        Args:
+            state: of the SuperNode; has the messages without their content.
+            store: has the parts of their content.
+        """
+        from fedsync.flower import messages
+
+        for head in state.get_messages_legacy(is_reply=False):
+            state.record_message_processing_start(message_id=head.metadata.message_id)
+            self._under_way += 1
+            try:
+                client, message, context = _taken_in(head, state, store)
+                self._patient = messages.queues(message)
+            except Exception as error:
+                self._over(_refused(head, error))
+                continue
+            call = partial(client, message=message, context=context)
+            threading.Thread(target=self._answer, args=(head, call), daemon=True).start()
+        with self._change:
+            free = self._patient and self._under_way < MOST_AT_ONCE
+            self._change.wait_for(lambda: self._ready or free or not self._under_way)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for an answer for so long at most; False at once where there is none to wait for."""
+        with self._change:
+            if self._under_way:
+                self._change.wait_for(lambda: bool(self._ready), seconds)
+            return bool(self._under_way)
+
+    def hand_in(self, state: NodeState, store: ObjectStore) -> bool:
+        """Give Flower the answers that are ready; whether there are any."""
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+        with self._change:
+            ready, self._ready = self._ready, []
+            self._under_way -= len(ready)
+        for reply in ready:
+            state.record_message_processing_end(message_id=reply.metadata.reply_to_message_id)
+            # The parts first: whoever finds the message may ask for them.
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            store.preregister(reply.metadata.run_id, get_object_tree(reply))
+            for identifier, part in get_all_nested_objects(reply).items():
+                store.put(identifier, part.deflate())
+            state.store_message(reply)
+        return bool(ready)
+
+    def _answer(self, head: Message, call: Callable[[], Message]) -> None:
+        try:
+            self._over(call())
+        except Exception as error:
+            self._over(_refused(head, error))
+
+    def _over(self, reply: Message) -> None:
+        with self._change:
+            self._ready.append(reply)
+            self._change.notify_all()
 
 
-def _answer(head: Message, state: NodeState, store: ObjectStore) -> Message:
-    """What the client answers, or that it does not; the server is not told why."""
+def _taken_in(head: Message, state: NodeState, store: ObjectStore) -> tuple[ClientApp, Message, Context]:
+    """The client that answers a message, and what it is called with."""
+    run = state.get_run(head.metadata.run_id)
+    fab = None if run is None else state.get_fab(run.fab_hash)
+    context = None if run is None else state.get_run_series_context(run.series_id)
+    if run is None or fab is None or context is None:
+        raise RuntimeError(f"the SuperNode does not know the run {head.metadata.run_id}")
+    return installed_app(run, fab), _whole(head, store), context
+
+
+def _refused(head: Message, error: Exception) -> Message:
+    """That the client does not answer; the server is not told why."""
     from fedsync.flower import messages
 
-    try:
-        run = state.get_run(head.metadata.run_id)
-        fab = None if run is None else state.get_fab(run.fab_hash)
-        context = None if run is None else state.get_run_series_context(run.series_id)
-        if run is None or fab is None or context is None:
-            raise RuntimeError(f"the SuperNode does not know the run {head.metadata.run_id}")
-        return installed_app(run, fab)(message=_whole(head, store), context=context)
-    except Exception as error:
-        return messages.answer(head, write_reply(refuse(error)))
+    return messages.answer(head, write_reply(refuse(error)))
 
 
 def _whole(head: Message, store: ObjectStore) -> Message:

@@ -21,6 +21,7 @@ from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fedsync.common.backoff import Backoff
 from fedsync.core.errors import SERVER, ProtocolError, RunError
@@ -86,7 +87,7 @@ class Progress:
 
 
 class ParcelClient:
-    """Fetches and uploads for one SuperNode; one transfer at a time.
+    """Fetches and uploads for one SuperNode; it fetches one parcel at a time.
 
     Args:
         address: of the SuperLink, ``host:port``.
@@ -100,9 +101,12 @@ class ParcelClient:
         self._trust = trust
         self._sign = sign
         self._filled: Path | None = None
+        self._used: WeakValueDictionary[Path, Payload] = WeakValueDictionary()
 
     def fetch(self, parcel: Parcel, folder: Path) -> Payload:
-        """A parcel, uint8, as a map of a file in ``folder``, where it stays until another is fetched, to any folder.
+        """A parcel, uint8, as a map of a file in ``folder``.
+
+        The file stays as long as what is returned is in use, and until another is fetched, to any folder.
 
         Raises:
             ProtocolError: the server has no such parcel, or sent something else.
@@ -114,12 +118,13 @@ class ParcelClient:
         # The server names the runs, and each has its folder: of all of them one has something.
         for each in {self._filled or folder, folder}:
             for other in (*each.glob(f"*{_WHOLE}"), *each.glob(f"*{_PART}")):
-                if other not in (whole, part):
+                if other not in (whole, part, *self._used):
                     other.unlink(missing_ok=True)
         self._filled = folder
         if whole.exists():  # asked for again; the machine may have failed since it was written
             kept = map_file(whole) if whole.stat().st_size else None
             if kept is not None and digest(kept).hex() == parcel.digest:
+                self._used[whole] = kept
                 return kept
             whole.unlink()
         try:
@@ -144,7 +149,9 @@ class ParcelClient:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        return map_file(whole)
+        mapped = map_file(whole)
+        self._used[whole] = mapped
+        return mapped
 
     def upload(self, ticket: Ticket, payload: Payload) -> Uploaded | None:
         """Leave a payload at the gate; None where the server's disk takes no more.

@@ -1,6 +1,8 @@
 """A SuperNode that answers itself: with what Flower's own keeps, and nobody who fetches messages from a server."""
 
 import hashlib
+import json
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
@@ -45,17 +47,24 @@ class SuperNode:
         self.state.store_fab(Fab(run.fab_hash, b"", {}))
         config: UserConfig = {}
         self.state.set_run_series_context(run.series_id, Context(RUN, NODE, config, RecordDict(), config, 0))
+        self.answers = answering.Answers()
 
-    def hand_in(self, text: str) -> None:
+    def hand_in(self, text: str, *, queues: bool = False) -> None:
         """A message, as if the server had sent it."""
-        message = Message(RecordDict({"said": ConfigRecord({"text": text})}), dst_node_id=NODE, message_type="query")
+        said = {"said": ConfigRecord({"text": text}), "fedsync": ConfigRecord({"spec": json.dumps({"queues": queues})})}
+        message = Message(RecordDict({**said}), dst_node_id=NODE, message_type="query")
         internal._insert_message(message, self.state, self.store)
 
     def answer(self, monkeypatch: pytest.MonkeyPatch, client: Client) -> Message:
         monkeypatch.setattr(answering, "installed_app", lambda run, fab: client)
-        answering.answer_messages(self.state, self.store)
-        (reply,) = self.state.get_messages_legacy(is_reply=True)
+        self.answers.begin(self.state, self.store)
+        (reply,) = self.ready()
         return reply
+
+    def ready(self) -> list[Message]:
+        """Answers that can go out."""
+        self.answers.hand_in(self.state, self.store)
+        return list(self.state.get_messages_legacy(is_reply=True))
 
     def told(self, reply: Message) -> str:
         """The text in an answer, as the server gets it."""
@@ -112,13 +121,66 @@ def test_the_supernode_of_this_process_answers_before_it_sends_and_opens_no_port
     def push(**options: object) -> None:
         sent.append((options.keys(), len(node.state.get_messages_legacy(is_reply=True))))
 
+    pulled: list[int | None] = [3, None]
+    monkeypatch.setattr(internal, "_pull_and_store_message", lambda **ways: pulled.pop(0))
     monkeypatch.setattr(internal, "_push_messages", push)
     monkeypatch.setattr(program, "_start_supernode_http_api", None)
     monkeypatch.setattr(answering, "installed_app", lambda run, fab: echo)
     answering.answer_here()
+    pull: Callable[[], int | None] = internal._pull_and_store_message  # type: ignore[assignment]
     node.hand_in("hello")
+    assert pull() == 3
     internal._push_messages(state=node.state, object_store=node.store, send=None, push_object=None)  # type: ignore[arg-type]
+    assert pull() is None, "nothing is under way, so Flower may make its pause"
     assert sent == [({"state", "object_store", "send", "push_object"}, 1)]
     server, thread = program._start_supernode_http_api("configuration", "state")
     thread.join(timeout=5)
     assert not thread.is_alive() and not server.should_exit
+
+
+class Held:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = {"first": threading.Event(), "second": threading.Event()}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        assert self.go_on[str(message.content["said"]["text"])].wait(20)  # type: ignore[index, call-overload]
+        return echo(message, context)
+
+
+def texts(node: SuperNode, replies: list[Message]) -> list[object]:
+    return [node.sent(reply).content["said"]["text"] for reply in replies]  # type: ignore[index, call-overload]
+
+
+def test_a_message_is_taken_in_while_another_is_answered_where_the_run_queues_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, client = SuperNode(), Held()
+    monkeypatch.setattr(answering, "installed_app", lambda run, fab: client)
+    for text in client.go_on:
+        node.hand_in(text, queues=True)
+        node.answers.begin(node.state, node.store)
+        assert not node.ready(), "it is begun, and nothing waits for it"
+    assert node.answers.wait(0.0), "there is something to wait for"
+    client.go_on["second"].set()
+    assert node.answers.wait(20)
+    assert texts(node, node.ready()) == ["second"]
+    client.go_on["first"].set()
+    assert node.answers.wait(20)
+    assert texts(node, node.ready()) == ["first"] and not node.answers.wait(0.0)
+
+
+@pytest.mark.parametrize(("queues", "most"), [(False, 4), (True, 1)], ids=["another run's", "too many"])
+def test_other_messages_wait_until_one_is_answered(queues: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, client = SuperNode(), Held()
+    monkeypatch.setattr(answering, "installed_app", lambda run, fab: client)
+    monkeypatch.setattr(answering, "MOST_AT_ONCE", most)
+    node.hand_in("first", queues=queues)
+    waiting = threading.Thread(target=node.answers.begin, args=(node.state, node.store), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    client.go_on["first"].set()
+    waiting.join(20)
+    assert texts(node, node.ready()) == ["first"]
