@@ -208,6 +208,19 @@ def test_intervals_are_wider_by_what_the_replay_missed(tmp_path: Path) -> None:
     assert wide.high / narrow.high == pytest.approx(narrow.low / wide.low) == pytest.approx(2.718281828**checked.wider)
 
 
+def test_overhead_of_real_silos_is_known_of_the_strategy_that_ran_alone(tmp_path: Path) -> None:
+    """They share a server: another strategy may have half or twice of 2 s, for all silos at once. 3.2 s of training."""
+    record = read_record(played(tmp_path, {"speed": 100.0, "overhead_s": 2.0}, strategy="fedavg"))
+    virtual, real = Twin.of(record), Twin.of(replace(record, runtime="local"))
+    fedavg = StrategyConfig.load("fedavg")
+    narrow, wide = virtual.predict(fedavg).round_s, real.predict(fedavg).round_s
+    assert narrow.high / narrow.low < 1.05
+    assert wide.low < (6.4 + 1.2) / (6.4 + 2.0) * narrow.mean and wide.high > (6.4 + 3.6) / (6.4 + 2.0) * narrow.mean
+    assert real.checked()[1].round_s == virtual.checked()[1].round_s
+    overheads = [[silo.overhead_s for silo in real.cluster(tmp_path, draw).silos] for draw in range(3)]
+    assert len({each[0] for each in overheads}) == 3
+
+
 def test_traces_begin_elsewhere_in_each_draw_and_together(tmp_path: Path) -> None:
     """What slows two silos at once does so in every draw."""
     trace = tmp_path / "ramp.csv"

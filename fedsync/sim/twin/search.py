@@ -211,7 +211,7 @@ def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, tra
             return last
         times.append(max(last.once_s, 1e-9))
     predicted = twin.predict(candidate.config)
-    return replace(last, predicted=predicted, seconds=Interval.of(times, twin.wider))
+    return replace(last, predicted=predicted, seconds=twin.interval(times))
 
 
 def strategy_file(best: Ranked, why: str) -> str:

@@ -1,7 +1,8 @@
 """What a fitted federation would do: strategies replayed on it in virtual time, several times, with an interval.
 
 What was fitted is not known exactly. So each draw has other parameters, within their errors, other load, jitter and
-crashes, and traces that begin elsewhere.
+crashes, and traces that begin elsewhere. What an order costs besides training is known of the strategy that ran alone:
+real silos share a server, and another strategy has more or fewer of them come at the same moment.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ DRAWS = 10
 STUDENT = {3: 2.920, 10: 1.833}
 """95 % quantile of Student's t by number of values: both ends together leave out a tenth."""
 
-LEAST_HALF = 0.01
-"""Of an interval, as a share: what is written is rounded, and no machine is known better."""
+LEAST_HALF, LEAST_HALF_REAL = 0.01, 0.03
+"""Of an interval, as a share: what is written is rounded, and no machine is known better; real ones less well."""
+
+OVERHEAD_SPREAD = 0.42
+"""Standard deviation of a real federation's overhead from strategy to strategy, as a logarithm: nine in ten have from a
+half to twice as much as another one."""
 
 MOST_ROUNDS = 40
 """For each round of the run that was fitted, before a replay ends."""
@@ -54,15 +59,16 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, values: list[float], wider: float = 0.0) -> Interval:
+    def of(cls, values: list[float], wider: float = 0.0, least: float = LEAST_HALF) -> Interval:
         """Student's, of the logarithms.
 
         Args:
             values: positive, as many as `STUDENT` has.
             wider: added to the half width, as a logarithm.
+            least: half width that it has at least, without that.
         """
         logs, count = [math.log(value) for value in values], len(values)
-        half = max(STUDENT[count] * stdev(logs) * math.sqrt(1 + 1 / count), LEAST_HALF) + wider
+        half = max(STUDENT[count] * stdev(logs) * math.sqrt(1 + 1 / count), least) + wider
         centre = fmean(logs)
         return cls(fmean(values), math.exp(centre - half), math.exp(centre + half))
 
@@ -98,6 +104,7 @@ class Twin:
         actual_s: seconds a round of the run.
         horizon_s: how long it ran.
         rounds: how many it had.
+        spread: see `OVERHEAD_SPREAD`; 0 where nobody shares anything.
         wider: what intervals are wider by: by how much the run itself lay outside its own.
     """
 
@@ -107,6 +114,7 @@ class Twin:
     actual_s: float | None
     horizon_s: float
     rounds: int
+    spread: float = 0.0
     wider: float = 0.0
 
     @classmethod
@@ -118,7 +126,8 @@ class Twin:
         """
         rounds = record.rounds
         actual_s, horizon_s = seconds_a_round(rounds), rounds[-1].at_s
-        return cls(fit_silos(record), record.config, record.model_bytes, actual_s, horizon_s, len(rounds))
+        spread = 0.0 if record.runtime == "virtual" else OVERHEAD_SPREAD
+        return cls(fit_silos(record), record.config, record.model_bytes, actual_s, horizon_s, len(rounds), spread)
 
     def checked(self) -> tuple[Twin, Predicted]:
         """The run's own strategy replayed, and the twin whose intervals know how far off that is.
@@ -126,7 +135,7 @@ class Twin:
         Raises:
             RunError: it makes no progress on the twin.
         """
-        replayed = self.predict(self.config)
+        replayed = replace(self, spread=0.0).predict(self.config)
         missed = 0.0 if self.actual_s is None else replayed.round_s.misses(self.actual_s)
         return replace(self, wider=missed), replayed
 
@@ -152,7 +161,11 @@ class Twin:
             mean_s = seconds_a_round(rounds) or (rounds[0].at_s if rounds else summary["seconds"])
             seconds.append(max(mean_s, 1e-9))
             samples.append(kept.samples / max(rounds[-1].at_s if rounds else summary["seconds"], 1e-9))
-        return Predicted(Interval.of(seconds, self.wider), fmean(samples))
+        return Predicted(self.interval(seconds), fmean(samples))
+
+    def interval(self, seconds: list[float]) -> Interval:
+        """Of what was found in some draws."""
+        return Interval.of(seconds, self.wider, LEAST_HALF_REAL if self.spread else LEAST_HALF)
 
     def cluster(self, folder: Path, draw: int | None = None) -> ClusterConfig:
         """The machines, their traces in files of a folder.
@@ -163,7 +176,7 @@ class Twin:
         """
         silos = []
         for fit in self.fits:
-            drawn, pieces = (fit.config, fit.pieces) if draw is None else _drawn(fit, self.horizon_s, draw)
+            drawn, pieces = (fit.config, fit.pieces) if draw is None else _drawn(fit, self, draw)
             if pieces:
                 path = folder / f"{drawn.name}.csv"
                 write_trace(path, _repeated(pieces, self.horizon_s))
@@ -207,12 +220,15 @@ def write_trace(path: Path, pieces: Iterable[Piece]) -> None:
     write_result(path, ("\n".join(lines) + "\n").encode())
 
 
-def _drawn(fit: SiloFit, horizon_s: float, draw: int) -> tuple[SiloConfig, tuple[Piece, ...]]:
-    random = generator(draw, Stream.TWIN, fit.config.name)
+def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece, ...]]:
+    random, of_all = generator(draw, Stream.TWIN, fit.config.name), generator(draw, Stream.TWIN)
     config = fit.config
+    # By the same time for all silos, as what slows them may be one machine; and one server is busy for all.
+    by_s = float(of_all.uniform(0.0, twin.horizon_s))
+    busy = math.exp(of_all.normal(0.0, twin.spread))
     changes: dict[str, Any] = {
         "speed": min(config.speed * math.exp(random.normal(0.0, fit.speed_error)), 1e9),
-        "overhead_s": max(config.overhead_s + random.normal(0.0, fit.overhead_error), 0.0),
+        "overhead_s": max(config.overhead_s + random.normal(0.0, fit.overhead_error), 0.0) * busy,
     }
 
     def mean_s(found_s: float, times: int) -> float:
@@ -229,9 +245,7 @@ def _drawn(fit: SiloFit, horizon_s: float, draw: int) -> tuple[SiloConfig, tuple
     if config.crashes is not None:
         mtbf_s = mean_s(config.crashes.mtbf_s, fit.crashes)
         changes["crashes"] = CrashesConfig(mtbf_s=mtbf_s, repair_s=mean_s(config.crashes.repair_s, fit.crashes))
-    # By the same time for all silos, as what slows them may be one machine.
-    by_s = float(generator(draw, Stream.TWIN).uniform(0.0, horizon_s))
-    pieces = _turned(fit.pieces, horizon_s, by_s) if fit.pieces else ()
+    pieces = _turned(fit.pieces, twin.horizon_s, by_s) if fit.pieces else ()
     return config.model_copy(update=changes), pieces
 
 
