@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
 from fedsync.config.selecting import needs_single_silos
 from fedsync.config.strategy_sections import StrategySections
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.core.errors import ConfigError
+from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.tuning.auto import Auto
 
 
 def check_together(config: StrategySections) -> None:
@@ -39,12 +43,26 @@ def check_simulated(config: StrategySections) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if config.queues:
+    if queues(config):
         raise ConfigError(
             "barrier",
             "it queues orders at silos, and Flower's simulation engine hands each silo one message at a time",
             "Add --runtime local or --runtime virtual, or write the barrier inside overlap by itself",
         )
+
+
+def barriers_of(config: StrategySections) -> tuple[BarrierPolicy[Any], ...]:
+    """Barriers that the run may come to, that of the strategy first; of those that no file names, what it allows."""
+    auto = config.auto
+    if auto is None:
+        return (config.barrier,)
+    first, *others = auto.tried(config.barrier)
+    return first, *(each for each in others if auto.barriers is not None or not _untried(config, auto, each))
+
+
+def queues(config: StrategySections) -> bool:
+    """Whether a silo may be given an order while it has one in work."""
+    return any(barrier.queues for barrier in barriers_of(config))
 
 
 def _may_be_tuned(config: StrategySections) -> None:
@@ -58,17 +76,24 @@ def _may_be_tuned(config: StrategySections) -> None:
                 f"auto rehearses batches by measured speeds, and balancer.kind {balancer.kind!r} as configured sets "
                 "something else, or has no forecasts; choose fixed, proportional or equalise, with scale: batch"
             )
-    for barrier in auto.tried(config.barrier):
-        if barrier.innermost.unequal_steps and not config.aggregation.normalises:
-            raise ValueError(
-                f"auto may choose barrier.kind {barrier.innermost.kind!r}, under which silos do unequal numbers of "
-                "steps; write aggregation: {kind: fednova}, or auto.barriers: [{kind: bsp}]"
-            )
-        for balancer in auto.balancers:
-            try:
-                check_together(config.model_copy(update={"balancer": balancer, "barrier": barrier, "auto": None}))
-            except ValueError as error:
-                raise ValueError(f"auto may choose {balancer.kind} with {barrier.innermost.kind}: {error}") from None
+    for barrier in barriers_of(config):
+        if problem := _untried(config, auto, barrier):
+            raise ValueError(problem)
+
+
+def _untried(config: StrategySections, auto: Auto, barrier: BarrierPolicy[Any]) -> str:
+    """Why ``auto`` cannot try a barrier, and the remedy; nothing if it can."""
+    if barrier.innermost.unequal_steps and not config.aggregation.normalises:
+        return (
+            f"auto may choose barrier.kind {barrier.innermost.kind!r}, under which silos do unequal numbers of "
+            "steps; write aggregation: {kind: fednova}, or auto.barriers: [{kind: bsp}]"
+        )
+    for balancer in auto.balancers:
+        try:
+            check_together(config.model_copy(update={"balancer": balancer, "barrier": barrier, "auto": None}))
+        except ValueError as error:
+            return f"auto may choose {balancer.kind} with {barrier.innermost.kind}: {error}"
+    return ""
 
 
 def _fits_together(config: StrategySections) -> None:

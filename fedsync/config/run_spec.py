@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics
 from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.compatibility import queues
 from fedsync.config.evaluation import EvaluationConfig
 from fedsync.config.model import ModelConfig
 from fedsync.config.section import Section
@@ -108,7 +109,7 @@ class RunSpec(Section):
             train_config=config.train_config,
             evaluate_config=config.evaluate_config,
             quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
-            queues=config.queues,
+            queues=queues(config),
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:

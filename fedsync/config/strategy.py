@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from fedsync.common.names import near_miss
 from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
-from fedsync.config.compatibility import check_together
+from fedsync.config.compatibility import barriers_of, check_together
 from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
 from fedsync.config.strategy_sections import StrategySections
@@ -126,8 +126,8 @@ class StrategyConfig(StrategySections):
     @property
     def report_s(self) -> float | None:
         """How often the server hears of orders in work [s]; None where no barrier wants to."""
-        tried = (self.barrier,) if self.auto is None else self.auto.tried(self.barrier)
-        return min((wish for each in tried if (wish := each.innermost.needs_progress) is not None), default=None)
+        wishes = (each.innermost.needs_progress for each in barriers_of(self))
+        return min((wish for wish in wishes if wish is not None), default=None)
 
     def check_silos(self, names: Iterable[str]) -> None:
         """Check that silos of these names may take part.
@@ -179,7 +179,8 @@ class StrategyConfig(StrategySections):
         tuner = None
         if self.auto is not None:
             inertia = 0.0 if self.server_optimizer is None else self.server_optimizer.inertia
-            tuner = tuner_of(self.auto, self.balancer, self.barrier, work, quorum, self.predictor, weigher, inertia)
+            tried = barriers_of(self)
+            tuner = tuner_of(self.auto, self.balancer, tried, work, quorum, self.predictor, weigher, inertia)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),

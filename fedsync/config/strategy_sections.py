@@ -42,7 +42,7 @@ MAX_SEED = 2**63 - 1
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
     """For the barrier, which stands before."""
     auto, barrier = sections.get("auto"), sections.get("barrier")
-    tried = (() if barrier is None else (barrier,)) + (() if auto is None else auto.barriers)
+    tried = () if barrier is None else (barrier,) if auto is None else auto.tried(barrier)
     return FedNova() if any(each.innermost.unequal_steps for each in tried) else FedAvg()
 
 
@@ -133,12 +133,6 @@ class StrategySections(Section):
         if isinstance(data, Mapping) and isinstance(data.get("plugin"), str):
             _plug_in(data["plugin"])
         return data
-
-    @property
-    def queues(self) -> bool:
-        """Whether a silo may be given an order while it has one in work."""
-        tried = (self.barrier,) if self.auto is None else self.auto.tried(self.barrier)
-        return any(barrier.queues for barrier in tried)
 
     @property
     def solver(self) -> Solver:

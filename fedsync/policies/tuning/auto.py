@@ -20,8 +20,7 @@ def _usual_balancers() -> tuple[BalancerPolicy, ...]:
     return FixedBalancer(), ProportionalBalancer()
 
 
-def _usual_barriers() -> tuple[BarrierPolicy[Any], ...]:
-    return Bsp(), Absp(), Fsp(FixedInterval(1.0), overrun=0.25, passes=9.0)
+USUAL_BARRIERS: tuple[BarrierPolicy[Any], ...] = Bsp(), Absp(), Fsp(FixedInterval(1.0), overrun=0.25, passes=9.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,13 @@ class Auto(Settings):
     )
     """Balancers that are tried, besides the one of the strategy; left out, ``fixed`` and ``proportional``."""
 
-    barriers: Annotated[tuple[BarrierPolicy[Any], ...], Chosen("barrier", several=True)] = field(
-        default_factory=_usual_barriers
-    )
-    """Barriers that are tried, besides the one of the strategy; left out, ``bsp``, ``a-bsp`` and ``fsp``. An interval
-    of rounds is set to what the local steps take."""
+    barriers: Annotated[tuple[BarrierPolicy[Any], ...], Chosen("barrier", several=True)] | None = None
+    """Barriers that are tried, besides the one of the strategy; left out, those of ``bsp``, ``a-bsp`` and ``fsp`` that
+    the rest of the strategy allows. An interval of rounds is set to what the local steps take."""
 
     overlap: PartOfOne | None = None
-    """``carry`` of the `overlap` that is tried around each of them that has rounds; left out, none is."""
+    """``carry`` of the `overlap` that is tried around each of them that has rounds, if ``barriers`` is left out where
+    the rest of the strategy allows it; left out, none is."""
 
     def __post_init__(self) -> None:
         if self.least_steps > self.most_steps:
@@ -67,7 +65,8 @@ class Auto(Settings):
         Its wrappers stay around each other one, but for overlap, whose carry is another choice.
         """
         bare = barrier.inner if isinstance(barrier, Overlap) else barrier
-        others = [each for each in map(bare.around, self.barriers) if each != barrier]
+        named = USUAL_BARRIERS if self.barriers is None else self.barriers
+        others = [each for each in map(bare.around, named) if each != barrier]
         if self.overlap is not None:
             around = dict.fromkeys([bare, *others])
             queued = [Overlap(each, self.overlap) for each in around if each.innermost.rounds and not each.draws]

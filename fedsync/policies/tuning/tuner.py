@@ -267,14 +267,14 @@ class AutoTuner:
 def tuner_of(
     auto: Auto,
     balancer: BalancerPolicy,
-    barrier: BarrierPolicy[Any],
+    barriers: tuple[BarrierPolicy[Any], ...],
     work: LocalWork,
     quorum: int,
     predictor: AnyPredictor,
     weigher: Weigher,
     inertia: float = 0.0,
 ) -> AutoTuner:
-    """The tuner of a strategy with this balancer and this barrier, whose wrappers stay around each that is tried.
+    """The tuner of a strategy with this balancer.
 
     Other arguments are `AutoTuner`'s. A predictor that learns would have to be trained in each rehearsal: there a
     moving average stands in for it.
@@ -283,7 +283,7 @@ def tuner_of(
         auto,
         work,
         (balancer, *(each for each in auto.balancers if each != balancer)),
-        auto.tried(barrier),
+        barriers,
         quorum,
         Ema() if predictor.learns else predictor,
         weigher,

@@ -26,6 +26,10 @@ from tests.sim.fake import strategy
 Lie = Callable[[float], float]
 FACTS = SiloFacts(1000)
 BATCH = 32
+QUEUED: dict[str, Any] = {"overlap": 0.25, "barriers": [{"kind": "bsp"}]}
+SEALED: dict[str, Any] = {"cipher": {"kind": "bfv", "members": 2}}
+MASKED: dict[str, Any] = {"cipher": {"kind": "masked"}}
+EVERY_SECOND: dict[str, Any] = {"kind": "fixed", "interval_s": 1.0}
 
 
 class Played(Kernel[RecordedMachine]):
@@ -176,7 +180,18 @@ def test_the_same_events_and_a_checkpoint_give_the_same_choices() -> None:
             resumed.restore(pickle.loads(pickle.dumps(again.state())))
 
 
-QUEUED: dict[str, Any] = {"overlap": 0.25, "barriers": [{"kind": "bsp"}]}
+@pytest.mark.parametrize(
+    ("sections", "tried"),
+    [
+        ({}, ["bsp", "a-bsp", "fsp", "overlap", "overlap"]),
+        ({"aggregation": {"kind": "fedavg"}}, ["bsp", "overlap"]),
+        (SEALED, ["bsp", "a-bsp", "overlap", "overlap"]),
+        (MASKED, ["bsp", "a-bsp"]),
+    ],
+)
+def test_of_what_nobody_names_it_tries_what_the_strategy_allows(sections: dict[str, Any], tried: list[str]) -> None:
+    config = strategy(**{"local": {"steps": 4, "batch_size": BATCH}, "auto": {"overlap": 0.25}, **sections})
+    assert [each.kind for each in config.policies(4).tuner.barriers] == tried  # type: ignore[union-attr]
 
 
 def overlapped(run: Played) -> list[bool]:
@@ -260,9 +275,13 @@ def test_wrappers_stay_around_whatever_is_tried() -> None:
     ("sections", "said"),
     [
         ({"balancer": {"kind": "proportional", "scale": "steps"}}, "choose fixed, proportional or equalise"),
-        ({"aggregation": {"kind": "fedavg"}}, "unequal numbers of steps"),
+        ({"aggregation": {"kind": "fedavg"}, "auto": {"barriers": [{"kind": "a-bsp"}]}}, "unequal numbers of steps"),
         ({"auto": {"least_steps": 9, "most_steps": 3}}, "above most_steps"),
-        ({"cipher": {"kind": "bfv", "members": 2}}, "auto may choose fixed with fsp"),
+        (
+            {**SEALED, "auto": {"barriers": [{"kind": "fsp", "interval": EVERY_SECOND}]}},
+            "auto may choose fixed with fsp",
+        ),
+        ({**MASKED, "auto": {**QUEUED}}, "auto may choose fixed with bsp: cipher.kind 'masked' opens"),
     ],
 )
 def test_what_it_cannot_try_is_refused(sections: dict[str, Any], said: str) -> None:
