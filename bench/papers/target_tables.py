@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import bar, figure, print_table, save
+from bench.common import bar, figure, markdown_table, print_table, save
 from bench.papers.target_cells import AUTO, CLUSTERS, FEDAVG, Cell, Side
 from bench.papers.target_search import Found
 from bench.papers.target_tuned import BALANCED, BASE, Outcome
@@ -24,6 +24,7 @@ DEMANDED = {
 """Most that ratios may be, on the clusters in the order of `CLUSTERS`."""
 RESAMPLES = 10_000
 
+_Table = Callable[[str, Sequence[str], Iterable[Sequence[object]]], None]
 Seconds = Mapping[tuple[str, Cell, Side], Mapping[int, float]]
 
 
@@ -144,8 +145,18 @@ class Findings:
         }
 
 
-def show(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell], picture: Path) -> dict[str, Any]:
-    """Print the tables of all tasks together and of each, draw the picture, and return what they hold."""
+def show(
+    out: Outcome, tasks: Sequence[str], cells: Sequence[Cell], picture: Path, *, markdown: bool = False
+) -> dict[str, Any]:
+    """Print the tables of all tasks together and of each, draw the picture, and return what they hold.
+
+    Args:
+        out: of all runs.
+        tasks, cells: asked for.
+        picture: PNG.
+        markdown: print tables for a page instead.
+    """
+    table = _page if markdown else print_table
     clusters = list(dict.fromkeys(cell.cluster for cell in cells))
     result: dict[str, Any] = {"ratios": {}, "demanded": {}}
     drawn: dict[str, dict[str, dict[str, Compared]]] = {}
@@ -157,19 +168,23 @@ def show(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell], picture: Pat
             for title, rows in tables.items():
                 if any(rows.values()):
                     body = [[side, *(row.get(c, "not run") for c in clusters)] for side, row in rows.items() if row]
-                    print_table(f"{name}: seconds to target, {overhead_s:g} s an order; {title}", ["", *clusters], body)
+                    table(f"{name}: seconds to target, {overhead_s:g} s an order; {title}", ["", *clusters], body)
             result["ratios"].setdefault(name, {})[str(overhead_s)] = {
                 title: {side: {cluster: asdict(each) for cluster, each in row.items()} for side, row in rows.items()}
                 for title, rows in tables.items()
             }
         if any(cell.overhead_s == DEMANDED_S for cell in cells):
-            result["demanded"][name] = _demanded(findings, clusters)
-    _chosen(out, tasks, cells)
+            result["demanded"][name] = _demanded(findings, clusters, table)
+    _chosen(out, tasks, cells, table)
     _draw(drawn, clusters, picture)
     return result
 
 
-def _chosen(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell]) -> None:
+def _page(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    print(f"{title}\n\n{markdown_table(columns, rows)}\n")
+
+
+def _chosen(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell], table: _Table) -> None:
     """Steps and rate of each side in each task; a star where the grid's end was reached."""
     body = []
     for side in sorted({side for _, _, side in out.chosen}):
@@ -178,7 +193,7 @@ def _chosen(out: Outcome, tasks: Sequence[str], cells: Sequence[Cell]) -> None:
             if any(found):
                 texts = ["not run" if each is None else _point(each) for each in found]
                 body.append([f"{side.name}, {cell.cluster}, {cell.overhead_s:g} s", *texts])
-    print_table(
+    table(
         "Chosen: local steps x rate, points of the grid (least: one step, there is no less; *: not interior)",
         ["", *tasks],
         body,
@@ -190,7 +205,7 @@ def _point(found: Found) -> str:
     return f"{steps} x {found.point.rate:g}{'' if found.interior else '*'}, {found.tried}"
 
 
-def _demanded(findings: Findings, clusters: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _demanded(findings: Findings, clusters: Sequence[str], table: _Table) -> dict[str, dict[str, Any]]:
     found = {cluster: findings.demanded(cluster) for cluster in clusters}
     result: dict[str, dict[str, Any]] = {}
     body = []
@@ -209,7 +224,7 @@ def _demanded(findings: Findings, clusters: Sequence[str]) -> dict[str, dict[str
             result[title][cluster] = asdict(figures) | {"strategy": strategy, "demanded": limit}
         body.append([title, *cells])
     name = " x ".join(findings.tasks)
-    print_table(f"{name}: demanded at {DEMANDED_S:g} s: seconds to target over, ratio / at most", ["", *clusters], body)
+    table(f"{name}: demanded at {DEMANDED_S:g} s: seconds to target over, ratio / at most", ["", *clusters], body)
     return result
 
 

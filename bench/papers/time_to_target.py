@@ -56,7 +56,7 @@ def tuned(options: argparse.Namespace) -> None:
     strategies = options.strategies or [target_cells.AUTO, *target_cells.OURS]
     fresh, tuning = options.seeds or 10, options.tuning
     if options.quick:  # above version 0 of all seeds
-        tasks = {name: 0.5 if target_cells.TASKS[name].pooled else target - 0.1 for name, target in tasks.items()}
+        tasks = {name: 0.1 if target_cells.TASKS[name].pooled else target - 0.1 for name, target in tasks.items()}
         fresh, tuning = 2, 1
     first, reported = target_tuned.TUNING, target_tuned.FRESH
     seeds = range(first, first + tuning), range(reported, reported + fresh)
@@ -67,7 +67,7 @@ def tuned(options: argparse.Namespace) -> None:
         out = target_tuned.compare(runner, tasks, cells, strategies, seeds, small=options.quick)
     finally:
         runner.close()
-    result = target_tables.show(out, list(tasks), cells, beside(options.out))
+    result = target_tables.show(out, list(tasks), cells, beside(options.out), markdown=options.markdown)
     for text in out.failed:
         print(text)
     chosen = [
@@ -98,12 +98,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few seeds, low targets: to see that it works")
     parser.add_argument("--processes", "--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON file; pictures lie beside it")
+    parser.add_argument("--markdown", action="store_true", help="the tables once more, for a page")
     shipped = parser.add_argument_group("as shipped")
     shipped.add_argument("--target", type=float, default=0.9)
     shipped.add_argument("--longest", type=float, default=400.0, help="virtual seconds that FedAvg may take")
     shipped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in all strategies")
     shipped.add_argument("--details", action="store_true", help="a second table: seconds, utilisation and waiting")
-    shipped.add_argument("--markdown", action="store_true", help="the table once more, for a page")
     chosen = parser.add_argument_group("tuned")
     chosen.add_argument("--tasks", nargs="+", choices=list(target_cells.TASKS), default=list(target_cells.USUAL))
     chosen.add_argument("--overheads", type=float, nargs="+", default=list(target_cells.OVERHEADS), metavar="SECONDS")
