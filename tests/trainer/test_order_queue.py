@@ -125,6 +125,21 @@ def test_a_silo_has_two_orders_at_most(silo: Silo, third: WorkOrder) -> None:
         assert silo.begins("a", "b", third.update_id)
 
 
+def test_what_its_owner_does_not_take_is_not_queued_and_ends_nothing(silo: Silo) -> None:
+    first = silo.enter(order("a"))
+    assert silo.begins("a")
+
+    def refuses() -> None:
+        raise ProtocolError("owner", "limit", "an order too many")
+
+    for refused in (order("b", behind="a"), order("c")):
+        with pytest.raises(ProtocolError, match="too many"):
+            silo.queue.enter(refused, MODEL, refuses)
+        assert silo.queue.find(refused.update_id) is None
+    silo.step(9)
+    assert silo.steps_of(first) == 9
+
+
 def test_an_order_cannot_have_one_before_it_and_another_behind(silo: Silo) -> None:
     silo.enter(order("c", behind="b"))
     silo.enter(order("b", behind="a"))
