@@ -37,6 +37,8 @@ FIXED = {
     "a-bsp": "{kind: a-bsp}",
     "overlap": "{kind: overlap, carry: 0.25, inner: {kind: bsp}}",
 }
+ACCURACY = [name for name, task in TASKS.items() if not task.pooled]
+"""Tasks with a target that is an accuracy."""
 LONGEST_S = 240.0
 ROUNDS = 150
 
@@ -52,17 +54,18 @@ class Fixed:
     barrier: str
 
 
-def one_run(job: Job) -> Result:
+def one_run(job: Job, within: float) -> Result:
     """As `carry_out`; of a run of `auto` also when it changed what, and the share of time in which silos computed."""
     if job.strategy != AUTO:
-        return carry_out(job)
+        return carry_out(job, within)
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
+    from bench.papers.target_evaluations import shared
     from fedsync.core.actions import Note
     from fedsync.core.journal import read_journal
     from fedsync.sim.run import run_virtual
 
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, shared():
         summary = run_virtual(job.config(), job.cluster(), Path(folder))
         changes = [
             (entry.at_s, action.text.partition(" instead")[0].removeprefix("auto: "))
@@ -95,12 +98,12 @@ class Study:
             same = (f"seed={seed}", f"local.steps={steps}", f"local.learning_rate={self.rate}")
             stop = f"stop={{rounds: {ROUNDS}, target_accuracy: {self._target}}}"
             trains[steps, seed] = Job(
-                "train", FEDAVG, (*same, f"task={TASKS[self._task].task}", stop), self._silos("homogeneous", 0.0)
+                "rounds", FEDAVG, (*same, f"task={TASKS[self._task].task}", stop), self._silos("homogeneous", 0.0)
             )
             for cluster in clusters:
                 silos = self._silos(cluster, self._overhead_s)
                 clocks[cluster, steps, seed] = Job("clock", FEDAVG, (*same, f"stop={{rounds: {ROUNDS}}}"), silos)
-        found = self._runner.run(f"{self._task}: fedavg", [*trains.values(), *clocks.values()])
+        found = self._runner.run(f"{self._task}: fedavg", dict.fromkeys([*trains.values(), *clocks.values()], math.inf))
         out: dict[str, dict[int, Seconds]] = {cluster: {steps: {} for steps in STEPS} for cluster in clusters}
         for (cluster, steps, seed), clock in clocks.items():
             number = found[trains[steps, seed]]["round"]
@@ -137,7 +140,7 @@ class Study:
         return Job("train", AUTO, (*sets, f"seed={seed}", task, stop), self._silos(cluster, self._overhead_s))
 
     def _results(self, what: str, jobs: Mapping[Any, Job]) -> dict[Any, Result]:
-        found = self._runner.run(f"{self._task}: {what}", list(jobs.values()))
+        found = self._runner.run(f"{self._task}: {what}", dict.fromkeys(jobs.values(), math.inf))
         return {key: found[job] for key, job in jobs.items()}
 
     def _silos(self, cluster: str, overhead_s: float) -> str:
@@ -180,7 +183,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--overhead", type=float, default=1.0, help="of an order besides training [s]")
     parser.add_argument("--clusters", nargs="+", choices=CLUSTERS, default=list(CLUSTERS))
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits"])
+    parser.add_argument("--tasks", nargs="+", choices=ACCURACY, default=["digits"])
     parser.add_argument("--oracle", action="store_true", help="the best fixed choice, too")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one seed, one cluster")
