@@ -117,6 +117,27 @@ def test_nothing_changes_unless_the_gain_is_clear() -> None:
     assert play(tuned({"gain": 0.1}), **ONE_SLOW).reasons != []
 
 
+class Wavering(Played):
+    """Two commits whose updates agree, then two whose updates cancel, and so on."""
+
+    def decided(self, entry: JournalEntry) -> None:
+        super().decided(entry)
+        self.norms = (0.81, 1.0) if self.left // 2 % 2 else (0.04, 1.0)
+
+
+def test_it_looks_at_its_choice_at_the_first_commit_and_every_so_many_commits() -> None:
+    run = Wavering(tuned({"gain": 0.0, "every": 5}), 40, {}, **ONE_SLOW)
+    run.run()
+    commits, at = 0, []
+    for entry in run.entries:
+        for action in entry.actions:
+            commits += isinstance(action, Commit)
+            if isinstance(action, Note) and action.text.startswith("auto: "):
+                at.append(commits)
+    assert len(at) >= 4
+    assert {number % 5 for number in at} == {1}
+
+
 def last_steps(norms: tuple[float, float] | None, **auto: Any) -> int:
     run = Played(tuned({"gain": 0.01, "barriers": [{"kind": "bsp"}], **auto}), 24, {}, **ALIKE)
     run.norms = norms
@@ -187,6 +208,10 @@ def test_the_same_events_and_a_checkpoint_give_the_same_choices() -> None:
         ({"aggregation": {"kind": "fedavg"}}, ["bsp", "overlap"]),
         (SEALED, ["bsp", "a-bsp", "overlap", "overlap"]),
         (MASKED, ["bsp", "a-bsp"]),
+        (
+            {"barrier": {"kind": "overlap", "inner": {"kind": "bsp"}}},
+            ["overlap", "bsp", "a-bsp", "fsp", *2 * ["overlap"]],
+        ),
     ],
 )
 def test_of_what_nobody_names_it_tries_what_the_strategy_allows(sections: dict[str, Any], tried: list[str]) -> None:
