@@ -34,16 +34,22 @@ tells how many samples are behind it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fedsync.cipher.encoding.sums import MAX_CELL
 from fedsync.cipher.encoding.tally import Tally, evaluations_together
 from fedsync.cipher.suites.suite import Member
-from fedsync.core.metrics.base import AnyMetric, number
+from fedsync.core.checks import usable
+from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.base import AnyMetric, Statistic, number
 from fedsync.core.orders import Evaluation, PooledFigures, Score
+
+logger = logging.getLogger(__name__)
 
 _DIGITS = 4
 
@@ -204,3 +210,22 @@ def _score(version: int, found: Evaluation, metrics: Sequence[AnyMetric]) -> Sco
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS - 1}e}")
+
+
+def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
+    """What silos can add up of what ``silo`` found: all sums of the run, or nothing.
+
+    Raises:
+        ConfigError: there are more samples than a header can count.
+    """
+    known = {one.key: one for one in statistics}
+    found = usable(silo, evaluation, known)
+    if found is None or known.keys() - found.sums.keys():
+        if evaluation is not None:
+            logger.warning("what this silo found in its evaluation is no sum of samples: it counts for nothing")
+        return Evaluation(0.0, 0.0, 0)
+    for key, one in known.items():
+        if one.whole and max(found.sums[key]) > MAX_CELL:
+            problem = f"{key} counts {max(found.sums[key]):g} samples in one cell, at most {MAX_CELL}"
+            raise ConfigError("evaluation", problem, "Evaluate on fewer samples")
+    return found

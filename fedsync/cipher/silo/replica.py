@@ -22,7 +22,6 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
-from fedsync.cipher.encoding.sums import MAX_CELL
 from fedsync.cipher.encoding.tally import ROUNDS, Contribution, Question
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
@@ -32,6 +31,7 @@ from fedsync.cipher.masking.roster import MaskRoster
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.asked import FILE, Asked
 from fedsync.cipher.silo.chain_log import ChainLog
+from fedsync.cipher.silo.figure_pool import countable
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.kept_model import KeptModel
 from fedsync.cipher.silo.opening import Opener
@@ -41,7 +41,6 @@ from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pie
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.checks import usable
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
@@ -231,31 +230,14 @@ class EncryptedReplica:
             return None, 0.0, ROUNDS
         if not order.evaluate or not self._asked.admits(order, self._evaluated_model(order)):
             return None, report.loss or 0.0, ROUNDS
-        return self._countable(report.evaluation), report.loss or 0.0, subject
+        found = countable(self._ring.own.name, report.evaluation, self._plan.statistics)
+        return found, report.loss or 0.0, subject
 
     def _evaluated_model(self, order: WorkOrder) -> str:
         """Digest of the model that an order evaluates; those that a silo keeps for itself go by the order's name."""
         if order.subject is Subject.BEST and self.best is not None:
             return self.best.digest
         return order.update_id if order.subject.own else digest(self._state.model).hex()
-
-    def _countable(self, evaluation: Evaluation | None) -> Evaluation:
-        """What silos can add up of what this one found: all sums of the run, or nothing.
-
-        Raises:
-            ConfigError: there are more samples than a header can count.
-        """
-        known = {one.key: one for one in self._plan.statistics}
-        found = usable(self._ring.own.name, evaluation, known)
-        if found is None or known.keys() - found.sums.keys():
-            if evaluation is not None:
-                logger.warning("what this silo found in its evaluation is no sum of samples: it counts for nothing")
-            return Evaluation(0.0, 0.0, 0)
-        for key, one in known.items():
-            if one.whole and max(found.sums[key]) > MAX_CELL:
-                problem = f"{key} counts {max(found.sums[key]):g} samples in one cell, at most {MAX_CELL}"
-                raise ConfigError("evaluation", problem, "Evaluate on fewer samples")
-        return found
 
     @property
     def owed(self) -> None: ...
