@@ -29,6 +29,7 @@ def check_together(config: StrategySections) -> None:
         _travels_in_the_clear,
         _can_be_added,
         _steps,
+        _controls,
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
@@ -194,6 +195,41 @@ def _steps(config: StrategySections) -> None:
             f"cipher.kind {config.cipher.kind!r} silos do not know what server_optimizer remembered there; write "
             "interval: {kind: fixed}, or leave server_optimizer out"
         )
+
+
+def _controls(config: StrategySections) -> None:
+    """See that silos' control variates stay those that the run's is the mean of; see `control_variates` in core."""
+    optimizer, local, barrier, balancer = config.server_optimizer, config.local, config.barrier, config.balancer
+    if optimizer is None or not optimizer.controls:
+        return
+    weighting = config.aggregation.weigher(config.solver).weighting
+    aggregation = f"aggregation.kind {config.aggregation.kind!r} as configured"
+    given = {"kind": local.optimizer} if isinstance(local.optimizer, str) else local.optimizer
+    plain_sgd = given["kind"] == "sgd" and local.sgd_momentum == 0 and not given.get("maximize", False)
+    problems = {
+        f"task.kind {config.task.kind} has a loop of its own; leave server_optimizer out": config.task.own_loop,
+        f"local.optimizer {given['kind']!r} as configured does not go along gradients; write optimizer: sgd, without "
+        "momentum": not plain_sgd,
+        "local.schedule changes the learning rate within an order; leave it out": local.schedule is not None,
+        "local.proximal holds silos back, as control variates do; write proximal: 0": local.proximal > 0,
+        f"balancer.kind {balancer.kind!r} as configured gives silos different learning rates; write scale: batch": (
+            balancer.scales_rates
+        ),
+        f"{aggregation} does not say how many local steps a commit is worth; write aggregation: {{kind: fednova}}, "
+        "which with equal steps is FedAvg": weighting is None or not weighting.normalised,
+        f"{aggregation} weighs a silo otherwise in each commit; write weight: examples, or silo": (
+            weighting is not None and weighting.by == "samples"
+        ),
+        f"barrier.kind {barrier.kind!r} as configured commits updates that began with different versions; choose bsp, "
+        "a-bsp, fsp or elastic, or write late: drop": barrier.mixes_rounds or barrier.queues,
+        f"barrier.kind {barrier.innermost.kind!r} as configured goes back to earlier models, and silos' variates do "
+        "not; write interval: {kind: fixed}": barrier.innermost.rolls_back,
+        "wire has less than 32 bits; leave it out": config.wire.set,
+        "is your own, which silos do not have; choose scaffold": not optimizer.is_shipped(),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ValueError(f"server_optimizer.kind {optimizer.kind!r} corrects the steps of silos, and {problem}")
 
 
 def _masks_come_off(config: StrategySections) -> None:

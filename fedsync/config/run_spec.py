@@ -60,7 +60,7 @@ class RunSpec(Section):
         wire: how what is not sealed travels.
         evaluation: what silos measure of a model.
         aggregation: how a commit weighs them, of which silos do their part before they seal.
-        server_optimizer: what silos make of sums that they open; None where they make nothing of them, or open none.
+        server_optimizer: what silos make of sums that they open, or correct their steps by; None where they do neither.
         train_config: what a silo's own training code is told; whoever starts the run says it.
         evaluate_config: the same for its evaluation.
         quorum: updates after which silos agree on how to round the next ones.
@@ -92,7 +92,7 @@ class RunSpec(Section):
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
         """Spec of a strategy, on emulated machines if there is a cluster."""
-        emulate = cluster.silos if cluster is not None else []
+        emulate, plain = cluster.silos if cluster is not None else [], isinstance(config.cipher, PlainConfig)
         return cls(
             seed=config.seed,
             silos=silos,
@@ -105,7 +105,7 @@ class RunSpec(Section):
             evaluation=config.evaluation,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
-            server_optimizer=None if isinstance(config.cipher, PlainConfig) else config.server_optimizer,
+            server_optimizer=None if plain and not config.controlled else config.server_optimizer,
             train_config=config.train_config,
             evaluate_config=config.evaluate_config,
             quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
@@ -127,6 +127,11 @@ class RunSpec(Section):
         if plan is None or self.server_optimizer is None:
             return plan
         return replace(plan, optimizer=self.server_optimizer.build())
+
+    @property
+    def controls(self) -> bool:
+        """Whether silos correct their steps by control variates."""
+        return self.server_optimizer is not None and self.server_optimizer.controls
 
     @property
     def fastest(self) -> float:

@@ -195,6 +195,7 @@ class StrategyConfig(StrategySections):
             selection=self.evaluation.best.build(metrics),
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             tuner=tuner,
+            controls=self.controlled,
         )
 
 

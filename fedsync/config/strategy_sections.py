@@ -135,6 +135,11 @@ class StrategySections(Section):
         return data
 
     @property
+    def controlled(self) -> bool:
+        """Whether silos correct their steps by control variates."""
+        return self.server_optimizer is not None and self.server_optimizer.controls
+
+    @property
     def solver(self) -> Solver:
         """What becomes of a constant gradient over a silo's local steps."""
         return self.task.solver(self.local)

@@ -30,11 +30,15 @@ class Commit:
         weights: update id -> c_i, final: they sum to 1 for weighted means only. Sorted by id, so that
             every driver adds in the same order and ends with the same bits.
         toward: move towards the silos' whole models instead of along their updates.
+        steps: local steps that the sum is worth, the sum of c_i tau_i, where silos keep control variates.
+        stands_for: what the updates stand for together, the sum of n_i of `fedsync.core.weighting`; likewise.
     """
 
     version: int
     weights: Mapping[str, float]
     toward: bool = False
+    steps: float = 0.0
+    stands_for: int = 0
 
 
 @dataclass(frozen=True, slots=True)

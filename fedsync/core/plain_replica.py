@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.control_downlink import ControlledModel, key_of
 from fedsync.core.downlink import HeldModel
 from fedsync.core.errors import SERVER, PolicyError, ProtocolError
 from fedsync.core.layout import Vector
@@ -46,6 +47,7 @@ class PlainReplica:
         weighting: how a commit weighs updates, as far as silos know; None where they do not.
         examples: training samples that the silo holds.
         keeper: keeps the model, where the silo has one, and updates as they travel; by default in memory.
+        controlled: control variates come with the newest model; then both travel as float32.
     """
 
     def __init__(
@@ -55,8 +57,12 @@ class PlainReplica:
         weighting: Weighting | None = None,
         examples: int = 1,
         keeper: ArrayKeeper | None = None,
+        *,
+        controlled: bool = False,
     ) -> None:
         self._values = values
+        self._controlled = controlled
+        self._last: ControlledModel | None = None
         self._wire = wire = wire or Wire()
         self._weighting = weighting or Weighting()
         self._examples = examples
@@ -94,8 +100,22 @@ class PlainReplica:
         self._received_bytes = payload.nbytes
         if self._held is not None:
             return self._held.receive(payload, version)
+        self._last = None
+        if self._controlled and payload.nbytes != FP32.payload_bytes(self._values):  # else a model that is not trained
+            self._last = ControlledModel.decode(payload, self._values)
+            return self._last.model
         FP32.check(payload, self._values, SERVER)
         return FP32.decode(payload, 0, self._values)
+
+    @property
+    def control(self) -> Vector | None:
+        return None if self._last is None else self._last.control
+
+    def counted(self, silo: str) -> int:
+        return 0 if self._last is None else self._last.counted.get(key_of(silo), 0)
+
+    def arriving(self, update: Vector, order: WorkOrder, report: WorkReport) -> Vector:
+        return update
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         up = self._wire.up

@@ -51,7 +51,7 @@ class Moments:
 
     Args:
         steps: made.
-        powers: of the optimizer's decays, each to the power of ``steps + 1``.
+        powers: of the optimizer's decays, each to the power of ``steps + 1``; or the number that it keeps instead.
         vectors: float32 [values] each.
     """
 
@@ -60,17 +60,37 @@ class Moments:
     vectors: tuple[Vector, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """What is behind a commit's change, for optimizers whose silos keep `controls`.
+
+    Args:
+        steps: local steps that the change is worth: the sum over updates of coefficient times steps.
+        weight: what the updates stand for together: the sum of n_i, as in `fedsync.core.weighting.Weighting`.
+        updates: in the commit.
+        newcomers: of their silos, those that no commit before had an update of.
+    """
+
+    steps: float
+    weight: float
+    updates: int
+    newcomers: int
+
+
 class ServerOptimizer(ABC):
     """Makes steps of changes; a value, which remembers nothing itself. Not to be confused with the silos' optimizers.
 
     Attributes:
         vectors: of its `Moments`, each as large as the model.
+        controls: the first of them goes to the silos, which keep one of their own; see
+            `fedsync.core.control_variates`.
         rate: what a step is multiplied by; the server's learning rate.
         grace: as for `pace`.
     """
 
     __slots__ = ()
     vectors: ClassVar[int]
+    controls: ClassVar[bool] = False
     rate: float
     grace: int | None
 
@@ -99,7 +119,9 @@ class ServerOptimizer(ABC):
             return 1.0
         return sum(1.0 / (1 + max(each - self.grace, 0)) for each in staleness) / len(staleness)
 
-    def advance(self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper) -> tuple[Moments, Part] | None:
+    def advance(
+        self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper, backing: Backing | None = None
+    ) -> tuple[Moments, Part] | None:
         """Moments after a commit, and what the model moves by; None where the commit changes nothing.
 
         Args:
@@ -107,6 +129,7 @@ class ServerOptimizer(ABC):
             change: the commit's sum of weighted updates, finite, float32 [values].
             pace: see `pace`.
             keeper: keeps the moments.
+            backing: what is behind the change, where silos keep `controls`.
         """
         if not _moves(change):
             return None
@@ -137,9 +160,9 @@ class ServerOptimizer(ABC):
         Raises:
             ValueError: they are not.
         """
-        if moments.steps < 0 or len(moments.vectors) != self.vectors or len(moments.powers) != len(self.decays):
+        if moments.steps < 0 or len(moments.vectors) != self.vectors:
             raise ValueError(f"{len(moments.vectors)} moments of {moments.steps} steps")
-        if not all(0 <= power <= decay for power, decay in zip(moments.powers, self.decays, strict=True)):
+        if not self._comes_to(moments.powers):
             raise ValueError("powers that no decay comes to")
         for which, vector in enumerate(moments.vectors):
             low, high = self._range(which)
@@ -148,6 +171,10 @@ class ServerOptimizer(ABC):
                 if not (np.min(part) >= low and np.max(part) <= high):  # NaN fails every comparison
                     raise ValueError(f"moment {which} has values beyond {low:g} and {high:g}")
                 give_back(vector)
+
+    def _comes_to(self, powers: tuple[float, ...]) -> bool:
+        """Whether steps come to such powers."""
+        return len(powers) == len(self.decays) and all(map(_is_power, powers, self.decays))
 
     def _range(self, which: int) -> tuple[float, float]:
         """Within which the values of a moment lie."""
@@ -292,6 +319,11 @@ class Delayed(ServerOptimizer):
         made = moments[0] * np.float32(share * self.momentum)
         made += change
         return made
+
+
+def _is_power(power: float, decay: float) -> bool:
+    """Whether it may be one of a decay; NaN is none."""
+    return 0 <= power <= decay
 
 
 def _power(power: float, decay: float) -> float:

@@ -49,6 +49,7 @@ class Policies:
         selection: which version is the best.
         cross_site: what silos train apart when training is over.
         tuner: changes sizing and barrier while the run goes on; None leaves them as they are.
+        controls: silos keep control variates, so that commits say what is behind them.
     """
 
     seed: int
@@ -64,6 +65,7 @@ class Policies:
     selection: Selection = field(default_factory=Selection)
     cross_site: CrossSite = field(default_factory=CrossSite)
     tuner: AnyTuner | None = None
+    controls: bool = False
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
@@ -85,7 +87,13 @@ class Policies:
         for update_id, weight in weights.items():
             if not (isfinite(weight) and weight > 0):
                 raise PolicyError(f"the weigher gives {update_id!r} the coefficient {weight}", recent)
-        return Commit(version, weights, self.weigher.toward)
+        commit, weighting = Commit(version, weights, self.weigher.toward), self.weigher.weighting
+        if not self.controls or weighting is None:
+            return commit
+        steps = sum(weights[meta.update_id] * meta.steps for meta in metas)
+        return replace(
+            commit, steps=steps, stands_for=sum(weighting.weight(meta.examples, meta.samples) for meta in metas)
+        )
 
 
 @dataclass(slots=True)

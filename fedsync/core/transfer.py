@@ -280,6 +280,16 @@ class Replica(Protocol):
         """
 
     @property
+    def control(self) -> Vector | None:
+        """m of `fedsync.core.control_variates` beside the model received last, float32 [values]; None without any."""
+
+    def counted(self, silo: str) -> int:
+        """Number of this silo's newest update that a commit had, of which `control` is; 0 for none."""
+
+    def arriving(self, update: Vector, order: WorkOrder, report: WorkReport) -> Vector:
+        """What comes of an update at the sum once it is sent, float32 [values]; asked before `send`."""
+
+    @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:
         """What silos found together in the commits received last, oldest first; None where each tells its own."""
 

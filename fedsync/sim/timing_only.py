@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
@@ -68,12 +69,14 @@ class NoAggregator(InTheClear):
     Args:
         nbytes: of the model; rounded down to whole float32 values.
         wire: how it would travel.
+        controls: with as many bytes of control variates beside it.
     """
 
-    def __init__(self, nbytes: int, wire: Wire | None = None) -> None:
+    def __init__(self, nbytes: int, wire: Wire | None = None, *, controls: bool = False) -> None:
         wire = wire or Wire()
         self._values = nbytes // 4
         self._down = wire.down
+        self._beside = nbytes if controls else 0
         self.upload_bytes = wire.up.payload_bytes(self._values)
         self._version = 0
         self._held: dict[str, int] = {}
@@ -83,7 +86,8 @@ class NoAggregator(InTheClear):
 
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         held = self._held.get(silo)
-        return _zeros(download_bytes(self._values, self._down, None if held is None else self._version - held))
+        behind = None if held is None else self._version - held
+        return _zeros(self._beside + download_bytes(self._values, self._down, behind))
 
     def apart(self, order: WorkOrder) -> Payload:
         return self.outgoing("") if order.after == 0 else NO_PAYLOAD
@@ -154,7 +158,7 @@ def run_timing(
     recorder, wire = builder.recorder(model_bytes, journal=journal), config.wire.formats
     driver = VirtualDriver(
         Coordinator(builder.policies()),
-        NoAggregator(model_bytes, wire),
+        NoAggregator(model_bytes, wire, controls=config.controlled and isinstance(config.cipher, PlainConfig)),
         {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
         {silo.name: TimingWorker.of(silo, wire) for silo in cluster.silos},
         recorder,

@@ -104,14 +104,15 @@ class GroupTrainer(Trainer):
         cursor: Cursor,
         throttle: Throttle | None = None,
         watch: Watch | None = None,
+        correction: Vector | None = None,
     ) -> Outcome:
         """See `LocalTrainer.run`; the report is the group's.
 
         Raises:
             RunError: another process ended; the next order is done by new ones.
         """
-        with self._together((order, cursor), base) as group:
-            outcome = super().run(order, base, cursor, throttle, watch)
+        with self._together((order, cursor), base, correction) as group:
+            outcome = super().run(order, base, cursor, throttle, watch, correction)
             held = outcome.report.metrics.get("peak_memory_bytes")
             others = group.done()
         if held is None:
@@ -127,13 +128,15 @@ class GroupTrainer(Trainer):
         return found
 
     @contextmanager
-    def _together(self, asked: _Asked, model: Vector) -> Iterator[_Group]:
+    def _together(self, asked: _Asked, model: Vector, correction: Vector | None = None) -> Iterator[_Group]:
         """Have the others do their share of what is done inside."""
         self.layout.check(model)
         group, rank = self._formed()
         try:
-            group.ask(asked)
+            group.ask(asked, corrected=correction is not None)
             rank.spread(model, len(model))
+            if correction is not None:
+                rank.spread(correction, len(correction))
             try:
                 yield group
             except Diverged:
@@ -221,11 +224,11 @@ class _Group:
     def lives(self) -> bool:
         return all(process.is_alive() for process in self._processes)
 
-    def ask(self, asked: _Asked) -> None:
-        """Have all begin."""
+    def ask(self, asked: _Asked, *, corrected: bool) -> None:
+        """Have all begin; ``corrected`` where what gradients are corrected by comes behind the model."""
         with _gone():
             for pipe in self._pipes:
-                pipe.send(asked)
+                pipe.send((*asked, corrected))
 
     def done(self) -> float:
         """Wait until all are done; returns the bytes that they hold together."""
@@ -317,14 +320,15 @@ def _follow(
         trainer.rank = Rank(number, size, folder, device)
         while True:
             try:
-                asked, cursor = pipe.recv()
+                asked, cursor, corrected = pipe.recv()
             except EOFError:
                 return
             model = trainer.rank.spread(None, trainer.layout.size)
+            correction = trainer.rank.spread(None, trainer.layout.size) if corrected else None
             if isinstance(asked, Split):
                 trainer.evaluate(model, cursor, asked)
             else:
-                trainer.follow(asked, model, cursor)
+                trainer.follow(asked, model, cursor, correction)
             pipe.send(float(devices.held_bytes(device)))
     except Exception as error:
         if not isinstance(error, OthersGone):

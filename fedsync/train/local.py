@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedsync.core.checks import usable
-from fedsync.core.errors import Diverged
+from fedsync.core.errors import Diverged, PolicyError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import JudgedSamples
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
@@ -210,6 +210,15 @@ class LocalTrainer(ABC):
         """
         return None
 
+    def _correct(self, correction: Vector | None) -> None:
+        """Add this to the gradients of the next order's steps, float32 [layout.size]; None leaves them as they are.
+
+        Raises:
+            PolicyError: there are no gradients to get at.
+        """
+        if correction is not None:
+            raise PolicyError("training code with a loop of its own is to correct its steps")
+
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
         """Take up what the last order left; nothing, where training keeps nothing."""
 
@@ -237,6 +246,7 @@ class LocalTrainer(ABC):
         cursor: Cursor,
         throttle: Throttle | None = None,
         watch: Watch | None = None,
+        correction: Vector | None = None,
     ) -> Outcome:
         """Do an order.
 
@@ -249,6 +259,8 @@ class LocalTrainer(ABC):
             cursor: where the silo is in its data.
             throttle: machine to emulate, if any; its sleeps count as compute time.
             watch: told after each step, if given; its time counts as compute time, so let it be quick.
+            correction: what is added to the gradient of each step, float32 [layout.size]; see
+                `fedsync.core.control_variates`.
 
         Raises:
             ValueError: the base has the wrong length or is not finite, or the batch is empty.
@@ -263,6 +275,7 @@ class LocalTrainer(ABC):
                 self._weights.load(base)
                 self._recall(cursor)
                 self._begin(order)
+                self._correct(correction)
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
                     evaluation = usable(self._name, self._evaluate(order.split))

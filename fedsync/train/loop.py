@@ -95,6 +95,7 @@ class Trainer(LocalTrainer):
         self.rank: Rank | None = None
         """Place among several processes that train together; see `fedsync.train.group`."""
         self._part = 1.0
+        self._corrections: list[tuple[nn.Parameter, Tensor]] = []
 
     @property
     def examples(self) -> int:
@@ -113,6 +114,16 @@ class Trainer(LocalTrainer):
 
     def _begin(self, order: WorkOrder) -> None:
         self._renew_optimizer(order.learning_rate)
+
+    def _correct(self, correction: Vector | None) -> None:
+        """What stays at the silo is not corrected, nor are buffers, which have no gradients."""
+        self._corrections = []
+        if correction is not None:
+            parts, state = self.layout.split(correction), self._model.state_dict(keep_vars=True)
+            for name, values in parts.items():
+                parameter = state[name]
+                if isinstance(parameter, nn.Parameter) and parameter.requires_grad:
+                    self._corrections.append((parameter, torch.from_numpy(values).to(parameter)))
 
     def find_batch_cap_on_gpu(self) -> int | None:
         """`find_batch_cap` where it is safe and quick; None on a processor."""
@@ -176,6 +187,7 @@ class Trainer(LocalTrainer):
                 break
         for parameter in self._parameters:
             parameter.grad = None  # as large as the model, and of no more use
+        self._corrections = []
         cap = self._cap.largest if rank is None else self._settle(rank, buffers)
         pace.finish()
         # What only scores changes no model: neither what travels nor what stays.
@@ -196,7 +208,7 @@ class Trainer(LocalTrainer):
         least = rank.least(self._cap.largest)
         return None if least is None else least * rank.size
 
-    def follow(self, order: WorkOrder, base: Vector, cursor: Cursor) -> None:
+    def follow(self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None = None) -> None:
         """Do the part of an order that is not the first process's, which decides when it ends; see `run`."""
         assert self.rank is not None
         self._set_threads()
@@ -206,6 +218,7 @@ class Trainer(LocalTrainer):
             self._weights.load(base)
             self._recall(cursor)
             self._begin(order)
+            self._correct(correction)
             if order.evaluate:
                 self._evaluate(Split.VALIDATION)
             self._train(order, cursor, lambda: Pace(replace(order, budget_s=None), self._device, self._probe))
@@ -238,6 +251,9 @@ class Trainer(LocalTrainer):
                 self._hold_back(base)
             if self._options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self._options.clip_norm)
+            for parameter, correction in self._corrections:
+                # A parameter without a gradient has one of zeros: it is as unlike the others' as any.
+                parameter.grad = correction.clone() if parameter.grad is None else parameter.grad.add_(correction)
             if self._precision.step(self._optimizer):
                 return loss
 

@@ -34,7 +34,9 @@ def plain_replica(spec: RunSpec, trainer: LocalTrainer, folder: Path | None) -> 
     """In the clear."""
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
-    return PlainReplica(trainer.layout.size, spec.wire.formats, weighting, trainer.examples, keeper)
+    return PlainReplica(
+        trainer.layout.size, spec.wire.formats, weighting, trainer.examples, keeper, controlled=spec.controls
+    )
 
 
 def encrypted_replica(

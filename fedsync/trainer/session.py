@@ -41,6 +41,7 @@ from fedsync.trainer.key_lookup import many_keys, own_ring
 from fedsync.trainer.last_order import LastOrder, LastOrders
 from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.own_models import OwnModels
+from fedsync.trainer.own_variate import StepControl
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import Attestation, Completed, EvaluateModel, Identity
@@ -117,6 +118,7 @@ class SiloSession:
         self.replica: Replica = plain_replica(spec, self._trainer, folder)
         if plan is not None and keys is not None:
             self.replica = encrypted_replica(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
+        self._control = StepControl(self.name, self.layout.size, self.replica, folder) if spec.controls else None
         self._throttle = (
             Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
         )
@@ -193,6 +195,8 @@ class SiloSession:
         outcome = self._run(order, model, cursor, watch)
         self._owner.check_done(outcome.report.samples)
         own = self._progress.of(order, outcome.update)
+        if self._control is not None:
+            self._control.trained(order, outcome.update, outcome.report)
         trained_s = perf_counter()
         # Not even statistics of the data, such as a model's running means, change.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
@@ -208,9 +212,10 @@ class SiloSession:
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
         """Train from the model, or from further on; what is evaluated is the model in any case."""
         start, watch = self._progress.start(order, model), self._patient(watch, order)
+        correction = None if self._control is None else self._control.correction(order)
         with named():
             if start is model:
-                return self._trainer.run(order, model, cursor, self._throttle, watch)
+                return self._trainer.run(order, model, cursor, self._throttle, watch, correction)
             begin_s = perf_counter()
             found = usable(self.name, self._trainer.evaluate(model, cursor, order.split)) if order.evaluate else None
             cost_s = perf_counter() - begin_s

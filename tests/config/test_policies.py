@@ -229,6 +229,60 @@ def test_a_server_optimizer_steps_along_sums_of_updates_only(override: str, prob
         load(override, "server_optimizer={kind: fedavgm}")
 
 
+SCAFFOLD = [
+    "barrier={kind: bsp}",
+    "aggregation={kind: fednova, weight: examples}",
+    "server_optimizer={kind: scaffold}",
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("task={kind: silo-app, file: mine.py}", "task.kind silo-app has a loop of its own"),
+        ("local.momentum=0.9", "Write optimizer: sgd, without momentum"),
+        ("local.optimizer={kind: sgd, momentum: 0.5}", "Write optimizer: sgd, without momentum"),
+        ("local.optimizer={kind: sgd, maximize: true}", "Write optimizer: sgd, without momentum"),
+        ("local.optimizer=adam", "local.optimizer 'adam' as configured does not go along gradients"),
+        ("local.schedule=cosine", "local.schedule changes the learning rate"),
+        ("local.proximal=0.1", "Write proximal: 0"),
+        ("balancer={kind: proportional, scale: learning_rate}", "different learning rates. Write scale: batch"),
+        ("aggregation={kind: fedavg, weight: examples}", "Write aggregation: {kind: fednova}"),
+        ("aggregation.staleness={kind: polynomial}", "does not say how many local steps a commit is worth"),
+        ("aggregation.weight=samples", "Write weight: examples, or silo"),
+        ("barrier={kind: ssp, staleness: 2}", "commits updates that began with different versions"),
+        ("barrier={kind: quorum, share: 0.5, late: next, inner: {kind: bsp}}", "began with different versions"),
+        ("barrier={kind: overlap, inner: {kind: bsp}}", "began with different versions"),
+        ("barrier={kind: fsp, late: drop, interval: {kind: linear, interval_s: 3.0}}", "goes back to earlier models"),
+        ("wire={up: bf16}", "wire has less than 32 bits"),
+        ("wire={down: int8}", "wire has less than 32 bits"),
+    ],
+)
+def test_steps_are_corrected_only_where_variates_stay_those_of_the_model(override: str, problem: str) -> None:
+    load(*SCAFFOLD)
+    with pytest.raises(ConfigError, match="corrects the steps of silos") as caught:
+        load(*SCAFFOLD, override)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "barrier={kind: a-bsp}",
+        "barrier={kind: elastic}",
+        "barrier={kind: fsp, late: drop, interval: {kind: fixed, interval_s: 1}}",
+        "barrier={kind: quorum, share: 0.5, late: drop, inner: {kind: bsp}}",
+        "barrier={kind: fraction, share: 0.5, inner: {kind: bsp}}",
+        "local={steps: 20, batch_size: 32, learning_rate: 0.1, clip_norm: 1.0, weight_decay: 0.01}",
+        "balancer={kind: proportional, scale: steps}",
+        "cipher={kind: bfv}",
+        "cipher={kind: masked}",
+    ],
+)
+def test_steps_are_corrected_also_where_silos_do_unequal_numbers_of_them(override: str) -> None:
+    load(*SCAFFOLD, override)
+
+
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [

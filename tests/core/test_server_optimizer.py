@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.control_variates import ControlVariates
 from fedsync.core.layout import Vector
-from fedsync.core.server_optimizer import LARGEST, TINY, Adaptive, Delayed, HeavyBall, Moments, ServerOptimizer
+from fedsync.core.server_optimizer import LARGEST, TINY, Adaptive, Backing, Delayed, HeavyBall, Moments, ServerOptimizer
 
 MEMORY = ArrayKeeper()
+ALL = Backing(steps=3.5, weight=7, updates=3, newcomers=1)
 
 
 def vector(*values: float) -> Vector:
@@ -25,7 +27,7 @@ def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], pace: float = 1.
     moments = None
     for change in changes:
         moments = moments or optimizer.begin(change.size, MEMORY)
-        advanced = optimizer.advance(moments, change, pace, MEMORY)
+        advanced = optimizer.advance(moments, change, pace, MEMORY, ALL)
         assert advanced is not None
         moments, step = advanced
         steps.append(step(0, change.size))
@@ -39,6 +41,7 @@ KINDS: dict[str, ServerOptimizer] = {
     "fedyogi": Adaptive("yogi", 0.01, 0.9, 0.99, 1e-3),
     "fedadagrad": Adaptive("adagrad", 0.1, 0.0, 0.0, 1e-3),
     "delayed-nesterov": Delayed(0.9, 3, 0.1, 0.7),
+    "scaffold": ControlVariates(0.7),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -120,7 +123,7 @@ def test_a_slower_pace_shortens_the_step_and_not_what_is_remembered(kind: str) -
 @every_kind
 def test_a_commit_that_changes_nothing_makes_no_step(kind: str) -> None:
     moments, _ = walk(KINDS[kind], [vector(1, 2)])
-    assert KINDS[kind].advance(moments, vector(0, -0.0), 1.0, MEMORY) is None
+    assert KINDS[kind].advance(moments, vector(0, -0.0), 1.0, MEMORY, ALL) is None
 
 
 def trajectory(optimizer: ServerOptimizer) -> str:
@@ -134,7 +137,7 @@ def trajectory(optimizer: ServerOptimizer) -> str:
     for number in range(100):
         change = (rng.integers(-(2**20), 2**20, 300).astype(np.float32) / np.float32(2**20)) * sizes
         change[::3] *= np.float32(number == 0)
-        advanced = optimizer.advance(moments, change, 1.0, MEMORY)
+        advanced = optimizer.advance(moments, change, 1.0, MEMORY, ALL)
         assert advanced is not None
         moments, step = advanced
         hashed.update(step(0, 300).tobytes())
@@ -150,6 +153,7 @@ GOLDEN = {
     "fedyogi": "7e494a4d7e8ec5bc",
     "fedadagrad": "dea7e6af51498ab2",
     "delayed-nesterov": "c5838193d6c15b04",
+    "scaffold": "e3628204c3b4a924",
 }
 """What every machine comes to; under encryption silos whose digests differ cannot be added up."""
 

@@ -126,16 +126,16 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
 
 
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "delayed-nesterov"])
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "delayed-nesterov", "scaffold"])
 def test_a_server_optimizer_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool, kind: str
 ) -> None:
-    chosen = f"server_optimizer={{kind: {kind}}}"
-    straight = _model(_strategy(tmp_path / "straight", chosen).start(DirectGrid(3)).arrays)
+    chosen = [f"server_optimizer={{kind: {kind}}}", "aggregation.kind=fednova"]
+    straight = _model(_strategy(tmp_path / "straight", *chosen).start(DirectGrid(3)).arrays)
     if large:
         _all_is_large(monkeypatch)
-    _cut_off(_strategy(tmp_path / "run", chosen), version=2)
-    result = _strategy(tmp_path / "run", chosen, resume=True).start(DirectGrid(3))
+    _cut_off(_strategy(tmp_path / "run", *chosen), version=2)
+    result = _strategy(tmp_path / "run", *chosen, resume=True).start(DirectGrid(3))
     np.testing.assert_array_equal(_model(result.arrays), straight)
 
 

@@ -138,6 +138,12 @@ class QuantizationGrid:
             slots[0, : self.head] = header
             yield slots, clipped
 
+    def rounded(self, values: Vector, factor: float, rng: np.random.Generator) -> Vector:
+        """What `encode` makes of values, as whoever opens it finds them, float32 [layout.size]; arguments as there."""
+        arrived, encoded = np.zeros_like(values), self.encode(np.zeros(self.head, np.int64), values, factor, rng)
+        self.decode((slots for slots, _ in encoded), 1 / factor, arrived, updates=1)
+        return arrived
+
     def header_only(self, header: Slots) -> Slots:
         """A single chunk with the header and no values, int64 [1, 4096], before exponents are agreed on."""
         slots = np.zeros((1, SLOTS), dtype=np.int64)

@@ -9,6 +9,7 @@ Authentic is what some silo sealed, and a silo may lie. A sum is *spoiled* if wh
 |---|---|
 | the past of another run or fork | its members' D, before it is opened |
 | a grid that nobody agreed on | its grid, before it is opened |
+| an older version than the newest, where silos keep control variates: the server's doing | the same |
 | a header that is no sum of headers | `tally.read` |
 | masks of other seeds than were committed to | the same, for what opens then is random |
 | values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
@@ -51,10 +52,11 @@ from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.control_downlink import serial_of
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures, Subject
-from fedsync.core.server_optimizer import ServerOptimizer
+from fedsync.core.server_optimizer import Backing, ServerOptimizer
 from fedsync.core.spans import give_back, spans
 
 logger = logging.getLogger(__name__)
@@ -168,22 +170,26 @@ class Opener:
             state, figures = self._pooled(state, opened.tally, members)
         state = replace(state, scales=scales, added=added)
         if self._plan.optimizer is not None:
-            return self._stepped(self._plan.optimizer, state, opened.change, members), figures
+            return self._stepped(self._plan.optimizer, state, opened, members), figures
         return replace(state, model=_moved(state.model, opened.change, np.add)), figures
 
-    @staticmethod
     def _stepped(
-        optimizer: ServerOptimizer, state: ReplicaState, change: Vector, members: Sequence[Member]
+        self, optimizer: ServerOptimizer, state: ReplicaState, opened: _Opened, members: Sequence[Member]
     ) -> ReplicaState:
         """The state with its model moved by what the optimizer makes of a change, in whose memory the model is then."""
-        pace = optimizer.pace([state.version - member.round for member in members])
-        advanced = optimizer.advance(state.moments, change, pace, _MEMORY)
+        pace, change = optimizer.pace([state.version - member.round for member in members]), opened.change
+        backing, counted = None, state.counted
+        if optimizer.controls and opened.tally is not None:
+            counted = {**counted, **dict(serial_of(member.update_id) for member in members)}
+            steps, newcomers = opened.tally.effective_progress, len(counted) - len(state.counted)
+            backing = Backing(self._plan.weighting.rate * steps, opened.tally.weight, len(members), newcomers)
+        advanced = optimizer.advance(state.moments, change, pace, _MEMORY, backing)
         if advanced is None:
             return state
         moments, step = advanced
         for start, stop in spans(change.size, change.itemsize):
             change[start:stop] = step(start, stop)
-        return replace(state, model=_moved(state.model, change, np.add), moments=moments)
+        return replace(state, model=_moved(state.model, change, np.add), moments=moments, counted=counted)
 
     def _pooled(
         self, state: ReplicaState, added_up: Tally, members: Sequence[Member]
@@ -218,12 +224,14 @@ class Opener:
         Whether a sum is spoiled does not depend on the others, so they are opened twice at most.
         """
         spoiled: dict[int, ProtocolError] = {}
-        grids = self._grids(state)
+        grids, optimizer = self._grids(state), self._plan.optimizer
         for index, one in enumerate(entry.sums):
             if one.head.grid not in grids:
                 spoiled[index] = _spoiled("grid", "sealed on a grid that nobody agreed on")
             if any(state.history.chain(member.round) != member.chain for member in one.head.members):
                 spoiled[index] = _spoiled("chain", "built on another past")
+            if optimizer is not None and optimizer.controls and any(m.round != state.version for m in one.head.members):
+                spoiled[index] = _spoiled("age", "its steps were corrected by an older version")
         known = -1
         while known < len(spoiled):
             known = len(spoiled)

@@ -164,7 +164,25 @@ class EncryptedReplica:
     def best_version(self) -> int:
         return -1 if self.best is None else self.best.version
 
+    @property
+    def control(self) -> Vector | None:
+        optimizer = self._plan.optimizer
+        return None if optimizer is None or not optimizer.controls else self._state.moments.vectors[0]
+
+    def counted(self, silo: str) -> int:
+        return self._state.counted.get(silo, 0)
+
     # What is sent.
+
+    def arriving(self, update: Vector, order: WorkOrder, report: WorkReport) -> Vector:
+        """What silos find in an update's seal: rounded and clipped, by the same numbers as in `send`."""
+        factor = self._factor(report.steps, report.samples)
+        sealed, clear = self._plan.divide(update)
+        grid = self._plan.grid(self._state.scales.exponents[-1])
+        return self._plan.unite(grid.rounded(sealed, factor, self._rounding(order)), clear)
+
+    def _rounding(self, order: WorkOrder) -> np.random.Generator:
+        return generator(order.seed, Stream.ROUNDING, self._ring.own.name)
 
     def greeting(self) -> Payload:
         """How large this silo's updates are, sealed: one header chunk."""
@@ -208,8 +226,7 @@ class EncryptedReplica:
 
         def portions() -> Iterator[Slots]:
             nonlocal clipped
-            rng = generator(order.seed, Stream.ROUNDING, self._ring.own.name)
-            for slots, beyond in grid.encode(own, sealed, factor, rng):
+            for slots, beyond in grid.encode(own, sealed, factor, self._rounding(order)):
                 clipped += beyond
                 yield slots
 

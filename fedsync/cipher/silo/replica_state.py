@@ -121,6 +121,7 @@ class ReplicaState:
         offered: the model that the score of ``pool`` may be of, if that is an older one.
         moments: what the run's optimizer remembers, if it has one.
         panel: whose test samples answers are of; None before one was told.
+        counted: where silos keep control variates, the number of each one's newest update that a version has.
     """
 
     version: int
@@ -133,6 +134,7 @@ class ReplicaState:
     offered: KeptModel | None = None
     moments: Moments = field(default_factory=Moments)
     panel: Panel | None = None
+    counted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kept(self) -> tuple[KeptModel, ...]:
@@ -166,6 +168,8 @@ class ReplicaState:
         }
         if self.moments.vectors:
             about["moments"] = [self.moments.steps, *self.moments.powers]
+        if self.counted:
+            about["counted"] = dict(self.counted)
         return json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -188,7 +192,8 @@ class ReplicaState:
         score = Score(number, _LONGEST, _LONGEST, {each.name: _LONGEST for each in plan.metrics})
         kept = KeptModel(number, none, "0" * 64, score)
         moments = Moments(number, (_LONGEST,) * MOST_POWERS, (none,))
-        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept, moments, Panel(names, number**2))
+        panel, counted = Panel(names, number**2), dict.fromkeys(names, number)
+        fullest = cls(number, none, scales, added, History(b""), figures, kept, kept, moments, panel, counted)
         return History.MOST_BYTES + 8 + len(fullest._about()) + _ALIGNED + plan.layout.nbytes * plan.most_models
 
     @property
@@ -233,6 +238,7 @@ class ReplicaState:
             added = {str(name): tuple(int(s) for s in serials) for name, serials in about["added"].items()}
             pool = FigurePool.from_json(about["pool"])
             panel = None if about["panel"] is None else Panel.from_json(about["panel"])
+            counted = {str(name): int(serial) for name, serial in about.get("counted", {}).items()}
             version, named = int(about["version"]), (about["best"], about["offered"])
             steps, *powers = about.get("moments", [0])
             moments, kept = Moments(int(steps), tuple(map(float, powers))), [each for each in named if each is not None]
@@ -250,7 +256,7 @@ class ReplicaState:
             raise ValueError("sums of other statistics than the run's")
         if version != history.records.newest:
             raise ValueError(f"version {version} of a model, which has another's history")
-        return cls(version, model, scales, added, history, pool, best, offered, moments, panel)
+        return cls(version, model, scales, added, history, pool, best, offered, moments, panel, counted)
 
     def save(self, file: Path) -> Self:
         """Write the file; it is on disk when this returns.

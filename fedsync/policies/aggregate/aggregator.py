@@ -9,12 +9,13 @@ import numpy as np
 
 from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.control_downlink import ControlledModel, key_of, serial_of
 from fedsync.core.downlink import PublicModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.saved import Names, fill, named
-from fedsync.core.server_optimizer import Moments, Part, ServerOptimizer
+from fedsync.core.server_optimizer import Backing, Moments, Part, ServerOptimizer
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
@@ -26,6 +27,7 @@ _NAMES: Names = {
     "version": "_public.version",
     "savepoint": "_remembered",
     "moments": "_moments",
+    "counted": "_counted",
     "pending": "_pending",
     "bases": "_bases",
     "best": "_best",
@@ -69,6 +71,8 @@ class PlainAggregator(InTheClear):
         self._pending: dict[str, Payload] = {}
         self._optimizer = optimizer
         self._moments = Moments() if optimizer is None else optimizer.begin(model.size, self._keeper)
+        self._counted: dict[str, int] = {}
+        self._controlled: tuple[int, Payload] | None = None
         self._remembered = self._exact, self._exact, self._moments
         self._bases: dict[str, tuple[int, Vector]] = {}
         self._best = self._first = 0, self.model
@@ -95,7 +99,17 @@ class PlainAggregator(InTheClear):
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         if subject is Subject.BEST:
             return self._public.whole(*self._best)
+        if self._optimizer is not None and self._optimizer.controls:
+            return self._with_control()
         return self._public.payload(self._held.get(silo, -1))
+
+    def _with_control(self) -> Payload:
+        """The model with what silos correct their steps by; the same object for the same version."""
+        if self._controlled is None or self._controlled[0] != self._public.version:
+            counted = {key_of(silo): serial for silo, serial in self._counted.items()}
+            sent = ControlledModel(self.model, self._moments.vectors[0], counted)
+            self._controlled = self._public.version, sent.encode(self._keeper)
+        return self._controlled[1]
 
     def apart(self, order: WorkOrder) -> Payload:
         if order.after:
@@ -222,11 +236,18 @@ class PlainAggregator(InTheClear):
             raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")
         before = self._exact
         change = self._keeper.make(np.float32, before.size, self._folded(None, commit, used, bases))
-        pace = optimizer.pace([self._public.version - version for version, _ in bases.values()])
-        advanced = optimizer.advance(self._moments, change, pace, self._keeper)
+        staleness = [self._public.version - version for version, _ in bases.values()]
+        backing, counted = None, self._counted
+        if optimizer.controls:
+            if any(staleness):
+                raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
+            counted = {**counted, **dict(map(serial_of, commit.weights))}
+            newcomers = len(counted) - len(self._counted)
+            backing = Backing(commit.steps, commit.stands_for, len(commit.weights), newcomers)
+        advanced = optimizer.advance(self._moments, change, optimizer.pace(staleness), self._keeper, backing)
         if advanced is None:
             return
-        self._moments, step = advanced
+        (self._moments, step), self._counted = advanced, counted
 
         def moved(start: int, stop: int) -> Vector:
             new = step(start, stop)

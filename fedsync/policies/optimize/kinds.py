@@ -1,14 +1,15 @@
-"""The optimizers of Reddi et al. 2021 with the defaults of Flower's strategies, and delayed Nesterov."""
+"""The optimizers of Reddi et al. 2021 with the defaults of Flower's strategies, delayed Nesterov, and SCAFFOLD."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 
+from fedsync.core.control_variates import ControlVariates
 from fedsync.core.server_optimizer import Adaptive, Delayed, HeavyBall, ServerOptimizer
-from fedsync.policies.optimize.base import Rate, ServerOptimizerPolicy
+from fedsync.policies.optimize.base import PacedOptimizerPolicy, Rate, ServerOptimizerPolicy
 from fedsync.policies.schema import Count, NonNegative, PositiveInt, register
 
 Decay = Annotated[float, Ge(0), Lt(1)]
@@ -17,7 +18,7 @@ Tau = Annotated[float, Ge(1e-9)]
 
 @register("fedavgm")
 @dataclass(frozen=True, slots=True)
-class FedAvgM(ServerOptimizerPolicy):
+class FedAvgM(PacedOptimizerPolicy):
     """Momentum: each step goes on with a part of the last one. Hsu et al. 2019."""
 
     momentum: Decay = 0.9
@@ -38,7 +39,7 @@ class FedAvgM(ServerOptimizerPolicy):
 
 @register("fedadam")
 @dataclass(frozen=True, slots=True)
-class FedAdam(ServerOptimizerPolicy):
+class FedAdam(PacedOptimizerPolicy):
     """Adam: each value has a rate of its own, the lower the larger its changes have lately been. Reddi et al. 2021."""
 
     rate: Rate = 0.1
@@ -65,7 +66,7 @@ class FedAdam(ServerOptimizerPolicy):
 
 @register("fedyogi")
 @dataclass(frozen=True, slots=True)
-class FedYogi(ServerOptimizerPolicy):
+class FedYogi(PacedOptimizerPolicy):
     """As ``fedadam``, with rates that rise no faster than they fall where changes become small. Reddi et al. 2021."""
 
     rate: Rate = 0.01
@@ -92,7 +93,7 @@ class FedYogi(ServerOptimizerPolicy):
 
 @register("fedadagrad")
 @dataclass(frozen=True, slots=True)
-class FedAdagrad(ServerOptimizerPolicy):
+class FedAdagrad(PacedOptimizerPolicy):
     """Adagrad: as ``fedadam`` without forgetting, so that rates only fall. Reddi et al. 2021."""
 
     rate: Rate = 0.1
@@ -109,7 +110,7 @@ class FedAdagrad(ServerOptimizerPolicy):
 
 @register("delayed-nesterov")
 @dataclass(frozen=True, slots=True)
-class DelayedNesterov(ServerOptimizerPolicy):
+class DelayedNesterov(PacedOptimizerPolicy):
     """Nesterov's momentum for strategies that commit each arrival: renewed and applied every few commits, between which
     the model moves by the updates alone. Liu et al. 2024."""
 
@@ -138,3 +139,18 @@ class DelayedNesterov(ServerOptimizerPolicy):
 
     def build(self) -> ServerOptimizer:
         return Delayed(self.momentum, self.every, self.spread, self.rate, self.grace)
+
+
+@register("scaffold")
+@dataclass(frozen=True, slots=True)
+class Scaffold(ServerOptimizerPolicy):
+    """Corrects each local step by how the gradients of the silo's data differ from all silos', so that silos with
+    unlike data do not drift apart: control variates. Karimireddy et al. 2020, option II."""
+
+    rate: Rate = 1.0
+    """What a step is multiplied by; eta_g in the paper."""
+
+    controls: ClassVar[bool] = True
+
+    def build(self) -> ServerOptimizer:
+        return ControlVariates(self.rate)
