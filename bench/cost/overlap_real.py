@@ -69,7 +69,7 @@ def run(barrier: str, runtime: str, options: argparse.Namespace) -> OverlapCost:
 
 
 def measured(barrier: str, runtime: str, journal: Path) -> OverlapCost:
-    entries = read_journal(journal)[1]
+    entries = list(read_journal(journal)[1])
     commits = [entry.at_s for entry in entries for action in entry.actions if isinstance(action, Commit)]
     begin_s, end_s = commits[FIRST - 1], commits[-1]
     came = [event for entry in entries for event in entry.events if isinstance(event, UpdateArrived)]

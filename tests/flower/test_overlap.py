@@ -31,7 +31,7 @@ QUICK = [
     f"stop.rounds={ROUNDS}",
     "balancer.kind=fixed",
 ]
-TIMING = Timeouts(poll_s=0.001, report_s=0.0, order_timeout_s=20, join_timeout_s=60)
+TIMING = Timeouts(poll_s=0.001, report_s=0.0, order_timeout_s=600, join_timeout_s=600)
 """Nothing waits for training: each order is queued before the one before it is done."""
 
 

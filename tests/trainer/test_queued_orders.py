@@ -1,5 +1,6 @@
-"""Own progress that is carried on: the same after kill -9, whatever travels."""
+"""Queued orders at a silo's trainer: own progress that is carried on, and when a model is evaluated."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.trainer.protocol import Collect, Identity, Train, exchange
+from fedsync.trainer.protocol import Collect, EvaluateModel, Identity, Train, exchange
 from fedsync.trainer.service import TrainerService
+from fedsync.trainer.session import SiloSession
 
 ORDERS = [WorkOrder(f"a/{n}", 0, n, 8, 2, 0.1, n, behind=f"a/{n - 1}" if n > 1 else "", carry=0.5) for n in (1, 2, 3)]
 
@@ -49,3 +51,30 @@ def test_what_is_carried_on_is_the_update_as_it_was_trained_however_it_travels(t
     assert carried > 0, "nothing was carried on"
     for up in ("bf16", "int8"):
         assert np.linalg.norm(found[up] - found["fp32"]) < carried / 5
+
+
+def test_a_model_is_evaluated_after_the_orders_that_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes with it continues what they bring, so it is not for a silo between two of them."""
+    silo, go_on, seen = made(tmp_path / "silo", "fp32"), threading.Event(), list[str]()
+    train, evaluate = SiloSession.train, SiloSession.evaluate
+
+    def trains(session, order, *rest):  # type: ignore[no-untyped-def]
+        assert go_on.wait(60)
+        seen.append(order.update_id)
+        return train(session, order, *rest)
+
+    def evaluates(session, *rest):  # type: ignore[no-untyped-def]
+        seen.append("evaluation")
+        return evaluate(session, *rest)
+
+    monkeypatch.setattr(SiloSession, "train", trains)
+    monkeypatch.setattr(SiloSession, "evaluate", evaluates)
+    model = silo._session.initial_model()
+    for order in ORDERS[:2]:
+        exchange(silo.ask, Train(order, 0.0), model)
+    asks = threading.Thread(target=exchange, args=(silo.ask, EvaluateModel(2), model), daemon=True)
+    asks.start()
+    asks.join(0.2)
+    go_on.set()
+    asks.join(60)
+    assert seen == ["a/1", "a/2", "evaluation"]
