@@ -181,7 +181,7 @@ class AutoTuner:
 
     def _looked(self, state: AutoState, stage: _Stage) -> tuple[AutoState, str]:
         """Compare what the choice in force promises with the best of the others."""
-        now = stage.promise(state.choice, state)
+        now = None if state.choice.way in state.starving else stage.promise(state.choice, state)
         best = max(self._promises(state, stage), key=lambda promise: promise.rate, default=None)
         better = None if best is None else stage.promise(best.choice, state)
         stays = now is not None and (better is None or better.rate < (1 + self.auto.gain) * now.rate)

@@ -320,6 +320,20 @@ def test_a_balanced_batch_is_not_below_the_least_share() -> None:
     assert tuner.sized(AutoChoice(4, balancer=1)).floor == BATCH / 4
 
 
+@pytest.mark.parametrize(("samples", "stays"), [(100, True), (0, False)])
+def test_a_way_that_leaves_a_silo_nothing_is_left_however_good_it_seems(samples: int, stays: bool) -> None:
+    """Balanced batches are rehearsed at half the seconds of equal ones; since the last look d had so many samples."""
+    run = play(tuned({"barriers": [{"kind": "bsp"}]}), 8, **ONE_SLOW)
+    tuner, known = run.policies.tuner, run._coordinator.state()
+    assert isinstance(tuner, AutoTuner)
+    state = replace(known["tuning.state"], commits=2, samples={**dict.fromkeys("abc", 500), "d": samples})
+    assert state.choice.way == (1, 0)
+    seen = CommitSeen(state.since_s + 4.0, 7, known["silos.views"], {}, (), 0.5)
+    after, reason = tuner.advance(state, seen)
+    assert (after.choice.way == (1, 0)) == stays, reason
+    assert after.starving == (frozenset() if stays else {(1, 0)})
+
+
 def test_what_takes_longer_than_rehearsed_counts_as_longer() -> None:
     """Three commits in 9 s where 1 s each was rehearsed: 3 times as long, less what is chance."""
     run = play(tuned(), 4, **ALIKE)
