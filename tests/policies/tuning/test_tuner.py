@@ -160,6 +160,14 @@ def test_without_norms_it_goes_by_throughput_and_loss() -> None:
     assert last_steps(None) == pytest.approx(6.25, abs=1)
 
 
+def test_one_look_at_most_doubles_or_halves_the_steps() -> None:
+    run = Wavering(tuned({"gain": 0.0, "every": 4}), 40, {}, **ALIKE)
+    run.run()
+    steps = [[int(each.partition(" steps")[0]) for each in text[6:].split(" instead of ")[:2]] for text in run.reasons]
+    assert any(after > before for after, before in steps)
+    assert all(before <= 2 * after <= 4 * before for after, before in steps), steps
+
+
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_every_silo_keeps_the_least_share(share: float) -> None:
     """Of the samples that are sent in, and of each batch; d is ten times as slow."""
@@ -312,6 +320,14 @@ def test_wrappers_stay_around_whatever_is_tried() -> None:
 def test_what_it_cannot_try_is_refused(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         strategy(**{"local": {"steps": 4, "batch_size": BATCH}, "auto": {}, "balancer": {"kind": "fixed"}, **sections})
+
+
+def test_a_timed_round_takes_what_its_steps_take_a_machine_of_mean_speed() -> None:
+    """An order costs 1 s besides, and in a second silos process (3 x 200 + 20) / 4 samples in the mean."""
+    auto = {"balancers": [{"kind": "fixed"}], "barriers": [{"kind": "fsp", "interval": EVERY_SECOND}]}
+    choice = play(tuned(auto), 8, **ONE_SLOW)._coordinator.state()["tuning.state"].choice
+    assert choice.barrier == 1
+    assert choice.pace_s == pytest.approx(1.0 + choice.steps * BATCH / 155.0, rel=0.05)
 
 
 def test_a_balanced_batch_is_not_below_the_least_share() -> None:
