@@ -27,6 +27,7 @@ def test_it_goes_to_its_target_changes_what_it_does_and_replays(cipher: str, tmp
     actions = [action for entry in entries for action in entry.actions]
     reasons = [action.text for action in actions if isinstance(action, Note) and action.text.startswith("auto: ")]
     assert any("overlap around" in reason for reason in reasons), reasons
+    assert not all(reason.endswith("elasticity 0.50") for reason in reasons), "nothing was learned of steps"
     assert isinstance(actions[-1], Stop) and not actions[-1].failed
     seen = sum(isinstance(event, Folded) for entry in entries for event in entry.events)
     assert bool(seen) == (cipher == "plain")

@@ -242,6 +242,13 @@ def test_overlap_is_chosen_where_it_brings_more_than_the_age_of_updates_costs() 
     assert not any(overlapped(play(tuned({**QUEUED, "least_steps": 4}), **cheap)))
 
 
+def test_two_overlapped_rounds_are_rehearsed_to_take_one_way() -> None:
+    """Training 0.64 s, overhead 1 s: commits come in pairs, 0.64 s and 1 s apart in turn."""
+    run = play(tuned({**QUEUED, "least_steps": 4, "most_steps": 4}), 3, **ALIKE)
+    assert overlapped(run) == [True]
+    assert run._coordinator.state()["tuning.state"].expected_s == pytest.approx(0.82)
+
+
 class Turning(Played):
     """Updates agree for 20 commits, then they cancel."""
 
