@@ -91,3 +91,60 @@ def unlock(file: File) -> None:
     for failure in happened or ():
         typer.echo(f"{failure.at} {failure.reason}")
     typer.echo(f"silo {config.name} is open; failures of integrity are counted from zero")
+
+
+@app.command()
+def approve(
+    file: File,
+    digest: Annotated[str | None, typer.Argument(help="Of a run that waits; left out, what waits is listed.")] = None,
+    refuse: Annotated[bool, typer.Option("--refuse", help="Say no to it.")] = False,
+) -> None:
+    """List the runs that wait for this silo's owner (``approve: ask``), and confirm or refuse one."""
+    from fedsync.config.silo_start import SiloStartConfig
+    from fedsync.core.errors import ConfigError
+
+    config = SiloStartConfig.load(file)
+    from fedsync.ops.approval_summary import summary
+    from fedsync.trainer.approvals import APPROVALS, Approvals
+    from fedsync.trainer.audit import AuditLog
+    from fedsync.trainer.owner_policy import audit_place
+
+    approvals = Approvals(Path(config.state) / APPROVALS)
+    if digest is None:
+        if refuse:
+            raise ConfigError("--refuse", "no run is named", "Name the digest of one that waits")
+        for run in approvals.waiting():
+            typer.echo("\n".join(summary(run, config)))
+        for known, yes in approvals.decided():
+            typer.echo(f"{'approved' if yes else 'refused'} {known}")
+        if not (approvals.waiting() or approvals.decided()):
+            typer.echo("no run waits" if config.approve == "ask" else "no run waits: approve is not ask in silo.yaml")
+        return
+    decided = approvals.decide(digest, approve=not refuse)
+    if decided is not None:
+        typer.echo("\n".join(summary(decided, config)))
+    said = "refused" if refuse else "approved"
+    AuditLog(audit_place(config)).add("decided", {"who": "owner", "spec": digest, "said": said})
+    typer.echo(f"{said} {digest}")
+
+
+@app.command()
+def audit(
+    file: File,
+    heads: Annotated[
+        Path | None, typer.Option("--heads", metavar="DIR", help="Signed heads of the log that were kept elsewhere.")
+    ] = None,
+) -> None:
+    """Verify the log of who asked what of this silo and what left it, and show it by run."""
+    from fedsync.config.silo_start import SiloStartConfig
+
+    config = SiloStartConfig.load(file)
+    from fedsync.ops.audit_check import check_audit, table
+
+    found = check_audit(config, heads)
+    typer.echo("\n".join(table(found)))
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"FAIL {found.broken}" if found.broken else f"ok   {found.lines} lines, each as it was written")
+    if found.broken:
+        raise typer.Exit(1)

@@ -14,6 +14,7 @@ from fedsync.config.compatibility import queues
 from fedsync.config.evaluation import EvaluationConfig
 from fedsync.config.model import ModelConfig
 from fedsync.config.section import Section
+from fedsync.config.stop import StopConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import TaskConfig
 from fedsync.config.training import LocalConfig
@@ -68,6 +69,8 @@ class RunSpec(Section):
         began: the identity under which the run began, where it has another now; silos seal for that one.
         survey: what silos found out before, where it is sealed.
         queues: a silo may be given an order while it has one in work.
+        stop: when the server says that the run ends.
+        admitted: the silos that it says may take part; empty for all that are registered.
     """
 
     seed: int
@@ -88,6 +91,8 @@ class RunSpec(Section):
     began: str = ""
     survey: SealedSurvey | None = None
     queues: bool = False
+    stop: StopConfig | None = None
+    admitted: list[str] = Field(default_factory=list)
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
@@ -108,6 +113,8 @@ class RunSpec(Section):
             server_optimizer=None if plain and not config.controlled else config.server_optimizer,
             train_config=config.train_config,
             evaluate_config=config.evaluate_config,
+            stop=config.stop,
+            admitted=list(config.silos or ()),
             quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
             queues=queues(config),
         )

@@ -80,6 +80,29 @@ class LimitsConfig(Section):
     both."""
 
 
+class AuditConfig(Section):
+    """The log of who asked what of the silo, and what left it; ``fedsync silo audit`` verifies it."""
+
+    head_to: str | None = None
+    """Folder on another machine, such as a mounted share, where the signed head of the log is written once a day: a
+    log that somebody writes anew here does not fit it."""
+
+    required: bool = False
+    """Whether nothing leaves the silo as long as the head cannot be written there."""
+
+    bytes: Annotated[int, Field(ge=100_000)] = 10_000_000
+    """Size at which a file of the log is followed by another [bytes]; the chain goes on."""
+
+    keep: Annotated[int, Field(ge=2)] = 1000
+    """Files that are kept; of more, the oldest go, and the log says so."""
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Self:
+        if self.required and self.head_to is None:
+            raise ValueError("required: true, but no place is named; name a folder as head_to")
+        return self
+
+
 class SiloStartConfig(Section):
     """What ``fedsync silo start`` is told. Paths are relative to the file."""
 
@@ -124,6 +147,10 @@ class SiloStartConfig(Section):
     """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, runs read
     no file. Keys, certificates, state and this file stay closed wherever they lie."""
 
+    approve: Literal["never", "ask"] = "never"
+    """Whether the owner wants to be asked about each run (``ask``) before the silo takes part. It waits for ``fedsync
+    silo approve``, and a run whose specification is another waits anew."""
+
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     """How small and how frequent orders may be."""
 
@@ -165,6 +192,9 @@ class SiloStartConfig(Section):
     logs: LogsConfig = Field(default_factory=LogsConfig)
     """How much of the logs is kept."""
 
+    audit: AuditConfig = Field(default_factory=AuditConfig)
+    """The silo's audit log."""
+
     _file: Path | None = PrivateAttr(None)
 
     @model_validator(mode="after")
@@ -194,7 +224,8 @@ class SiloStartConfig(Section):
         must_exist(
             file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
         )
-        config = config._with_folders_beside(file, path)
+        audit = absolute(config.audit, path, ("head_to",))
+        config = config.model_copy(update={"audit": audit})._with_folders_beside(file, path)
         config._file = path.resolve()
         length = len(os.fsencode(config.state))
         if length > LONGEST_STATE:

@@ -31,6 +31,8 @@ from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.parcels import Parcel, Ticket, Uploaded
+from fedsync.trainer.approvals import check_approved
+from fedsync.trainer.audit import audit_answer
 from fedsync.trainer.bundle import announce
 from fedsync.trainer.client import TrainerClient, trainer_folder
 from fedsync.trainer.protocol import RESOURCES, Ask, Identity, write_reply
@@ -82,10 +84,12 @@ def use_parcels(way: ParcelWay) -> None:
 @app.train()
 @app.evaluate()
 def _forward(message: Message, context: Context) -> Message:
+    identity, text, nbytes = None, "", 0
     try:
         begin_s = time.monotonic()
         spec, text, payload = messages.read_request(message)
-        identity = identify(spec, context.node_config, os.environ, context.run_config)
+        identity, nbytes = identify(spec, context.node_config, os.environ, context.run_config), _length(payload)
+        check_approved(identity)  # before a model is fetched, or a trainer started
         line = emulated_line(identity, os.environ)
         # A line brings one after the other, so that no order overtakes the one that it is queued behind.
         with nullcontext() if payload is None else _taking_in:
@@ -95,12 +99,29 @@ def _forward(message: Message, context: Context) -> Message:
                 payload = parcels.fetch(payload, trainer_folder(identity))
             line.carried(payload, begin_s)
         reply, answer = connect(identity)(text, payload)
+        audit_answer(identity, text, nbytes, reply, answer)  # before anything leaves
         begin_s = time.monotonic()
         packed = None if answer is None else _packed(message, answer)
         line.carried(answer, begin_s)
         return messages.answer(message, reply, packed, fetches=parcels is not None)
     except Exception as error:
-        return messages.answer(message, write_reply(refuse(error)), fetches=parcels is not None)
+        return refusal(message, error, identity, text, nbytes)
+
+
+def refusal(
+    message: Message, error: Exception, identity: Identity | None = None, asked: str = "", nbytes: int = 0
+) -> Message:
+    """The answer to a message of which nothing came but an error; arguments as `audit_answer`. Raises nothing."""
+    reply = write_reply(refuse(error))
+    try:
+        audit_answer(identity, asked, nbytes, reply, None)
+    except Exception as unwritten:  # a code of the closed list is all that leaves then
+        reply = write_reply(refuse(unwritten))
+    return messages.answer(message, reply, fetches=parcels is not None)
+
+
+def _length(payload: Payload | Parcel | None) -> int:
+    return 0 if payload is None else payload.nbytes
 
 
 @dataclass(frozen=True, slots=True)

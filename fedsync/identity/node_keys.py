@@ -11,8 +11,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsync.common.files import private_folder, read_private, write_atomically, write_private
@@ -78,8 +78,38 @@ def read_node_keys(folder: Path) -> list[NodeKey]:
     return found
 
 
+def node_key_fingerprint(private: Path) -> str:
+    """What the file's public half is called; raises `ConfigError` as `read_node_keys`."""
+    return _fingerprint(_public_line(private))
+
+
+def sign_by_node(private: Path, message: bytes) -> bytes:
+    """The node's signature of a message, ECDSA with SHA-384.
+
+    Flower has nodes sign the time, as a number in text, by the same key: a message begins with what says what it is.
+
+    Raises:
+        ConfigError: the key is damaged or open to others.
+    """
+    return _private_key(private).sign(message, ec.ECDSA(hashes.SHA384()))
+
+
+def is_signed_by_node(private: Path, message: bytes, signature: bytes) -> bool:
+    """Whether the node whose key this is signed a message; raises `ConfigError` as `sign_by_node`."""
+    try:
+        _private_key(private).public_key().verify(signature, message, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
 def _public_line(private: Path) -> bytes:
     """Kind and public key, as OpenSSH writes them."""
+    public = _private_key(private).public_key()
+    return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def _private_key(private: Path) -> ec.EllipticCurvePrivateKey:
     data = read_private(private, _MAX_KEY_BYTES)
     try:
         key = serialization.load_ssh_private_key(data, None)
@@ -88,7 +118,7 @@ def _public_line(private: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         remedy = "Remove it and make another with `fedsync certs silo`; the server must register that one"
         raise ConfigError(str(private), "not an elliptic-curve key in OpenSSH form", remedy)
-    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return key
 
 
 def _fingerprint(line: bytes) -> str:

@@ -18,6 +18,7 @@ from fedsync.flower.environment import flower_environment, trainer_environment
 from fedsync.flower.internals.lines import most_lines
 from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
+from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
 from fedsync.ops.registration_loop import RegistrationLoop
 from fedsync.ops.run_watchdog import RunWatchdog
@@ -55,7 +56,13 @@ def start_silo(config: SiloStartConfig) -> None:
     state = Path(config.state)
     trainers = state / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
-        seen = Trainers(trainers)
+        seen, heads = Trainers(trainers), HeadKeeper(config)
+        heads.tend()
+
+        def tidy_up() -> None:
+            tidy(trainers, config.state_bytes)
+            heads.tend()
+
         threading.Thread(target=seen.watch, args=(stop,), daemon=True).start()
         try:
             supervise(
@@ -65,11 +72,12 @@ def start_silo(config: SiloStartConfig) -> None:
                 config.logs,
                 {"silo": config.name, "server": config.server, "way": way(config.code)},
                 stop,
-                lambda: tidy(trainers, config.state_bytes),
+                tidy_up,
                 seen.told,
             )
         finally:
             stop_trainers(trainers)
+            heads.tend(last=True)
 
 
 def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient] = TrainerClient) -> None:

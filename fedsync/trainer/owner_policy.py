@@ -23,6 +23,8 @@ from fedsync.config.tasks import SurveyConfig
 from fedsync.core.errors import LimitReached, OwnerRefusal
 from fedsync.core.layout import matches
 from fedsync.core.orders import WorkOrder
+from fedsync.trainer.approvals import APPROVALS
+from fedsync.trainer.audit_chain import AUDIT, AuditPlace
 from fedsync.trainer.bundle import unpacked
 from fedsync.trainer.key_lookup import KEYS, has_keys
 from fedsync.trainer.order_counts import OrderCounts
@@ -53,6 +55,12 @@ class OwnerPolicy(Section):
     counts: str | None = None
     """File in which orders are counted; None counts none."""
 
+    approvals: str | None = None
+    """Folder of what the owner has decided on runs; None where the owner does not want to be asked."""
+
+    audit: AuditPlace | None = None
+    """Where it is put down what leaves the silo; None where nobody looks after that."""
+
     statistics: Literal["sealed", "plain"] = "plain"
     """Whether the server may read what the silo's columns hold, where the run is in the clear."""
 
@@ -76,6 +84,8 @@ class OwnerPolicy(Section):
             never=config.closed(),
             limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
+            approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
+            audit=audit_place(config),
             statistics=config.statistics,
             share_local=config.share_local,
             emulate=config.emulate,
@@ -112,17 +122,23 @@ class OwnerPolicy(Section):
                 fence.located(machine.trace)
         return spec.model_copy(update={"task": spec.task.relocated(lambda path: str(fence.located(path)))})
 
-    def begin(self, order: WorkOrder, *, survey: bool = False) -> None:
+    def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
         """See that an order is one that the silo may carry out, and count it; nothing is counted that is refused.
 
         Args:
             order: to begin.
             survey: it asks what the silo's columns hold.
+            rounds: after which the run that the owner confirmed is to end.
 
         Raises:
             LimitReached: it is too small, or one too many.
+            OwnerRefusal: it trains on beyond what the owner confirmed.
             ConfigError: it cannot be counted.
         """
+        trains = not (order.scores_only or order.apart)
+        if self.approvals is not None and rounds is not None and trains and order.base_version >= rounds:
+            problem = f"version {order.base_version} is to be trained on, and the owner confirmed {rounds} rounds"
+            raise OwnerRefusal("approve", problem, "Begin another run, which its owner is asked about")
         if self.limits is not None:
             _at_least("batch_size", order.batch_size, self.limits.batch_size)
             _at_least("samples", order.planned_samples, self.limits.samples)
@@ -198,6 +214,12 @@ class OwnerPolicy(Section):
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
             raise OwnerRefusal("cipher.metrics", problem, remedy)
+
+
+def audit_place(config: SiloStartConfig) -> AuditPlace:
+    """Where a silo's audit log is."""
+    said = config.audit
+    return AuditPlace(str(Path(config.state) / AUDIT), config.server, said.bytes, said.keep, said.required)
 
 
 def _at_least(limit: str, found: int, least: int) -> None:

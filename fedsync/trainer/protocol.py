@@ -203,6 +203,7 @@ class Refusal(StrEnum):
     DISK = auto()
     LOCKED = auto()
     LIMIT = auto()
+    APPROVAL = auto()
     INTERNAL = auto()
 
 

@@ -33,6 +33,7 @@ from fedsync.core.errors import (
     RunError,
     SiloLocked,
 )
+from fedsync.trainer.approvals import AwaitsApproval
 from fedsync.trainer.protocol import STATE, Refusal, Refused
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ NOTES = "refusals.json"
 _MOST_NOTES, _MOST_REASON = 40, 1000
 _MOST_TEXT = 4000
 _MOST_TOLD = 5
-_QUIET = {Refusal.LOADING, Refusal.LOCKED}
+_QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL}
 """Codes that come again and again, and whose reason says all."""
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
@@ -59,6 +60,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (IntegrityError, Refusal.INTEGRITY),
     (ProtocolError, Refusal.PROTOCOL),
     (LimitReached, Refusal.LIMIT),
+    (AwaitsApproval, Refusal.APPROVAL),
     (OwnerRefusal, Refusal.OWNER),
     (Diverged, Refusal.DIVERGED),
     (ConfigError, Refusal.CONFIG),
@@ -91,6 +93,10 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
         "its owner allows fewer orders, or only larger ones",
         "Ask for less often, for larger batches or for more samples, or ask the owner about the limits in silo.yaml",
     ),
+    Refusal.APPROVAL: (
+        "it waits for its owner's approval",
+        "It is asked again by itself; its owner confirms the run with `fedsync silo approve`",
+    ),
     Refusal.INTERNAL: ("its training failed, or its trainer ended", "If its log says nothing, memory may have run out"),
 }
 """What each code means, and what the server's operator can do."""
@@ -98,7 +104,7 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
 AT_ONCE = {Refusal.CONFIG, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
 """Refusals of a run that a silo repeats until somebody changes something there or here."""
 
-PASSING = {Refusal.LOADING}
+PASSING = {Refusal.LOADING, Refusal.APPROVAL}
 """Refusals that pass by themselves, however often they come."""
 
 

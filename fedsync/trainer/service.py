@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.spans import digest
 from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
 from fedsync.train.pace import Watch
+from fedsync.trainer.approvals import check_approved
 from fedsync.trainer.order_queue import OrderQueue
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import (
@@ -69,11 +71,12 @@ class TrainerService:
         folder: where the last answer and the place in the data are kept, or None to keep them in memory only.
 
     Raises:
-        ConfigError: task, data or device are not usable here.
+        ConfigError: task, data or device are not usable here, or the owner has not confirmed the run.
         SiloLocked: too much that was sealed was forged; see `fedsync.trainer.lockout`.
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
+        check_approved(identity)
         owner = OwnerPolicy.here()
         spec = owner.checked(RunSpec.parse(identity.spec))
         if identity.index < 0 or (identity.index >= spec.silos and (spec.emulate or spec.task.deals_data)):
@@ -82,8 +85,9 @@ class TrainerService:
                 f"{identity.index}, but the run has {spec.silos} shares of data",
                 "Give every silo its own number from 0 on",
             )
-        self._owner = owner
+        self._identity, self._owner = identity, owner
         self._surveys = isinstance(spec.task, SurveyConfig)
+        self._rounds = None if spec.stop is None else spec.stop.rounds
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
@@ -109,6 +113,7 @@ class TrainerService:
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
         """Reply to the server's request, whatever it is: both as text, with bytes (uint8) beside it. Raises nothing."""
         try:
+            check_approved(self._identity)
             self._session.check_open()
             reply, answer = self._handle(read_request(text), payload)
             return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
@@ -142,7 +147,8 @@ class TrainerService:
 
         What its owner allows is asked as it is taken, also where it is to wait.
         """
-        job = self._orders.enter(order, received, lambda: self._owner.begin(order, survey=self._surveys))
+        allowed = partial(self._owner.begin, order, survey=self._surveys, rounds=self._rounds)
+        job = self._orders.enter(order, received, allowed)
         return job.reply(wait_s)
 
     def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:

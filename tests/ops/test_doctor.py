@@ -339,7 +339,7 @@ def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_pa
     found = list(preflight.check_silo(config, None, NOW))
     assert [check.name for check in found] == [
         "versions", "code", "authority", "node key", "state", "disk", "memory", "device", "server", "TLS", "clock",
-        "health",
+        "health", "approvals", "audit",
     ]  # fmt: skip
     assert all(check.ok or check.name == "code" for check in found), found
     assert found[1].ok == versions.supported()

@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsync.flower.internals.apps import installed_app
 from fedsync.flower.internals.parcel_client import with_identity_of
-from fedsync.trainer.protocol import write_reply
-from fedsync.trainer.refusals import refuse
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -153,9 +151,9 @@ def _taken_in(head: Message, state: NodeState, store: ObjectStore) -> tuple[Clie
 
 def _refused(head: Message, error: Exception) -> Message:
     """That the client does not answer; the server is not told why."""
-    from fedsync.flower import messages
+    from fedsync.flower.client_app import refusal
 
-    return messages.answer(head, write_reply(refuse(error)))
+    return refusal(head, error)
 
 
 def _whole(head: Message, store: ObjectStore) -> Message:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from fedsync.ops.doctor.checks import Check
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.ops.audit_check import check_audit
+from fedsync.ops.doctor.checks import Check, guarded
 from fedsync.ops.registration_loop import DONE
 from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
+from fedsync.trainer.approvals import APPROVALS, Approvals
 from fedsync.trainer.protocol import STATE_FOLDER
 from fedsync.trainer.refusals import last_refusals
 
@@ -72,6 +75,30 @@ def check_refusals(state: Path) -> Iterator[Check]:
     for note in last_refusals(state / STATE_FOLDER)[-MOST_REFUSALS:]:
         often = f", {note.times} times" if note.times > 1 else ""
         yield Check("refused", True, f"{note.at} {note.code.name}{often}: {' '.join(note.reason.split())}")
+
+
+def check_approvals(config: SiloStartConfig) -> Check:
+    """Whether runs wait for the owner."""
+    if config.approve != "ask":
+        return Check("approvals", True, "runs are not asked about")
+    waiting = Approvals(Path(config.state) / APPROVALS).waiting()
+    if not waiting:
+        return Check("approvals", True, "no run waits")
+    detail = f"{len(waiting)} wait for you, the first since {waiting[0].since}"
+    return Check("approvals", True, detail, "See `fedsync silo approve`")
+
+
+def check_audit_log(config: SiloStartConfig) -> Check:
+    """That the audit log is what was written."""
+
+    def found() -> Check:
+        audit = check_audit(config)
+        if audit.broken:
+            remedy = "Find out who changed it; `fedsync silo audit` says more. To begin another, move it away"
+            return Check("audit", False, audit.broken, remedy)
+        return Check("audit", True, "; ".join([f"{audit.lines} lines", *audit.notes]))
+
+    return guarded("audit", found)
 
 
 def is_running(state: Path, now: datetime) -> bool:

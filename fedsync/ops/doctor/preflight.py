@@ -54,6 +54,8 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
         yield network.check_clock(host, port, Path(config.authority), time.time)
     yield health.check_health(Path(config.state), now)
     yield from health.check_refusals(Path(config.state))
+    yield health.check_approvals(config)
+    yield health.check_audit_log(config)
 
 
 def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:

@@ -1,0 +1,99 @@
+"""What a run asks of a silo, in lines that its owner reads before saying yes or no.
+
+It is read from the specification that waits by what the trainer itself reads it with, and nothing of it is left out: a
+field without a line of its own is named as it is. What the server wrote is printed as JSON, so no terminal obeys it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedsync.common.checksums import file_digest
+from fedsync.config.cipher import PlainConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.section import Section
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core.errors import ProtocolError
+from fedsync.trainer.approvals import AskedRun
+
+_NAME = 12
+_MOST_TEXT = 2000
+_TOLD = {"task", "evaluation", "cipher", "local", "stop", "admitted", "silos", "quorum", "run", "survey"}
+"""Fields of a specification that have lines of their own."""
+
+
+def summary(run: AskedRun, config: SiloStartConfig) -> list[str]:
+    """Lines about a run that waits: the digest first, which names it."""
+    told = [("since", run.since), ("who asks", _who(config))]
+    try:
+        told += _of_spec(RunSpec.parse(run.spec), config)
+    except ProtocolError as error:
+        told.append(("unreadable", _shown(str(error))))
+    if run.run_config != "{}":
+        told.append(("settings", _shown(run.run_config)))
+    return [f"run {run.digest}", *(f"  {name:<{_NAME}} {text}" for name, text in told)]
+
+
+def _who(config: SiloStartConfig) -> str:
+    if config.authority is None:
+        return f"{config.server}, without TLS: whoever answers there"
+    return f"{config.server}, by a certificate of {config.authority} (SHA-256 {file_digest(Path(config.authority))})"
+
+
+def _of_spec(spec: RunSpec, config: SiloStartConfig) -> Iterator[tuple[str, str]]:
+    yield "name", _shown(spec.run) + (f", which began as {_shown(spec.began)}" if spec.began else "")
+    yield "task", _section(spec.task)
+    yield "reads", ", ".join(_paths(spec, config)) or "no file"
+    whose = "FedSync's, as installed here" if config.code == "installed" else "whatever client the server sends"
+    yield "code", f"{whose}; files of code are among those that it reads"
+    yield "metrics", _section(spec.evaluation)
+    yield "encryption", _encryption(spec)
+    local = spec.local
+    yield (
+        "training",
+        (f"{local.steps} steps of {local.batch_size} samples at a rate of {local.learning_rate}; {_section(local)}"),
+    )
+    yield "your limits", _section(config.limits, defaults=True)
+    yield "ends", "the server does not say" if spec.stop is None else _section(spec.stop)
+    members = ", ".join(map(_shown, spec.admitted)) or "whoever the server has registered"
+    yield "members", f"{members}; {spec.silos} shares of data, versions of {spec.quorum} updates"
+    if spec.survey is not None:
+        yield "survey", _shown(spec.survey.columns)
+    for name, field in RunSpec.model_fields.items():
+        value = getattr(spec, name)
+        if name not in _TOLD and name != "began" and value != field.get_default(call_default_factory=True):
+            yield name, _section(value) if isinstance(value, Section) else _shown(value)
+
+
+def _encryption(spec: RunSpec) -> str:
+    if isinstance(spec.cipher, PlainConfig):
+        return "none: the server reads every update and every figure"
+    return _section(spec.cipher, defaults=True)
+
+
+def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
+    """All that a task may read; of a file in the owner's folders, what is in it now."""
+    found: list[str] = []
+
+    def note(path: str) -> str:
+        here = Path(path).resolve()
+        inside = here.is_file() and any(here.is_relative_to(folder) for folder in config.data)
+        code = f" (SHA-256 {file_digest(here)})" if inside and here.suffix == ".py" else ""
+        found.append(f"{_shown(path)}{code}")
+        return path
+
+    spec.task.relocated(note)
+    return found
+
+
+def _section(section: Section, *, defaults: bool = False) -> str:
+    return _shown(section.model_dump(mode="json", exclude_defaults=not defaults))
+
+
+def _shown(value: Any) -> str:
+    """As JSON, and not without end."""
+    text = json.dumps(value.model_dump(mode="json") if isinstance(value, Section) else value, default=str)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ... ({len(text)} characters)"

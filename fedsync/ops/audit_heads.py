@@ -1,0 +1,196 @@
+"""Signed heads of a silo's audit log: what a log that was written anew, or cut, does not fit.
+
+A head is number and digest of a line, signed by the silo's node key (without TLS there is none: then by a key of the
+log's own). The supervisor of the silo signs, apart from the way of messages: when the silo starts and ends, and within
+a minute of new lines, so also at the end of a run, of which a silo hears nothing but that questions cease. It reads
+on from the line that it signed last, and signs no log that does not continue it.
+
+The newest head is in the log's folder. Whoever has the machine has the key, too, and can make all of it anew. So where
+the owner names a place elsewhere, each day's first head, and the one at the end, is written there, a file a day.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedsync.common.files import OWNER_FILE, private_folder, read_input, write_atomically, write_private
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core import codec
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.identity.node_keys import is_signed_by_node, make_node_key, node_key_fingerprint, sign_by_node
+from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader, canonical
+
+logger = logging.getLogger(__name__)
+
+HEAD = "head.json"
+"""File in the log's folder."""
+
+_CONTEXT = b"fedsync audit head 1\0"
+_MOST_BYTES = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class AuditHead:
+    """The end of a log at a time.
+
+    Args:
+        silo: whose log.
+        n: number of the line.
+        digest: of it.
+        at: when it was signed, ISO 8601 in UTC.
+        key: fingerprint of the key that signed.
+        signature: hexadecimal.
+    """
+
+    silo: str
+    n: int
+    digest: str
+    at: str
+    key: str
+    signature: str = ""
+
+    @property
+    def message(self) -> bytes:
+        """What is signed."""
+        return _CONTEXT + canonical({**asdict(self), "signature": ""})
+
+    @classmethod
+    def load(cls, path: Path) -> AuditHead:
+        """Read a head; who signed it is not looked at.
+
+        Raises:
+            AuditBroken: it is none.
+            ConfigError: it cannot be read.
+        """
+        try:
+            head: AuditHead = codec.loads(cls, read_input(path, _MOST_BYTES))
+        except codec.DecodeError as error:
+            raise AuditBroken(f"{path} is no head: {error}") from None
+        return head
+
+
+def signing_key(config: SiloStartConfig) -> Path:
+    """The key that signs heads; one of the log's own is made where the silo has no node key."""
+    if config.node_key is not None:
+        return Path(config.node_key)
+    return make_node_key(config.name, private_folder(Path(config.state) / AUDIT)).private
+
+
+def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
+    """Files of this silo's heads at the place that its owner named, oldest first."""
+    if config.audit.head_to is not None:
+        yield from sorted(Path(config.audit.head_to).glob(f"{config.name}-????-??-??.json"))
+
+
+def check_head(head: AuditHead, config: SiloStartConfig, place: object) -> None:
+    """See that it is this silo's, and signed by it.
+
+    Raises:
+        AuditBroken: it is not.
+    """
+    key = signing_key(config)
+    if head.silo != config.name:
+        raise AuditBroken(f"{place} is the head of {head.silo!r:.80}")
+    if head.key != node_key_fingerprint(key):
+        raise AuditBroken(f"{place} was signed by {head.key!r:.80}, which is not the key of this silo")
+    if not is_signed_by_node(key, head.message, _bytes(head.signature)):
+        raise AuditBroken(f"{place} has a signature that is not of it")
+
+
+class HeadKeeper:
+    """Signs the log of a silo, and writes its heads off the machine.
+
+    Args:
+        config: of the silo.
+        now: the present, in UTC.
+    """
+
+    def __init__(self, config: SiloStartConfig, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._config, self._now = config, now
+        self._folder = Path(config.state) / AUDIT
+        self._reader = AuditReader(self._folder)
+        self._signed: AuditHead | None = None
+        self._day = ""
+
+    def tend(self, *, last: bool = False) -> None:
+        """Sign what has come since, and write the day's head elsewhere. Raises nothing; what fails is tried again.
+
+        Args:
+            last: write it elsewhere also if the day has one.
+        """
+        try:
+            head = self._head()
+        except (FedSyncError, OSError, ValueError) as error:
+            logger.error("the audit log is not signed: %s. See `fedsync silo audit`", error)
+            return
+        if head is not None and self._config.audit.head_to is not None:
+            self._write_elsewhere(head, Path(self._config.audit.head_to), last=last)
+
+    def _head(self) -> AuditHead | None:
+        """The newest head, which is on disk; None of a log without lines."""
+        path = private_folder(self._folder) / HEAD
+        if self._signed is None:
+            self._signed = self._continued(path)
+        for _ in self._reader.lines():
+            pass
+        before = self._signed
+        if self._reader.n == 0 or (before is not None and before.n == self._reader.n):
+            return before
+        key = signing_key(self._config)
+        at = self._now().isoformat(timespec="seconds")
+        head = AuditHead(self._config.name, self._reader.n, self._reader.digest, at, node_key_fingerprint(key))
+        self._signed = replace(head, signature=sign_by_node(key, head.message).hex())
+        write_private(path, codec.dumps(self._signed).encode())
+        return self._signed
+
+    def _continued(self, path: Path) -> AuditHead | None:
+        """The head that was signed before this process, if there is one; the log goes on from it.
+
+        Raises:
+            AuditBroken: the log does not, or not from what is written elsewhere.
+        """
+        found = [each for each in (path, *heads_elsewhere(self._config)) if each.exists()]
+        heads = {each: AuditHead.load(each) for each in found}
+        self._reader = AuditReader(self._folder)
+        check_fits(heads, self._reader.digests({head.n for head in heads.values()}), self._reader)
+        return heads.get(path)
+
+    def _write_elsewhere(self, head: AuditHead, folder: Path, *, last: bool) -> None:
+        day, mark = f"{self._now():%Y-%m-%d}", self._folder / UNWRITTEN
+        if day == self._day and not last:
+            return
+        try:
+            write_atomically(folder / f"{self._config.name}-{day}.json", codec.dumps(head).encode(), OWNER_FILE)
+            mark.unlink(missing_ok=True)
+            self._day = day
+        except (ConfigError, OSError) as error:
+            stops = "; nothing leaves this silo until it can" if self._config.audit.required else ""
+            logger.error("the head of the audit log cannot be written off this machine%s: %s", stops, error)
+            try:
+                write_private(mark, str(error).encode("utf-8", "replace"))
+            except ConfigError as full:
+                logger.error("%s", full)
+
+
+def check_fits(heads: dict[Path, AuditHead], digests: dict[int, str], read: AuditReader) -> None:
+    """See that a log has the lines that heads are of.
+
+    Raises:
+        AuditBroken: one is beyond its end, or of another line.
+    """
+    for place, head in heads.items():
+        if head.n > read.n:
+            raise AuditBroken(f"it ends with line {read.n}, and {place} of {head.at} is of line {head.n}: it was cut")
+        if head.n >= read.first and digests.get(head.n) != head.digest:
+            raise AuditBroken(f"its line {head.n} is not that of {place}, signed at {head.at}: it was written anew")
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""

@@ -1,0 +1,231 @@
+"""Runs that a silo's owner has to confirm: what waits, what was decided, and who is let through.
+
+Where silo.yaml says ``approve: ask``, a silo answers nothing of a run but that it waits, until its owner has said yes.
+What is confirmed is the specification, as the bytes that came: its SHA-256 names it everywhere. So another
+specification under the same name, or the same one for another run, is another digest and waits anew.
+
+| the digest is | a message of the run is | goes to |
+|---|---|---|
+| unknown | refused: `AwaitsApproval`; specification and run are put down for the owner | waiting |
+| waiting | refused: `AwaitsApproval` | approved, refused; unknown, where newer ones push it out |
+| approved | let through | unknown, where no message came for a week: the run is over |
+| refused | refused: `OwnerRefusal` | approved; unknown, as above |
+
+Each is a file in a folder that only the owner enters; what is waited for is asked again by the server. This file is
+imported for every message, also by processes that only pass messages on, so it imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+
+from fedsync.common.fence import ALLOWED
+from fedsync.common.files import private_folder, read_private, remove_unfinished, write_private
+from fedsync.common.locks import taken
+from fedsync.core import codec
+from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
+from fedsync.trainer.protocol import Identity
+
+APPROVALS = "approvals"
+"""Folder in a silo's state folder."""
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+MOST_WAITING = 16
+"""Runs that are put down for the owner at a time; of more, those that were asked about least recently go."""
+
+MOST_BYTES = 2**23
+"""Size of one that is put down [bytes]; what silos found in a survey is in it, too."""
+
+UNUSED_S = 7 * 86_400.0
+"""A decision on a run that was not heard of for so long [s] is forgotten."""
+
+_MOST_DECISIONS = 256
+_TOUCH_S = 3600.0
+_WAITING, _APPROVED, _REFUSED, _LOCK = "waiting", "approved", "refused", "approvals.lock"
+
+
+class AwaitsApproval(OwnerRefusal):
+    """A run that the silo's owner has not confirmed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRun:
+    """What the server says of a run.
+
+    Args:
+        spec: its specification, as it came.
+        run_config: what else the run says, for training code of the silo's own, as JSON.
+        since: when it was first asked about, ISO 8601.
+    """
+
+    spec: str
+    run_config: str
+    since: str
+
+    @property
+    def digest(self) -> str:
+        return run_digest(self.spec, self.run_config)
+
+
+@lru_cache(maxsize=8)
+def run_digest(spec: str, run_config: str) -> str:
+    """What names a run where its owner decides: SHA-256 of all that the server says of it, hexadecimal."""
+    return hashlib.sha256(b"fedsync run 1\0" + json.dumps([spec, run_config]).encode()).hexdigest()
+
+
+def check_approved(identity: Identity) -> None:
+    """See that the silo's owner, if it has one who wants to be asked, has confirmed the run.
+
+    Raises:
+        AwaitsApproval: not yet; from now on the owner sees that it waits.
+        OwnerRefusal: the owner has said no.
+        ConfigError: what waits cannot be put down.
+    """
+    folder = _folder_here(os.environ.get(ALLOWED) or "{}")
+    if folder is not None:
+        Approvals(Path(folder)).check(identity)
+
+
+@lru_cache(maxsize=2)
+def _folder_here(allowed: str) -> str | None:
+    folder = json.loads(allowed).get("approvals")
+    return None if folder is None else str(folder)
+
+
+class Approvals:
+    """Decisions of a silo's owner on runs.
+
+    Args:
+        folder: where they are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def check(self, identity: Identity) -> None:
+        """As `check_approved`."""
+        digest = run_digest(identity.spec, identity.run_config)
+        if self._decided(_REFUSED, digest):
+            remedy = f"If it was not meant: `fedsync silo approve {digest}`"
+            raise OwnerRefusal("approve", "this silo's owner has refused this run", remedy)
+        if self._decided(_APPROVED, digest):
+            return
+        self._wait(AskedRun(identity.spec, identity.run_config, _now()), digest)
+        problem = f"the run {digest} waits for the owner of this silo"
+        raise AwaitsApproval("approve", problem, "Look at it with `fedsync silo approve`")
+
+    def waiting(self) -> list[AskedRun]:
+        """What waits, longest first. A file that is damaged is none: the server asks again."""
+        found = [self._read(path) for path in self._files(_WAITING)]
+        return sorted((run for run in found if run is not None), key=lambda run: run.since)
+
+    def decided(self) -> list[tuple[str, bool]]:
+        """Digests that were decided on, and whether the owner said yes."""
+        return [(path.name, kind == _APPROVED) for kind in (_APPROVED, _REFUSED) for path in self._files(kind)]
+
+    def decide(self, digest: str, *, approve: bool) -> AskedRun | None:
+        """Confirm or refuse a run; on disk when this returns.
+
+        Args:
+            digest: of a run that waits, or that was decided on before.
+            approve: whether the owner says yes.
+
+        Returns:
+            What was decided on, where it waited.
+
+        Raises:
+            ConfigError: there is no such run, or nothing can be written.
+        """
+        if not DIGEST.fullmatch(digest):
+            remedy = "Copy all of it from `fedsync silo approve`: of a part there may be two"
+            raise ConfigError("digest", f"{digest!r} is not one of 64 hexadecimal digits", remedy)
+        to, other = (_APPROVED, _REFUSED) if approve else (_REFUSED, _APPROVED)
+        with self._held():
+            run = self._read(self._folder / _WAITING / digest)
+            known = any((self._folder / kind / digest).exists() for kind in (to, other))
+            if run is None and not known:
+                raise ConfigError("digest", f"no run {digest} waits", "`fedsync silo approve` lists what does")
+            write_private(private_folder(self._folder / to) / digest, _now().encode())
+            for kind in (other, _WAITING):
+                (self._folder / kind / digest).unlink(missing_ok=True)
+            for path in self._files(to)[:-_MOST_DECISIONS]:
+                path.unlink(missing_ok=True)
+        return run
+
+    def _decided(self, kind: str, digest: str) -> bool:
+        """Whether there is such a decision, on a run that is not over."""
+        path = self._folder / kind / digest
+        try:
+            unused_s = time.time() - path.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        if unused_s > UNUSED_S:
+            path.unlink(missing_ok=True)
+            return False
+        if unused_s > _TOUCH_S:
+            with contextlib.suppress(OSError):  # a full disk makes no run one that was not confirmed
+                os.utime(path)
+        return True
+
+    def _wait(self, run: AskedRun, digest: str) -> None:
+        """Put a run down for the owner, or that it was asked about again."""
+        path = self._folder / _WAITING / digest
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+            return
+        data = codec.dumps(run).encode()
+        if len(data) > MOST_BYTES:
+            problem = f"the run's specification has {len(data)} bytes, of which {MOST_BYTES} are shown to an owner"
+            raise LimitReached("approve", problem, "Ask for fewer columns, or have the owner take approve out")
+        with self._held():
+            write_private(private_folder(path.parent) / digest, data)
+            remove_unfinished(path.parent, writes=lambda pid: pid == os.getpid())
+            for old in self._files(_WAITING)[:-MOST_WAITING]:
+                old.unlink(missing_ok=True)
+
+    def _files(self, kind: str) -> list[Path]:
+        """By when they were last asked about or used, the oldest first."""
+        found: list[tuple[float, Path]] = []
+        for path in (self._folder / kind).glob("*"):
+            if DIGEST.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime, path))
+        return [path for _, path in sorted(found)]
+
+    @staticmethod
+    def _read(path: Path) -> AskedRun | None:
+        if not path.exists():
+            return None
+        try:
+            run: AskedRun = codec.loads(AskedRun, read_private(path, MOST_BYTES), own=True)
+        except ValueError:
+            return None
+        return run if run.digest == path.name else None
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """No other process of the silo changes anything meanwhile."""
+        lock = private_folder(self._folder) / _LOCK
+        try:
+            with taken(lock, inf):
+                yield
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            raise ConfigError(str(lock), problem, "Check the folder and the disk") from error
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,175 @@
+"""Somebody at a silo's machine changes its audit log afterwards: what `fedsync silo audit` does not notice.
+
+The gain is a log that says something else than what left the house, and passes. Who has the machine has its node key,
+so against that one only heads elsewhere help.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from fedsync.config.silo_start import AuditConfig, SiloStartConfig
+from fedsync.core import codec
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops.audit_check import check_audit
+from fedsync.ops.audit_heads import HEAD, AuditHead, HeadKeeper
+from fedsync.trainer.audit import AuditLog
+from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditReader, file_name, sealed_line
+from fedsync.trainer.owner_policy import audit_place
+
+LINE = {"who": "x:1", "run": "run-1", "spec": "ab", "asked": "Train", "of": "a/1", "got": 1, "said": "WorkReport"}
+
+
+@pytest.fixture
+def config() -> Iterator[SiloStartConfig]:
+    with TemporaryDirectory() as name:
+        yield made(Path(name), "berlin")
+
+
+def made(folder: Path, name: str) -> SiloStartConfig:
+    """A silo whose log has lines of yesterday and today, signed, with a head of yesterday elsewhere."""
+    (folder / name).mkdir(mode=0o700)
+    (folder / "share").mkdir(exist_ok=True)
+    key = make_node_key(name, folder / f"{name}-keys").private
+    config = SiloStartConfig(
+        name=name, server="x:1", authority="ca.crt", node_key=str(key), state=str(folder / name),
+        audit=AuditConfig(head_to=str(folder / "share")),
+    )  # fmt: skip
+    log = AuditLog(audit_place(config))
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    keeper = HeadKeeper(config, lambda: now)
+    for day in range(2):
+        for number in range(5):
+            log.add("answered", {**LINE, "of": f"a/{day}{number}", "bytes": 100, "sent": "00"})
+        keeper.tend()
+        now += timedelta(hours=6)
+    assert not check_audit(config).broken
+    return config
+
+
+def log_of(config: SiloStartConfig) -> Path:
+    return Path(config.state) / AUDIT / file_name(1)
+
+
+def head_of(config: SiloStartConfig) -> Path:
+    return Path(config.state) / AUDIT / HEAD
+
+
+def rewrite(config: SiloStartConfig, keep: int = 10, **changes: object) -> None:
+    """Write the whole chain anew, as whoever has the code can."""
+    lines = [json.loads(line) for line in log_of(config).read_bytes().splitlines()][:keep]
+    before, whole = "0" * 64, b""
+    for line in lines:
+        line.pop("digest")
+        raw, before = sealed_line({**line, **changes, "before": before})
+        whole += raw
+    log_of(config).write_bytes(whole)
+
+
+def test_a_changed_byte(config: SiloStartConfig) -> None:
+    data = log_of(config).read_bytes()
+    log_of(config).write_bytes(data.replace(b'"bytes":100', b'"bytes":101', 1))
+    assert "line 1 of the log" in check_audit(config).broken or "its first line" in check_audit(config).broken
+    log_of(config).write_bytes(data[::-1].replace(b'001:"setyb"', b'101:"setyb"', 1)[::-1])
+    assert "line 10 of the log: it was changed" in check_audit(config).broken
+
+
+@pytest.mark.parametrize("what", ["changed", "removed", "swapped", "twice"])
+def test_a_line_that_is_whole_by_itself_and_not_in_its_place(config: SiloStartConfig, what: str) -> None:
+    lines = log_of(config).read_bytes().splitlines(keepends=True)
+    match what:
+        case "changed":
+            line = json.loads(lines[4])
+            line.pop("digest")
+            lines[4], _ = sealed_line({**line, "bytes": 99})
+        case "removed":
+            del lines[4]
+        case "swapped":
+            lines[4], lines[5] = lines[5], lines[4]
+        case "twice":
+            lines.insert(4, lines[4])
+    log_of(config).write_bytes(b"".join(lines))
+    assert "does not follow the line before" in check_audit(config).broken
+
+
+def test_a_chain_that_was_written_anew_fits_no_head(config: SiloStartConfig) -> None:
+    rewrite(config, bytes=99)
+    assert AuditReader(log_of(config).parent).digests({10}) != {}  # a chain it is
+    assert "is not that of" in check_audit(config).broken
+
+
+def test_a_tail_that_was_cut_off(config: SiloStartConfig) -> None:
+    rewrite(config, keep=7)
+    assert "ends with line 7" in check_audit(config).broken
+    log_of(config).unlink()
+    assert "ends with line 0" in check_audit(config).broken
+
+
+def test_an_old_head_in_the_place_of_the_new_one_hides_no_cut(config: SiloStartConfig) -> None:
+    """The machine set back as a whole: its own head fits, the one elsewhere does not."""
+    yesterday = json.loads(next(Path(str(config.audit.head_to)).iterdir()).read_text())
+    assert yesterday["n"] == 5
+    rewrite(config, keep=3)
+    head_of(config).unlink()
+    assert "ends with line 3" in check_audit(config).broken
+
+
+def test_who_has_the_key_signs_another_log_and_the_head_elsewhere_disagrees(config: SiloStartConfig) -> None:
+    share = Path(str(config.audit.head_to))
+    rewrite(config, bytes=99)
+    head_of(config).unlink()
+    HeadKeeper(config.model_copy(update={"audit": AuditConfig()})).tend()  # the tamperer's, with the node key
+    assert "is not that of" in check_audit(config).broken
+    assert "is not that of" in check_audit(config.model_copy(update={"audit": AuditConfig()}), share).broken
+    assert not check_audit(config.model_copy(update={"audit": AuditConfig()})).broken  # what no head elsewhere means
+
+
+@pytest.mark.parametrize("what", ["another silo", "name", "line", "signature", "key", "nonsense"])
+def test_heads_are_this_silos_own(config: SiloStartConfig, what: str) -> None:
+    head = AuditHead.load(head_of(config))
+    changed = json.loads(codec.dumps(head))
+    match what:
+        case "another silo":
+            other = made(Path(config.state).parent, "paris")
+            changed = json.loads(head_of(other).read_text())
+        case "name":
+            changed["silo"] = "paris"
+        case "line":
+            changed["n"] -= 1
+        case "signature":
+            changed["signature"] = "00" * 100
+        case "key":
+            changed["key"] = "SHA256:x"
+        case "nonsense":
+            changed = {}
+    head_of(config).write_text(json.dumps(changed))
+    assert HEAD in check_audit(config).broken
+
+
+def test_a_log_that_does_not_go_on_is_not_signed(config: SiloStartConfig, caplog: pytest.LogCaptureFixture) -> None:
+    before = head_of(config).read_bytes()
+    rewrite(config, bytes=99)
+    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": ""})
+    for keeper in (HeadKeeper(config), HeadKeeper(config)):
+        keeper.tend(last=True)
+    assert "the audit log is not signed" in caplog.text and head_of(config).read_bytes() == before
+
+
+def test_a_share_that_is_gone_is_told_and_tried_again(
+    config: SiloStartConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    share = Path(str(config.audit.head_to))
+    shutil.rmtree(share)
+    keeper = HeadKeeper(config)
+    keeper.tend()
+    mark = Path(config.state) / AUDIT / UNWRITTEN
+    assert mark.exists() and "cannot be written off this machine" in caplog.text
+    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": ""})  # training goes on
+    share.mkdir()
+    keeper.tend()
+    assert not mark.exists() and len(list(share.iterdir())) == 1

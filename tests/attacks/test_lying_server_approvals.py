@@ -1,0 +1,78 @@
+"""A lying server, and an owner who wants to be asked: what it gets a silo to do that the owner has not read.
+
+The gain is an answer that is no refusal by one word, the same each time.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from fedsync.common.environment import environment
+from fedsync.config.run_spec import RunSpec
+from fedsync.trainer.approvals import APPROVALS, MOST_WAITING, Approvals, check_approved
+from fedsync.trainer.owner_policy import OwnerRefusal, owner_environment
+from fedsync.trainer.protocol import AskModel, AskSnapshot, Collect, Describe, Identity, Question, Refusal, Refused
+from tests.attacks.adversary import Federation, Victim
+from tests.attacks.conftest import Make
+
+SILENT = Refused(Refusal.APPROVAL)
+ASKS = [Describe(), AskModel(), AskSnapshot(), Collect("silo-a/1"), Question()]
+
+
+@pytest.fixture
+def federation(make: Make) -> Federation:
+    return make(owner={"approve": "never"})
+
+
+def approvals(federation: Federation) -> Approvals:
+    return Approvals(federation.folder / "state" / "silo-a" / APPROVALS)
+
+
+def silo(federation: Federation, spec: RunSpec) -> Victim:
+    return federation.silo("silo-a", spec, approve="ask")
+
+
+def test_a_silo_says_nothing_of_a_run_before_its_owner_does(federation: Federation) -> None:
+    for request in ASKS:
+        heard = silo(federation, federation.spec("run-a")).ask(request)
+        assert heard.reply == SILENT and heard.payload is None
+
+
+def test_a_specification_that_is_swapped_after_the_approval_waits_anew(federation: Federation) -> None:
+    spec = federation.spec("run-a")
+    assert silo(federation, spec).ask(Describe()).reply == SILENT
+    approvals(federation).decide(approvals(federation).waiting()[0].digest, approve=True)
+    assert not silo(federation, spec).ask(Describe()).refused
+    swapped = [
+        federation.spec("run-a", cipher={"kind": "plain"}),
+        federation.spec("run-a", seed=8),
+        federation.spec("run-a", local={"steps": 3}),
+        federation.spec("run-b"),  # the approval played again for another run
+        federation.spec("run-a", began="run-0"),
+    ]
+    for other in swapped:
+        assert silo(federation, other).ask(Describe()).reply == SILENT
+    text = spec.dump()  # the same to a parser, and not what was confirmed
+    for same in (f" {text}", text.replace('"seed":', '"seed":1,"seed":', 1)):
+        with environment(owner_environment(federation.config("silo-a", approve="ask"))), pytest.raises(OwnerRefusal):
+            check_approved(Identity(same, 0, "silo-a"))
+
+
+def test_a_flood_of_runs_fills_neither_disk_nor_list_and_undoes_no_decision(federation: Federation) -> None:
+    spec = federation.spec("run-a")
+    silo(federation, spec)
+    approvals(federation).decide(approvals(federation).waiting()[0].digest, approve=True)
+    with environment(owner_environment(federation.config("silo-a", approve="ask"))):
+        for number in range(60):
+            with pytest.raises(OwnerRefusal):
+                check_approved(Identity(f"{spec.dump()}{number}", 0, "silo-a"))
+    assert len(approvals(federation).waiting()) == MOST_WAITING
+    assert len(list((federation.folder / "state" / "silo-a").rglob("*"))) < MOST_WAITING + 10
+    assert not silo(federation, spec).ask(Describe()).refused
+
+
+def test_nothing_of_a_run_that_waits_is_read(federation: Federation, tmp_path: Path) -> None:
+    """The answer is the same where the data are there, and where they are not."""
+    task = {**federation.task(), "data": {"kind": "table", "file": str(tmp_path / "none.csv"), "target": "y"}}
+    heard = silo(federation, federation.spec("run-a", task=task)).ask(Describe())
+    assert heard.words == silo(federation, federation.spec("run-b")).ask(Describe()).words
