@@ -158,8 +158,8 @@ def test_nor_where_a_supernode_answers_itself(place: str, kind: str, monkeypatch
     node.hand_in(MARKER)
     if place == "the bundle":
         monkeypatch.setattr("flwr.common.config.get_fab_config", fail)
-        answering.answer_messages(node.state, node.store)
-        (reply,) = node.state.get_messages_legacy(is_reply=True)
+        node.answers.begin(node.state, node.store)
+        (reply,) = node.ready()
     elif place == "the state":
         monkeypatch.setattr(node.state, "get_run", fail)
         reply = node.answer(monkeypatch, fail)
@@ -172,8 +172,8 @@ def test_nor_where_a_supernode_answers_itself(place: str, kind: str, monkeypatch
             monkeypatch.setattr(answering, "installed_app", fail)
             node = SuperNode()
             node.hand_in(MARKER)
-            answering.answer_messages(node.state, node.store)
-            (reply,) = node.state.get_messages_legacy(is_reply=True)
+            node.answers.begin(node.state, node.store)
+            (reply,) = node.ready()
     check(node.sent(reply))
 
 
