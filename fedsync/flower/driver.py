@@ -167,7 +167,7 @@ class FlowerDriver:
                 if self._coordinator.unlearned and any(sent.order is not None for sent in self._outbox.waiting):
                     events = self._spare.events(self._now_s())
             if not events:
-                time.sleep(looks.pause_s(idle))
+                self._outbox.wait(looks.pause_s(idle))
                 idle += 1
                 continue
             idle = 0

@@ -316,6 +316,10 @@ class Outbox:
             digests.add(self._packed[2].digest)
         self._parcels.keep(digests, {(sent.node, sent.ticket.name) for sent in self.waiting if sent.ticket is not None})
 
+    def wait(self, seconds: float) -> None:
+        """Wait for answers, so long at most."""
+        self._arrivals.wait(seconds)
+
     def replies(self) -> list[tuple[PendingMessage, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
         most = {identifier: BESIDE + self._most_bytes(sent.request) for identifier, sent in self._sent.items()}

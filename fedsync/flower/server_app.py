@@ -28,6 +28,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError, RunError
 from fedsync.flower.checkpoints import clear
 from fedsync.flower.internals import versions
+from fedsync.flower.internals.bundle_client import bundle_messages
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.flower.strategy import FedSync
@@ -41,6 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     exit_with_owner()
     if versions.supported():
         pull_soon()
+        bundle_messages(grid)
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")
     if control is None:

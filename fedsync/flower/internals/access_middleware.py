@@ -7,8 +7,8 @@ nothing, and asks operators for no account. So each request is judged by its hea
 |---|---|---|
 | ``/health`` | anywhere | anybody, without a body |
 | ``/v1/fleet/`` | anywhere | registered nodes; without TLS and keys also one that registers itself |
-| ``/v1/fedsync/`` | anywhere | registered nodes: `fedsync.flower.internals.parcel_routes`, which answers it |
-| ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started |
+| ``/v1/fedsync/`` | anywhere | registered nodes: `fedsync.flower.internals.parcel_routes` and `bundle_routes` answer |
+| ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started; below ``fedsync/`` as above |
 | ``/v1/control/`` and all else | the server's machine | operators, who have the secret of the server's user |
 
 A request that passes has a place among those of its sender (`fedsync.flower.internals.shares`), and so many seconds
@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.config.gate import GateConfig
+from fedsync.flower.internals.bundle_routes import BundleRoutes
+from fedsync.flower.internals.bundles import APP_PREFIX, MOST_BYTES, NODE_PATHS, PUSH
 from fedsync.flower.internals.callers import Callers, Headers
 from fedsync.flower.internals.lines import TRUSTED, Line
 from fedsync.flower.internals.operator import read_secret
@@ -53,7 +55,7 @@ NOBODY = -1
 """Whose share those have that register themselves, where nodes are not authenticated. No node has this number."""
 
 _FLEET, _RUNTIME, _CONTROL = "/v1/fleet/", "/v1/runtime/", "/v1/control/"
-_LONG = ("/v1/fleet/push-object", "/v1/fleet/push-messages")
+_MOST = {"/v1/fleet/push-object": MAX_REQUEST_BYTES, "/v1/fleet/push-messages": MAX_REQUEST_BYTES, PUSH: MOST_BYTES}
 _REGISTER, _ACTIVATE = "/v1/fleet/register-node", "/v1/fleet/activate-node"
 _DIGITS = 20
 _ONCE = (b"authorization", b"content-length", b"content-range", b"range", b"flwr-")
@@ -81,6 +83,11 @@ class Judged:
     owner: int | None
     size: int | None
     parcel: bool = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that it takes: of a file that comes or goes, a few spans."""
+        return HELD_BYTES if self.parcel else self.size or 0
 
 
 def _from_here(host: str | None, own: str | None) -> bool:
@@ -123,16 +130,25 @@ class AccessMiddleware:
         shares: what each may take at a time.
         authenticated: whether nodes are registered by the operator only.
         parcels: answers what is for the gate itself; None where nothing is.
+        bundles: likewise.
     """
 
     def __init__(
-        self, app: App, callers: Callers, shares: Shares, *, authenticated: bool, parcels: ParcelRoutes | None = None
+        self,
+        app: App,
+        callers: Callers,
+        shares: Shares,
+        *,
+        authenticated: bool,
+        parcels: ParcelRoutes | None = None,
+        bundles: BundleRoutes | None = None,
     ) -> None:
         self._app = app
         self._callers = callers
         self._shares = shares
         self._authenticated = authenticated
         self._parcels = parcels
+        self._bundles = bundles
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -143,20 +159,28 @@ class AccessMiddleware:
             judged = await self._judge(scope)
             _note(scope, judged.owner)
             if judged.owner in (None, TRUSTED):
-                await self._app(scope, receive, send)
+                await self._trusted(scope, receive, send)
             else:
                 await self._passed_on(scope, receive, send, judged)
         except (TurnedAway, NoParcel) as refused:
             await _answer(send, refused)
 
+    async def _trusted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._bundles is not None and str(scope["path"]).startswith(APP_PREFIX):
+            await self._bundles.serve_app(_headers(scope)[b"flwr-task-token"], scope, receive, send, _line(scope))
+        else:
+            await self._app(scope, receive, send)
+
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send, judged: Judged) -> None:
         size, owner = judged.size or 0, judged.owner or 0
         entered = False
         try:
-            async with self._shares.share(owner, HELD_BYTES if judged.parcel else size):
+            async with self._shares.share(owner, judged.held):
                 entered = True
                 received = _in_time(receive, scope, time_for(size))
-                if judged.parcel and self._parcels is not None:
+                if scope["path"] in NODE_PATHS and self._bundles is not None:
+                    await self._bundles.serve(owner, scope, received, send, _line(scope))
+                elif judged.parcel and self._parcels is not None:
                     await self._parcels.serve(owner, scope, received, send)
                 else:
                     await self._app(scope, received, send)
@@ -194,8 +218,8 @@ class AccessMiddleware:
         return Judged(TRUSTED, None)
 
     async def _judge_node(self, path: str, headers: Headers) -> Judged:
-        parcel = path.startswith(PREFIX)
-        size = _length(headers, MAX_PART_BYTES if parcel else MAX_REQUEST_BYTES if path in _LONG else MAX_SMALL_BYTES)
+        parcel = path.startswith(PREFIX) and path not in NODE_PATHS
+        size = _length(headers, MAX_PART_BYTES if parcel else _MOST.get(path, MAX_SMALL_BYTES))
         if path == _REGISTER and not self._authenticated:
             return Judged(NOBODY, size)
         node = await self._callers.node(headers)
@@ -290,10 +314,13 @@ def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
     callers = Callers(app.state.linkstate_factory.state, secret, app.state.superexec_auth_secret)
     vars(node_auth)["verify_signature"] = callers.verified
     shares = Shares(limits.memory_bytes)
+    bundles = BundleRoutes(app.state.linkstate_factory.state)
+    bundles.watch()
     app.add_middleware(
         AccessMiddleware,
         callers=callers,
         shares=shares,
         authenticated=app.state.enable_supernode_auth,
         parcels=ParcelRoutes(parcels, limits.waiting_bytes),
+        bundles=bundles,
     )

@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedsync.flower.internals.apps import installed_app
+from fedsync.flower.internals.bundle_client import BundlingClient, node_client
 from fedsync.flower.internals.parcel_client import with_identity_of
 
 if TYPE_CHECKING:
@@ -49,17 +50,29 @@ def answer_here() -> None:
 
     from fedsync.flower.client_app import use_parcels
 
-    with_identity_of(use_parcels)
+    clients: list[BundlingClient] = []
+
+    def bundling(flowers: Any) -> BundlingClient:
+        clients.append(node_client(flowers))
+        return clients[-1]
+
+    with_identity_of(use_parcels, bundling)
     pull, push, answers = internal._pull_and_store_message, internal._push_messages, Answers()
 
     def pull_or_go_on(**ways: Any) -> int | None:
+        for client in clients:
+            # Who has answers under way must not be held while one becomes ready.
+            client.patient = not answers.under_way
         run = pull(**ways)
         # Not None has Flower's loop go on to what it calls pushing, at once.
         return run if run is not None or not answers.wait(LOOK_S) else 0
 
     def answer_and_push(*, state: NodeState, object_store: ObjectStore, **ways: Callable[..., Any]) -> None:
         answers.begin(state, object_store)
-        if answers.hand_in(state, object_store):
+        parts = answers.hand_in(state, object_store)
+        if parts:
+            for client in clients:
+                client.outgoing = parts
             push(state=state, object_store=object_store, **ways)
 
     vars(internal).update(_pull_and_store_message=pull_or_go_on, _push_messages=answer_and_push)
@@ -110,12 +123,17 @@ class Answers:
                 self._change.wait_for(lambda: bool(self._ready), seconds)
             return bool(self._under_way)
 
-    def hand_in(self, state: NodeState, store: ObjectStore) -> bool:
-        """Give Flower the answers that are ready; whether there are any."""
+    @property
+    def under_way(self) -> bool:
+        return self._under_way > 0
+
+    def hand_in(self, state: NodeState, store: ObjectStore) -> dict[str, bytes]:
+        """Give Flower the answers that are ready; returns their parts, by name."""
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
         with self._change:
             ready, self._ready = self._ready, []
+            parts: dict[str, bytes] = {}
             self._under_way -= len(ready)
         for reply in ready:
             state.record_message_processing_end(message_id=reply.metadata.reply_to_message_id)
@@ -123,9 +141,10 @@ class Answers:
             reply.metadata.__dict__["_message_id"] = reply.object_id
             store.preregister(reply.metadata.run_id, get_object_tree(reply))
             for identifier, part in get_all_nested_objects(reply).items():
-                store.put(identifier, part.deflate())
+                parts[identifier] = part.deflate()
+                store.put(identifier, parts[identifier])
             state.store_message(reply)
-        return bool(ready)
+        return parts
 
     def _answer(self, head: Message, call: Callable[[], Message]) -> None:
         try:

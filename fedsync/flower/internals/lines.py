@@ -49,6 +49,9 @@ class Line:
     busy: bool = False
     """Whether there is a request on it that is not answered."""
 
+    held: bool = False
+    """Whether that request waits for something to happen."""
+
     def belongs_to(self, owner: int) -> bool:
         """Note whose connection it is; False if its owner has too many of them, all of which have requests."""
         return self.owner == owner or self.table.known(self, owner)
@@ -95,6 +98,11 @@ class Lines:
         if oldest is not None:
             self._end(oldest)
         return oldest is not None
+
+    def cut_held(self) -> None:
+        """End the connections whose requests wait for something to happen: the server ends, and nothing will."""
+        for line in [line for line in self._all if line.held]:
+            self._end(line)
 
     def known(self, line: Line, owner: int) -> bool:
         """See `Line.belongs_to`."""

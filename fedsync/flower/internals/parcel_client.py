@@ -284,8 +284,11 @@ def _content(payload: Payload) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def with_identity_of(use: Callable[[ParcelClient], None]) -> None:
-    """Give ``use`` the way to parcels of the SuperNode that this process becomes, once it makes its connection."""
+def with_identity_of(use: Callable[[ParcelClient], None], wrap: Callable[[Any], Any]) -> None:
+    """Give ``use`` the way to parcels of the SuperNode that this process becomes, once it makes its connection.
+
+    What ``wrap`` makes of Flower's client is what the SuperNode has in its place.
+    """
     internal: Any = import_module("flwr.supernode.fleet_http_connection")
     connect = internal.FleetHttpClient.from_server_address
 
@@ -294,7 +297,7 @@ def with_identity_of(use: Callable[[ParcelClient], None]) -> None:
     ) -> Any:
         signer = next(each for each in interceptors if isinstance(each, internal.NodeAuthHttpInterceptor))
         use(ParcelClient(address, None if insecure else _trust(root_certificates), lambda: _signed(signer)))
-        return connect(address, insecure, root_certificates, interceptors=interceptors, **options)
+        return wrap(connect(address, insecure, root_certificates, interceptors=interceptors, **options))
 
     vars(internal)["FleetHttpClient"] = SimpleNamespace(from_server_address=connect_and_tell)
 

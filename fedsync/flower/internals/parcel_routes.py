@@ -96,7 +96,7 @@ class ParcelRoutes:
             path_of = upload_path(folder, upload[2], upload[3])
             if method == "PUT":
                 await self._take(path_of, most, headers, receive)
-            await _reply(send, 200, str(_size(path_of)).encode())
+            await reply(send, 200, str(_size(path_of)).encode())
         else:
             raise NoParcel(404, "no such parcel")
 
@@ -107,7 +107,7 @@ class ParcelRoutes:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             raise NoParcel(404, "no such parcel") from None
-        gone: asyncio.Task[None] | None = None
+        left: asyncio.Task[None] | None = None
         try:
             size = os.fstat(descriptor).st_size
             at = int(found[1]) if found is not None else 0
@@ -115,15 +115,15 @@ class ParcelRoutes:
                 raise NoParcel(416, "no such range")
             length = (b"content-length", str(size - at).encode())
             await send({"type": "http.response.start", "status": 206 if found else 200, "headers": [length]})
-            gone = asyncio.create_task(_gone(receive))
-            while at < size and not gone.done():
+            left = asyncio.create_task(gone(receive))
+            while at < size and not left.done():
                 data = await run_sync(os.pread, descriptor, SPAN_BYTES, at)
                 at += len(data)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            if gone is not None:
-                gone.cancel()
+            if left is not None:
+                left.cancel()
             os.close(descriptor)
 
     async def _take(self, path: Path, most: int, headers: dict[bytes, bytes], receive: Receive) -> None:
@@ -219,13 +219,14 @@ def _write_at(path: Path, data: bytearray, at: int) -> None:
         os.close(descriptor)
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
     """Return when the peer is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _reply(send: Send, status: int, text: bytes) -> None:
+async def reply(send: Send, status: int, text: bytes) -> None:
+    """Send a whole answer."""
     length = (b"content-length", str(len(text)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [length]})
     await send({"type": "http.response.body", "body": text})

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
@@ -27,6 +28,7 @@ from flwr.app import Array, Message
 from flwr.serverapp import Grid
 
 from fedsync.flower.internals import versions
+from fedsync.flower.internals.bundle_client import BundlingClient
 from fedsync.flower.messages import shortened
 
 MOST_AT_ONCE = 64
@@ -113,6 +115,14 @@ class Arrivals:
             wait(begun, timeout=_SOON_S)
         done = [identifier for identifier, answer in self._fetching.items() if answer.done()]
         return [_fetched(identifier, self._fetching.pop(identifier)) for identifier in done]
+
+    def wait(self, seconds: float) -> None:
+        """Wait for answers, so long at most."""
+        client = self._grid._client if self._apart else None
+        if isinstance(client, BundlingClient):
+            client.wait(seconds)
+        else:
+            time.sleep(seconds)
 
     def _pull_all(self, identifiers: Collection[str]) -> list[Message]:
         return list(self._grid.pull_messages(list(identifiers))) if identifiers else []

@@ -173,6 +173,7 @@ class LimitedServer(uvicorn.Server):
             asyncio.get_running_loop().remove_reader(listener)
         for greeting in self._greetings:
             greeting.cancel()
+        self.lines.cut_held()
         await super().shutdown(sockets=self.listeners)
 
     def _accept(self, listener: socket.socket) -> None:

@@ -1,0 +1,368 @@
+"""The SuperLink's side of `fedsync.flower.internals.bundles`: held requests, and messages with their parts.
+
+A node that looks for messages is answered when there is one, and an app when there may be an answer for it, so that
+whoever waits costs nothing and hears at once. Nothing is polled: the state's own method that stores messages tells it.
+
+| what is known of a node | because | its request |
+|---|---|---|
+| nothing | this process is new, or something was stored while it was looked | looks |
+| no message is left | a look found none | waits |
+| so many are left | they were stored since | looks |
+
+A node has one request that waits; its next one takes the place, for a line may break unseen. A request waits at most
+`HOLD_S`, which firewalls and proxies stand, and then hears that there is nothing. It counts among the requests of its
+node (`fedsync.flower.internals.shares`) and ends with its line.
+
+All decisions about messages are Flower's: its handlers are called, as they are called for its own routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from anyio.to_thread import run_sync
+
+from fedsync.flower.internals.bundles import (
+    APP_PULL,
+    APP_PUSH,
+    APP_WAIT,
+    MOST_APP_BYTES,
+    MOST_BYTES,
+    PULL,
+    PULL_NOW,
+    PUSH,
+    Bundle,
+    parts_of,
+)
+from fedsync.flower.internals.lines import Line
+from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
+
+if TYPE_CHECKING:
+    from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
+    from flwr.server.superlink.linkstate import LinkState
+
+logger = logging.getLogger(__name__)
+
+HOLD_S = 25.0
+"""How long a request waits [s]. Firewalls forget a silent line after a minute, some after half of one."""
+
+MOST_WAIT_MS = 10_000
+
+Ask = Callable[[str], "PullObjectResponse"]
+
+
+class BundleRoutes:
+    """Serves messages with their parts.
+
+    Args:
+        state: of the SuperLink.
+        hold_s: how long a request is held that nothing comes for.
+    """
+
+    def __init__(self, state: Callable[[], LinkState], hold_s: float = HOLD_S) -> None:
+        self._state = state
+        self._hold_s = hold_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._held: dict[int, asyncio.Event] = {}
+        self._left: dict[int, int] = {}
+        self._stored: Counter[int] = Counter()
+        self._runs: dict[bytes, int] = {}
+        self._answers: Counter[int] = Counter()
+        self._later = threading.local()
+
+    def watch(self) -> None:
+        """Hear from now on of every message that the state stores."""
+        state: Any = self._state()
+        store = state.store_message_and_object_tree
+
+        def store_and_tell(message: Any, tree: ObjectTree, session: str) -> tuple[bool, list[str]]:
+            done: tuple[bool, list[str]] = store(message, tree, session)
+            if done[0]:
+                told = message.metadata
+                self._tell(told.run_id if told.reply_to_message_id else told.dst_node_id)
+            return done
+
+        vars(state)["store_message_and_object_tree"] = store_and_tell
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Tell of messages that this thread stores when their parts are there too."""
+        self._later.whom = []
+        try:
+            yield
+        finally:
+            whom, self._later.whom = self._later.whom, None
+            for each in whom:
+                self._tell(each)
+
+    def _tell(self, whom: int) -> None:
+        later = getattr(self._later, "whom", None)
+        if later is not None:
+            later.append(whom)
+        elif self._loop is not None:
+            with suppress(RuntimeError):  # it is closed, as is this process soon
+                self._loop.call_soon_threadsafe(self._note, whom)
+
+    def _note(self, whom: int) -> None:
+        """A message for a node is stored, or an answer to a run; both are large random numbers."""
+        self._stored[whom] += 1
+        if whom in self._left:
+            self._left[whom] += 1
+        held = self._held.get(whom)
+        if held is not None:
+            held.set()
+
+    async def serve(self, node: int, scope: Scope, receive: Receive, send: Send, line: Line | None) -> None:
+        """Answer a node's request.
+
+        Raises:
+            NoParcel: there is no such route, or Flower refuses it: its own routes say why.
+        """
+        self._loop = asyncio.get_running_loop()
+        if scope["path"] == PULL:
+            frames = await self._pull(node, receive, line)
+        elif scope["path"] == PULL_NOW:
+            frames = [] if self._left.get(node) == 0 else await self._look(node)
+        elif scope["path"] == PUSH:
+            frames = await _handled(self._push, node, await _body(scope, receive, MOST_BYTES))
+        else:
+            raise NoParcel(404, "no such route")
+        await reply(send, 200, Bundle(frames).SerializeToString())
+
+    async def serve_app(self, token: bytes, scope: Scope, receive: Receive, send: Send, line: Line | None) -> None:
+        """Answer a request of an app, whose token is known to be one; raises as `serve`."""
+        self._loop = asyncio.get_running_loop()
+        path, frames = str(scope["path"]), list[bytes]()
+        if path == APP_PULL:
+            frames = await _handled(self._app_pull, token, await _body(scope, receive, MOST_APP_BYTES))
+        elif path == APP_PUSH:
+            frames = await _handled(self._app_push, token, await _body(scope, receive, MOST_APP_BYTES))
+        elif path.startswith(APP_WAIT) and path.removeprefix(APP_WAIT).isdigit():
+            await self._app_wait(token, min(int(path.removeprefix(APP_WAIT)[:6]), MOST_WAIT_MS) / 1e3, receive, line)
+        else:
+            raise NoParcel(404, "no such route")
+        await reply(send, 200, Bundle(frames).SerializeToString())
+
+    # Nodes.
+
+    async def _pull(self, node: int, receive: Receive, line: Line | None) -> list[bytes]:
+        with self._holding(node, line) as event:
+            ends_s = asyncio.get_running_loop().time() + self._hold_s
+            left = asyncio.create_task(gone(receive))
+            try:
+                while True:
+                    event.clear()
+                    frames = [] if self._left.get(node) == 0 else await self._look(node)
+                    wait_s = ends_s - asyncio.get_running_loop().time()
+                    if frames or wait_s <= 0 or left.done() or self._held.get(node) is not event:
+                        if not frames:  # nothing is known for good: the next request looks
+                            self._left.pop(node, None)
+                        return frames
+                    await _first(wait_s, left, event.wait())
+            finally:
+                left.cancel()
+
+    @contextmanager
+    def _holding(self, whom: int, line: Line | None) -> Iterator[asyncio.Event]:
+        """Be the one request that waits for whom; one that did hears that there is nothing."""
+        event = asyncio.Event()
+        before = self._held.get(whom)
+        self._held[whom] = event
+        if before is not None:
+            before.set()
+        if line is not None:
+            line.held = True
+        try:
+            yield event
+        finally:
+            if line is not None:
+                line.held = False
+            if self._held.get(whom) is event:
+                del self._held[whom]
+
+    async def _look(self, node: int) -> list[bytes]:
+        """The node's next message, with its parts; and note whether there are more."""
+        before = self._stored[node]
+        frames = await _handled(self._take, node)
+        if frames:
+            if node in self._left:
+                self._left[node] = max(0, self._left[node] - 1)
+        elif before == self._stored[node]:
+            self._left[node] = 0
+        else:
+            self._left.pop(node, None)
+        return frames
+
+    def _take(self, node: int) -> list[bytes]:
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+        from flwr.proto.node_pb2 import Node
+        from flwr.superlink.servicer.fleet import fleet_handlers
+
+        state, me = self._state(), Node(node_id=node)
+        found = fleet_handlers.pull_messages(PullMessagesRequest(node=me), state, state.object_store)
+        if not found.messages_list:
+            return []
+        run = found.messages_list[0].metadata.run_id
+
+        def ask(name: str) -> PullObjectResponse:
+            return fleet_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state)
+
+        def confirm(name: str) -> None:
+            told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
+            fleet_handlers.confirm_message_received(told, state, state.object_store)
+
+        frames = _parts(found.message_object_trees, ask, confirm, MOST_BYTES)
+        return [found.SerializeToString(), *frames]
+
+    def _push(self, node: int, frames: list[bytes]) -> list[bytes]:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.superlink.servicer.fleet import fleet_handlers
+
+        state, asked = self._state(), PushMessagesRequest.FromString(frames[0])
+        parts = [PushObjectRequest.FromString(frame) for frame in frames[1:]]
+        if any(each.node.node_id != node for each in (asked, *parts)):
+            raise NoParcel(403, "another node's")
+        with self._together():
+            answer = fleet_handlers.push_messages(asked, state)
+            for part in parts:
+                if part.object_id in answer.objects_to_push:
+                    part.session_id = answer.session_id
+                    if fleet_handlers.push_object(part, state).stored:
+                        answer.objects_to_push.remove(part.object_id)
+        return [answer.SerializeToString()]
+
+    # Apps.
+
+    def _task(self, token: bytes) -> Any:
+        task = self._state().get_task_by_token(token.decode())
+        if task is None:
+            raise NoParcel(401, "not an app that runs")
+        return task
+
+    async def _app_wait(self, token: bytes, wait_s: float, receive: Receive, line: Line | None) -> None:
+        """Return once an answer is stored that came after the app's last look, or the time is over."""
+        run = self._runs.get(token)
+        if run is None or self._answers[run] != self._stored[run]:
+            return
+        left = asyncio.create_task(gone(receive))
+        try:
+            with self._holding(run, line) as event:
+                await _first(wait_s, left, event.wait())
+        finally:
+            left.cancel()
+
+    def _app_pull(self, token: bytes, frames: list[bytes]) -> list[bytes]:
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+        from flwr.proto.node_pb2 import Node
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.superlink.servicer.runtime import runtime_handlers
+
+        state, task, me = self._state(), self._task(token), Node(node_id=SUPERLINK_NODE_ID)
+        run: int = task.run_id
+        self._runs = {token: run, **{key: value for key, value in self._runs.items() if value != run}}
+        # What is stored from here on is for the next look.
+        self._answers[run] = self._stored[run]
+        found = runtime_handlers.pull_messages(PullAppMessagesRequest.FromString(frames[0]), state, task)
+
+        def ask(name: str) -> PullObjectResponse:
+            return runtime_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state, task)
+
+        def confirm(name: str) -> None:
+            told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
+            runtime_handlers.confirm_message_received(told, state, task)
+
+        return [found.SerializeToString(), *_parts(found.message_object_trees, ask, confirm, MOST_APP_BYTES)]
+
+    def _app_push(self, token: bytes, frames: list[bytes]) -> list[bytes]:
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+        from flwr.superlink.servicer.runtime import runtime_handlers
+
+        state, task = self._state(), self._task(token)
+        parts = {part.object_id: part for part in map(PushObjectRequest.FromString, frames[1:])}
+        with self._together():
+            answer = runtime_handlers.push_messages(PushAppMessagesRequest.FromString(frames[0]), state, task)
+            for name in list(answer.objects_to_push):
+                if name in parts:
+                    parts[name].session_id = answer.session_id
+                    if runtime_handlers.push_object(parts[name], state, task).stored:
+                        answer.objects_to_push.remove(name)
+        return [answer.SerializeToString()]
+
+
+async def _first(wait_s: float, left: asyncio.Task[None], told: Awaitable[object]) -> None:
+    """Wait for the end of the time, the line or the waiting, whichever comes first."""
+    waiting = asyncio.ensure_future(told)
+    try:
+        await asyncio.wait({left, waiting}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _body(scope: Scope, receive: Receive, most: int) -> list[bytes]:
+    """The frames of a request, at least one."""
+    bundle, data, more = Bundle(), bytearray(), True
+    if int(dict(scope["headers"]).get(b"content-length", b"0")) > most:
+        raise NoParcel(413, "too long a bundle")
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise NoParcel(400, "it ends in the middle")
+        data += message.get("body", b"")
+        more = message.get("more_body", False)
+    try:
+        bundle.ParseFromString(bytes(data))
+    except ValueError:
+        raise NoParcel(400, "no bundle") from None
+    if not bundle.frames:
+        raise NoParcel(400, "an empty bundle")
+    return bundle.frames
+
+
+async def _handled(work: Callable[..., list[bytes]], *arguments: object) -> list[bytes]:
+    """What Flower's handlers answer, in a thread.
+
+    Raises:
+        NoParcel: they refuse it. 503 is for whoever comes again; with 409 its own routes say what is wrong.
+    """
+    from fastapi import HTTPException
+    from flwr.supercore.error import FlowerError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        return await run_sync(work, *arguments)
+    except HTTPException as error:
+        raise NoParcel(503 if error.status_code == 503 else 409, str(error.detail)) from None
+    except (FlowerError, ValueError, DecodeError):
+        raise NoParcel(409, "send it by itself") from None
+
+
+def _parts(trees: Iterable[ObjectTree], ask: Ask, confirm: Callable[[str], None], most: int) -> list[bytes]:
+    """Parts of messages, as far as they fit; a message that goes whole is confirmed, as its receiver would."""
+    from flwr.supercore.error import FlowerError
+
+    frames: list[bytes] = []
+    for tree in trees:
+        names = parts_of(tree)
+        try:
+            parts = [ask(name) for name in names]
+            size = sum(len(part.object_content) for part in parts)
+            whole = size <= most and all(part.object_available for part in parts)
+        except FlowerError:  # the run is over: whoever asks for a part hears it
+            whole = False
+        if names and whole:
+            most -= size
+            frames += [part.SerializeToString() for part in parts]
+            confirm(tree.object_id)
+        else:
+            frames += [b""] * len(names)
+    return frames

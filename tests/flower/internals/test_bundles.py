@@ -1,0 +1,343 @@
+"""Messages that travel with their parts, and requests that are held until there is one, against Flower's own states."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from fedsync.config.gate import GateConfig
+from fedsync.flower.internals import bundle_client, bundle_routes, versions
+from fedsync.flower.internals.bundle_client import BundlingClient, bundle_messages, node_client
+from fedsync.flower.internals.bundles import APP_WAIT, MOST_BYTES, PULL, PULL_NOW, PUSH, Bundle, parts_of
+from fedsync.flower.internals.pull import Arrivals
+from tests.flower.internals.superlink import Silo, SuperLink, serving
+
+pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
+
+SOON_S = 20.0
+"""Less than a request is held, and far more than anything else takes."""
+
+MOST = 2**21
+
+
+@pytest.fixture(params=["memory", "database"])
+def link(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
+    database = tmp_path / "link.db" if request.param == "database" else None
+    with serving(monkeypatch, GateConfig(), database) as found:
+        yield found
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
+    """Flower's own, without a gate."""
+    with serving(monkeypatch, GateConfig(), gate=False) as found:
+        yield found
+
+
+class Counting:
+    """One of Flower's clients, whose requests are counted by their path."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.paths: list[str] = []
+        send = client._unary_unary
+
+        def counted(*, path: str, **options: Any) -> Any:
+            self.paths.append(path)
+            return send(path=path, **options)
+
+        vars(client)["_unary_unary"] = counted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def supernode(silo: Silo) -> tuple[BundlingClient, list[str]]:
+    """A silo's client, and what it asks for."""
+    counting = Counting(silo.client)
+    return node_client(counting), counting.paths
+
+
+def server_app(link: SuperLink) -> tuple[HttpGrid, list[str]]:
+    grid = HttpGrid(f"127.0.0.1:{link.port}", insecure=True, token=link.token)
+    grid.set_run(Run.create_empty(link.run))
+    counting = Counting(grid._runtime_client)
+    vars(grid)["_client"] = counting
+    bundle_messages(grid)
+    return grid, counting.paths
+
+
+class Later:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._found: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._found.append(call()), daemon=True)
+        self._thread.start()
+
+    def result(self) -> Any:
+        self._thread.join(SOON_S)
+        assert self._found, "it is still held"
+        return self._found[0]
+
+
+def look(silo: Silo, client: BundlingClient) -> list[Any]:
+    return list(client.PullMessages(PullMessagesRequest(node=silo.node)).messages_list)
+
+
+def held(link: SuperLink, silo: Silo) -> None:
+    """Return when the silo has a request that waits."""
+    for _ in range(2000):
+        if any(line.held and line.owner == silo.number for line in list(link.server.lines._all)):
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("no request is held")
+
+
+def ask(link: SuperLink, silo: Silo, grid: HttpGrid) -> str:
+    (name,) = grid.push_messages([link.message(SUPERLINK_NODE_ID, silo.number, "")])
+    return name
+
+
+def parts(silo: Silo, client: BundlingClient, name: str, tree: Any) -> list[bytes]:
+    run, names = silo.link.run, parts_of(tree)
+    found = [client.PullObject(PullObjectRequest(node=silo.node, run_id=run, object_id=each)) for each in names]
+    client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=silo.node, run_id=run, message_object_id=name))
+    assert all(each.object_available for each in found)
+    return [each.object_content for each in found]
+
+
+def push(silo: Silo, client: BundlingClient, answer: Message) -> list[str]:
+    client.outgoing = {name: part.deflate() for name, part in get_all_nested_objects(answer).items()}
+    request = PushMessagesRequest(
+        node=silo.node,
+        messages_list=[message_to_proto(remove_content_from_message(answer))],
+        message_object_trees=[get_object_tree(answer)],
+        clientapp_runtime_list=[0.1],
+    )
+    return list(client.PushMessages(request).objects_to_push)
+
+
+def test_an_order_and_its_answer_take_two_requests_on_either_side(link: SuperLink) -> None:
+    berlin, (grid, asked) = link.silo(), server_app(link)
+    client, paths = supernode(berlin)
+    name = ask(link, berlin, grid)
+    found = client.PullMessages(PullMessagesRequest(node=berlin.node))
+    assert [message.metadata.message_id for message in found.messages_list] == [name]
+    assert len(parts(berlin, client, name, found.message_object_trees[0])) == 3
+    answer = berlin.answer(name)
+    assert push(berlin, client, answer) == []
+    assert paths == [PULL, PUSH]
+    (arrival,) = pulled(Arrivals(grid), name)
+    assert arrival.content is not None and arrival.content.content == answer.content
+    assert asked == ["/v1/runtime/fedsync/push", "/v1/runtime/fedsync/pull"]
+
+
+def pulled(arrivals: Arrivals, name: str) -> list[Any]:
+    for _ in range(100):
+        found = arrivals.pull({name: MOST})
+        if found:
+            return found
+    raise AssertionError("no answer comes")
+
+
+def test_a_held_request_is_answered_when_a_message_is_stored(link: SuperLink) -> None:
+    berlin, (grid, _) = link.silo(), server_app(link)
+    client, _ = supernode(berlin)
+    for _ in range(2):  # the second time, nothing is looked for before
+        later = Later(lambda: look(berlin, client))
+        held(link, berlin)
+        name = ask(link, berlin, grid)
+        assert [message.metadata.message_id for message in later.result()] == [name]
+
+
+def test_messages_that_came_while_a_silo_was_at_work_are_found_one_after_the_other(link: SuperLink) -> None:
+    berlin, (grid, _) = link.silo(), server_app(link)
+    client, _ = supernode(berlin)
+    names = {ask(link, berlin, grid) for _ in range(3)}
+    assert {look(berlin, client)[0].metadata.message_id for _ in names} == names
+
+
+def test_a_message_for_another_is_not_heard(link: SuperLink) -> None:
+    berlin, paris, (grid, _) = link.silo(), link.silo("paris"), server_app(link)
+    first, second = (supernode(each)[0] for each in (berlin, paris))
+    waits, gets = Later(lambda: look(berlin, first)), Later(lambda: look(paris, second))
+    held(link, berlin)
+    name = ask(link, paris, grid)
+    assert [message.metadata.message_id for message in gets.result()] == [name]
+    held(link, berlin)
+    name = ask(link, berlin, grid)
+    assert [message.metadata.message_id for message in waits.result()] == [name]
+
+
+def test_a_node_has_one_request_that_waits(link: SuperLink) -> None:
+    berlin = link.silo()
+    client, _ = supernode(berlin)
+    first = Later(lambda: look(berlin, client))
+    held(link, berlin)
+    second = Later(lambda: look(berlin, client))
+    assert first.result() == [], "the next one takes its place"
+    link.order(berlin)
+    assert len(second.result()) == 1
+
+
+def test_a_silo_with_answers_under_way_is_not_held(link: SuperLink) -> None:
+    berlin = link.silo()
+    client, paths = supernode(berlin)
+    client.patient = False
+    for _ in range(2):
+        assert look(berlin, client) == []
+    link.order(berlin)
+    assert len(look(berlin, client)) == 1
+    assert set(paths) == {PULL_NOW}
+
+
+def test_who_waits_keeps_nobody_from_anything(link: SuperLink) -> None:
+    silos = [link.join(f"silo-{index}") for index in range(50)]  # more than there are threads
+    waiting = [Later(lambda silo=silo: look(silo, node_client(silo.client))) for silo in silos]  # type: ignore[misc]
+    for silo in silos:
+        held(link, silo)
+    berlin = link.silo()
+    asked = link.order(berlin)
+    assert len(berlin.pull()) == 1 and berlin.push(berlin.answer(asked)) == 3
+    for silo in silos:
+        link.order(silo)
+    assert all(len(each.result()) == 1 for each in waiting)
+
+
+@pytest.mark.parametrize("path", [PULL, PUSH, f"{APP_WAIT}10", "/v1/runtime/fedsync/pull"])
+def test_strangers_are_refused(path: str, link: SuperLink) -> None:
+    for headers in ({}, {"flwr-task-token": "0" * 256}):
+        assert httpx.post(f"http://127.0.0.1:{link.port}{path}", headers=headers).status_code == 401
+
+
+def test_a_node_is_not_heard_at_the_apps_routes(link: SuperLink) -> None:
+    found = httpx.post(f"http://127.0.0.1:{link.port}{APP_WAIT}10", headers=link.silo().headers)
+    assert found.status_code == 401
+
+
+@pytest.mark.parametrize("liar", ["message", "part"])
+def test_a_silo_bundles_for_itself_only(liar: str, link: SuperLink) -> None:
+    berlin, paris = link.silo(), link.silo("paris")
+    answer = paris.answer(link.order(paris))
+    message = PushMessagesRequest(
+        node=paris.node if liar == "message" else berlin.node,
+        messages_list=[message_to_proto(remove_content_from_message(answer))],
+        message_object_trees=[get_object_tree(answer)],
+    )
+    part = PushObjectRequest(node=paris.node, run_id=link.run, object_id="0" * 64, object_content=b"x")
+    data = Bundle([message.SerializeToString(), part.SerializeToString()]).SerializeToString()
+    found = httpx.post(f"http://127.0.0.1:{link.port}{PUSH}", content=data, headers=berlin.headers)
+    assert found.status_code == 403
+    assert link.state.get_message_res({answer.metadata.reply_to_message_id}, link.run) == []
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x00\x00\x00\x05abc", b"\xff" * 8, b"\x00\x00\x00\x01\xff", b"\0" * 2**17]
+)
+def test_what_is_no_bundle_is_refused(data: bytes, link: SuperLink) -> None:
+    found = httpx.post(f"http://127.0.0.1:{link.port}{PUSH}", content=data, headers=link.silo().headers)
+    assert found.status_code in (400, 409)
+
+
+def test_a_bundle_is_no_longer_than_it_may_be(link: SuperLink) -> None:
+    data = b"\0" * (MOST_BYTES + 1)
+    try:
+        found = httpx.post(f"http://127.0.0.1:{link.port}{PUSH}", content=data, headers=link.silo().headers)
+    except httpx.TransportError:  # it is cut off while it sends
+        return
+    assert found.status_code == 413
+
+
+def test_a_server_that_ends_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch, GateConfig()) as link:
+        berlin = link.silo()
+        client, _ = supernode(berlin)
+        later = Later(lambda: failing(lambda: look(berlin, client)))
+        held(link, berlin)
+        link.server.config.timeout_graceful_shutdown = None
+    assert later.result(), "its line is cut"
+
+
+def failing(call: Callable[[], Any]) -> bool:
+    with pytest.raises(httpx.TransportError):
+        call()
+    return True
+
+
+def test_an_app_hears_at_once_of_an_answer(link: SuperLink) -> None:
+    berlin, (grid, _) = link.silo(), server_app(link)
+    client, _ = supernode(berlin)
+    app: BundlingClient = vars(grid)["_client"]
+    arrivals, name = Arrivals(grid), ask(link, berlin, grid)
+    assert arrivals.pull({name: MOST}) == []
+    later = Later(lambda: app._ask(f"{APP_WAIT}10000", []))
+    look(berlin, client)
+    push(berlin, client, berlin.answer(name))
+    assert later.result() == []
+    assert len(pulled(arrivals, name)) == 1
+
+
+def test_a_superlink_without_the_routes_is_used_in_flowers_own_way(plain: SuperLink) -> None:
+    berlin = plain.silo()
+    client, paths = supernode(berlin)
+    asked = plain.order(berlin)
+    assert [message.metadata.message_id for message in look(berlin, client)] == [asked]
+    answer = berlin.answer(asked)
+    assert len(push(berlin, client, answer)) == 3, "each part is still to be pushed"
+    assert paths == [PULL, "/v1/fleet/pull-messages", "/v1/fleet/push-messages"], "it is asked for them once"
+
+
+def test_it_is_asked_for_them_again_after_a_while(plain: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    berlin = plain.silo()
+    client, paths = supernode(berlin)
+    look(berlin, client)
+    monkeypatch.setattr(bundle_client, "ABSENT_S", -1.0)
+    look(berlin, client)
+    assert paths.count(PULL) == 2
+
+
+def test_what_does_not_fit_goes_flowers_own_way(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    berlin, (grid, _) = link.silo(), server_app(link)
+    client, paths = supernode(berlin)
+    monkeypatch.setattr(bundle_routes, "MOST_BYTES", 10)
+    name = ask(link, berlin, grid)
+    found = client.PullMessages(PullMessagesRequest(node=berlin.node))
+    assert parts(berlin, client, name, found.message_object_trees[0])
+    client._most = 10
+    assert len(push(berlin, client, berlin.answer(name))) == 3
+    assert paths.count("/v1/fleet/pull-object") >= 2 and "/v1/fleet/push-messages" in paths
+
+
+def test_a_request_is_held_no_longer_than_lines_stand(link: SuperLink) -> None:
+    assert bundle_routes.HOLD_S <= 25.0
+    assert bundle_client.HELD_S > bundle_routes.HOLD_S
+
+
+def test_frames_come_back_as_they_went() -> None:
+    frames, read = [b"", b"a", b"b" * 1000], Bundle()
+    read.ParseFromString(Bundle(frames).SerializeToString())
+    assert read.frames == frames
+
+
+def test_an_app_of_such_a_superlink_goes_flowers_own_way_too(plain: SuperLink) -> None:
+    berlin, (grid, asked) = plain.silo(), server_app(plain)
+    name = ask(plain, berlin, grid)
+    assert [message.metadata.message_id for message in berlin.pull()] == [name]
+    berlin.push(berlin.answer(name))
+    (arrival,) = pulled(Arrivals(grid), name)
+    assert arrival.content is not None
+    assert asked[:2] == ["/v1/runtime/fedsync/push", "/v1/runtime/push-messages"]
+    assert sum(path.startswith("/v1/runtime/fedsync/") for path in asked) == 1
