@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import product
 
 TAUS = (1, 2, 5, 10, 20, 40, 80, 160, 320)
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """All that a grid may grow to."""
 
 KEPT = 1 / 4
