@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, PrivateAttr, model_validator
 
 from fedsync.common.names import SILO_NAME
+from fedsync.common.proxies import DIRECT, Proxy
 from fedsync.config.locate import beside
 from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
@@ -112,6 +113,10 @@ class SiloStartConfig(Section):
     server: Annotated[str, Field(pattern=ADDRESS)]
     """Address of the SuperLink, ``host:port``; the server's certificate has to cover the host."""
 
+    proxy: Annotated[str, Field(min_length=1)] | None = None
+    """HTTP proxy on the way to the server, ``http://host:port``, which has to pass TLS on as it is (``CONNECT``), or
+    ``direct`` for none. Left out, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` of the environment say."""
+
     authority: str | None = None
     """Certificate of the federation's authority, ``ca.crt``."""
 
@@ -207,6 +212,10 @@ class SiloStartConfig(Section):
             )
         if self.insecure and (self.authority or self.node_key):
             raise ValueError("insecure: true leaves out TLS, but authority or node_key is given; remove one of the two")
+        if self.insecure and self.proxy not in (None, DIRECT):
+            raise ValueError("insecure: true goes through no proxy, but proxy is given; remove one of the two")
+        if self.proxy not in (None, DIRECT):
+            Proxy.parse(str(self.proxy), "silo.yaml, proxy")
         if self.seal is not None and self.keys is None:
             raise ValueError("seal is given, but no keys; name the folder of `fedsync keys` as keys, or remove seal")
         return self

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedsync.common.environment import environment
 from fedsync.common.processes import OWNER
+from fedsync.common.proxies import unproxied
 from fedsync.trainer.protocol import STATE, STATE_FOLDER
 
 QUIET = {
@@ -30,7 +31,8 @@ def flower_environment(home: Path) -> Mapping[str, str]:
     """
     # Flower starts its helpers by name, and they stand beside the interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, **trainer_environment(home), "FLWR_HOME": str(home), "PATH": path}
+    mine = {**os.environ, **unproxied(os.environ)}
+    return {**mine, **QUIET, **trainer_environment(home), "FLWR_HOME": str(home), "PATH": path}
 
 
 def trainer_environment(home: Path) -> Mapping[str, str]:
@@ -44,4 +46,4 @@ def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
     Args:
         home: folder for resident trainers.
     """
-    return environment({**QUIET, **trainer_environment(home)})
+    return environment({**unproxied(os.environ), **QUIET, **trainer_environment(home)})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedsync.common.files import write_private
+from fedsync.common.proxies import DIRECT, Way, proxied, way_to
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
@@ -50,11 +52,21 @@ def node_config(config: SiloStartConfig) -> str:
     return " ".join(parts)
 
 
+def way_to_server(config: SiloStartConfig) -> Way:
+    """How a silo reaches its server; without TLS, through no proxy.
+
+    Raises:
+        ConfigError: no proxy that can be used is named, in its file or in the environment.
+    """
+    return way_to(config.server, os.environ, DIRECT if config.insecure else config.proxy)
+
+
 def silo_programs(config: SiloStartConfig) -> list[Program]:
     """A silo's SuperNode; the trainer comes with the first message.
 
     Raises:
-        ConfigError: this version of Flower would run code from the server, and the silo's owner does not allow it.
+        ConfigError: this version of Flower would run code from the server, and the silo's owner does not allow it; or
+            a proxy is named that cannot be used.
     """
     if config.code != "shipped" and not versions.supported():
         problem = "this version of Flower runs whatever client a run brings along, beside the silo's keys and data"
@@ -63,7 +75,8 @@ def silo_programs(config: SiloStartConfig) -> list[Program]:
     if not config.insecure:
         trust = supernode_trust(Path(config.authority or ""), Path(config.node_key or ""))
     command = supernode_command(config.server, node_config(config), trust, config.code)
-    return [Program("supernode", command, owner_environment(config), rejoins=not config.insecure)]
+    environment = {**owner_environment(config), **proxied(way_to_server(config), os.environ)}
+    return [Program("supernode", command, environment, rejoins=not config.insecure)]
 
 
 def supernode_trust(authority: Path, key: Path) -> list[str]:

@@ -3,12 +3,8 @@
 import json
 import shutil
 import socket
-import ssl
-import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +15,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.commands.doctor import report
+from fedsync.common.proxies import Way
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals import versions
-from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
+from fedsync.identity.certificates import ServerCertificate, make_authority
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.doctor import checks, health, network, preflight
 from fedsync.ops.doctor.checks import Check
@@ -33,38 +30,6 @@ from fedsync.trainer.protocol import STATE
 from fedsync.trainer.refusals import refuse
 
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certs")
-    folder.chmod(0o700)
-    make_server_certificate(make_authority(folder), ["fl.example.org"], folder)
-    return folder
-
-
-class _Health(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def port(certificates: Path) -> Iterator[int]:
-    """A server with TLS on loopback that answers with the date."""
-    server = HTTPServer(("127.0.0.1", 0), _Health)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    files = ServerCertificate.at(certificates)
-    context.load_cert_chain(files.certificate, files.key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture
@@ -209,9 +174,9 @@ def test_an_authority_that_is_no_certificate_is_one_line(port: int, tmp_path: Pa
     junk = tmp_path / "ca.crt"
     for text in ("junk", ""):
         junk.write_text(text)
-        failed(network.check_tls("localhost", port, junk), "no certificate can be read", "Fetch ca.crt")
-        failed(network.check_clock("localhost", port, junk, time.time), "no certificate can be", "Fetch ca.crt")
-    failed(network.check_tls("localhost", port, tmp_path / "no"), "No such file", "Fetch ca.crt")
+        failed(network.check_tls(Way("localhost", port), junk), "no certificate can be read", "Fetch ca.crt")
+        failed(network.check_clock(Way("localhost", port), junk, time.time), "no certificate can be", "Fetch ca.crt")
+    failed(network.check_tls(Way("localhost", port), tmp_path / "no"), "No such file", "Fetch ca.crt")
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -221,12 +186,12 @@ def test_a_device_that_is_not_there() -> None:
 
 def test_the_way_to_the_server(port: int, closed_port: int, certificates: Path, tmp_path: Path) -> None:
     authority = certificates / "ca.crt"
-    assert "round trip" in network.check_reachable("127.0.0.1", port).detail
-    failed(network.check_reachable("127.0.0.1", closed_port), "refused", "firewalls")
-    assert "TLSv1.3" in network.check_tls("localhost", port, authority).detail
+    assert "round trip" in network.check_reachable(Way("127.0.0.1", port)).detail
+    failed(network.check_reachable(Way("127.0.0.1", closed_port)), "refused", "firewalls")
+    assert "TLSv1.3" in network.check_tls(Way("localhost", port), authority).detail
     (tmp_path / "other").mkdir(mode=0o700)
     stranger = make_authority(tmp_path / "other").certificate
-    failed(network.check_tls("localhost", port, stranger), "", "Compare ca.crt")
+    failed(network.check_tls(Way("localhost", port), stranger), "", "Compare ca.crt")
     assert network.check_port("127.0.0.1", closed_port, running=False).ok
     assert network.check_port("127.0.0.1", port, running=True).ok
     failed(network.check_port("127.0.0.1", port, running=False), "in use", "choose another port")
@@ -239,7 +204,7 @@ def test_clocks_are_compared_by_the_date_of_an_answer(skew_s: float, ok: bool, p
     def clock() -> float:
         return time.time() + skew_s
 
-    check = network.check_clock("localhost", port, certificates / "ca.crt", clock)
+    check = network.check_clock(Way("localhost", port), certificates / "ca.crt", clock)
     assert check.ok is ok
     if not ok:
         failed(check, "ahead of the server's" if skew_s > 0 else "behind the server's", "NTP")

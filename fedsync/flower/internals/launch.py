@@ -21,11 +21,15 @@ import sys
 from pathlib import Path
 
 from fedsync.common.processes import exit_with_parent, free_ports
+from fedsync.common.proxies import way_to
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals.access_middleware import put_gate_before_superlink
 from fedsync.flower.internals.answering import answer_here
 from fedsync.flower.internals.polling import poll_often, pull_soon
 from fedsync.flower.internals.tokens import hide_tokens
+from fedsync.identity.server_proof import what_is_between
+
+_CONNECT_S = 10.0
 
 
 def main(arguments: list[str]) -> None:
@@ -41,6 +45,8 @@ def main(arguments: list[str]) -> None:
     log = logging.getLogger("fedsync")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
+    if own.program == "supernode":
+        _stop_before_a_proxy(options)
     if own.poll is not None:
         poll_often(own.poll)
         pull_soon()
@@ -60,6 +66,18 @@ def main(arguments: list[str]) -> None:
     # it takes for final, such as a TLS handshake that was cut; its other threads would keep it, and nobody start it
     # again.
     os._exit(1)
+
+
+def _stop_before_a_proxy(options: list[str]) -> None:
+    """End with one sentence where a proxy keeps this SuperNode from its server; Flower says a class's name of it."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--superlink")
+    parser.add_argument("--root-certificates", type=Path)
+    told, _ = parser.parse_known_args(options)
+    if told.root_certificates is not None:
+        problem = what_is_between(way_to(told.superlink, os.environ), told.root_certificates, _CONNECT_S)
+        if problem is not None:
+            sys.exit(problem)
 
 
 def _run(program: str) -> None:

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import http.client
 import logging
+import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from fedsync.common.backoff import Backoff
+from fedsync.common.proxies import DIRECT, way_to
 from fedsync.core.errors import SERVER, ProtocolError, RunError
 from fedsync.core.spans import SPAN_BYTES, Hash, digest, file_part, map_file, pieces
 from fedsync.core.transfer import Payload
@@ -96,8 +98,7 @@ class ParcelClient:
     """
 
     def __init__(self, address: str, trust: ssl.SSLContext | None, sign: Callable[[], Headers]) -> None:
-        host, _, port = address.rpartition(":")
-        self._place = host.strip("[]"), int(port)
+        self._way = way_to(address, os.environ, DIRECT if trust is None else None)
         self._trust = trust
         self._sign = sign
         self._filled: Path | None = None
@@ -224,9 +225,7 @@ class ParcelClient:
             tries += 1
 
     def _line(self) -> http.client.HTTPConnection:
-        if self._trust is None:
-            return http.client.HTTPConnection(*self._place, timeout=_SILENCE_S)
-        return http.client.HTTPSConnection(*self._place, timeout=_SILENCE_S, context=self._trust)
+        return self._way.line(self._trust, _SILENCE_S)
 
 
 def _answer(line: http.client.HTTPConnection, wanted: int) -> http.client.HTTPResponse:

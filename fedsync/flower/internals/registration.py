@@ -22,7 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from fedsync.common.environment import environment as variables
 from fedsync.common.files import write_atomically
+from fedsync.common.proxies import unproxied
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.environment import QUIET
 from fedsync.flower.internals import versions
@@ -132,7 +134,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str, address
         address: of the SuperLink, ``host:port``.
         authority: certificate that the server's was signed with.
     """
-    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home)}
+    environment = {**os.environ, **unproxied(os.environ), **QUIET, "FLWR_HOME": str(home)}
     found = Registered()
     for name, path in keys.items():
         try:
@@ -225,16 +227,17 @@ def _operator(home: Path, address: str, authority: Path) -> Iterator[ControlHttp
         return call_next(context)
 
     secret = read_secret(home)
-    client = ControlHttpClient.from_server_address(
-        server_address=address,
-        insecure=False,
-        root_certificates=authority.read_bytes(),
-        interceptors=[
-            CliClientHttpInterceptor(),
-            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-            SimpleNamespace(intercept=show_secret),
-        ],
-    )
+    with variables(unproxied(os.environ)):  # it reads them as it is made
+        client = ControlHttpClient.from_server_address(
+            server_address=address,
+            insecure=False,
+            root_certificates=authority.read_bytes(),
+            interceptors=[
+                CliClientHttpInterceptor(),
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                SimpleNamespace(intercept=show_secret),
+            ],
+        )
     try:
         yield client
     except httpx.HTTPStatusError as error:

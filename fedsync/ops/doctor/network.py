@@ -10,7 +10,8 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.proxies import ProxyRefused, Way
+from fedsync.identity.server_proof import CertificateReplaced, prove_server, trusting
 from fedsync.ops.doctor.checks import Check, guarded
 
 TIMEOUT_S = 5.0
@@ -18,58 +19,52 @@ MOST_SKEW_S = 60.0
 """Certificates that ``fedsync certs`` makes hold an hour before they are made; other things are less patient."""
 
 
-def split(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 address loses its brackets."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def check_reachable(host: str, port: int) -> Check:
+def check_reachable(way: Way) -> Check:
     """That somebody listens at the server's address, and how far away that is."""
     times = []
     try:
         for _ in range(3):
             begin = time.perf_counter()
-            socket.create_connection((host, port), timeout=TIMEOUT_S).close()
+            way.connect(TIMEOUT_S).close()
             times.append(time.perf_counter() - begin)
+    except ProxyRefused as error:
+        return Check("server", False, f"{way}: {error}", error.remedy)
     except OSError as error:
         remedy = "Check the address, that the server runs, and the firewalls between"
-        return Check("server", False, f"{host}:{port}: {error.strerror or error}", remedy)
-    return Check("server", True, f"{host}:{port}, round trip {1000 * min(times):.1f} ms")
+        return Check("server", False, f"{way}: {error.strerror or error}", remedy)
+    through = "" if way.proxy is None else f" through the proxy {way.proxy}"
+    return Check("server", True, f"{way}{through}, round trip {1000 * min(times):.1f} ms")
 
 
-def check_tls(host: str, port: int, authority: Path) -> Check:
+def check_tls(way: Way, authority: Path) -> Check:
     """That the server proves to be the one that the authority signed for, under the name it is called by."""
 
     def found() -> Check:
-        context = _trusting(authority)
         try:
-            with (
-                socket.create_connection((host, port), timeout=TIMEOUT_S) as raw,
-                context.wrap_socket(raw, server_hostname=host) as secured,
-            ):
-                return Check("TLS", True, f"{secured.version()}, the certificate covers {host}")
+            version = prove_server(way, authority, TIMEOUT_S)
+            return Check("TLS", True, f"{version}, the certificate covers {way.host}")
         except ssl.SSLCertVerificationError as error:
             remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
             return Check("TLS", False, error.verify_message, remedy)
+        except (ProxyRefused, CertificateReplaced) as error:
+            return Check("TLS", False, str(error), error.remedy)
         except OSError as error:
             return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
 
     return guarded("TLS", found)
 
 
-def check_clock(host: str, port: int, authority: Path, clock: Callable[[], float]) -> Check:
+def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
     """That this machine's clock and the server's agree, by the date of an answer, which has whole seconds.
 
     Args:
-        host: of the server.
-        port: likewise.
+        way: to the server.
         authority: certificate to trust.
         clock: seconds since the epoch.
     """
 
     def found() -> Check:
-        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_trusting(authority))
+        connection = way.line(trusting(authority), TIMEOUT_S)
         try:
             before_s = clock()
             connection.request("GET", "/health")
@@ -110,11 +105,3 @@ def check_port(host: str, port: int, *, running: bool) -> Check:
             remedy = "End what listens there, or choose another port; below 1024 takes privileges"
             return Check("port", False, f"{host}:{port}: {error.strerror}", remedy)
     return Check("port", True, f"{host}:{port} is free")
-
-
-def _trusting(authority: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=str(authority))
-    except OSError as error:  # an SSLError is one
-        problem = f"no certificate can be read from it: {error.strerror or error}"
-        raise ConfigError(str(authority), problem, "Fetch ca.crt anew from the server's operator") from None

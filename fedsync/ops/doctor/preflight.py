@@ -10,11 +10,13 @@ from pathlib import Path
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import Authority, ServerCertificate
 from fedsync.ops.doctor import checks as here
 from fedsync.ops.doctor import health as health
 from fedsync.ops.doctor import network as network
 from fedsync.ops.doctor.checks import Check
+from fedsync.ops.programs import way_to_server
 
 
 def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
@@ -46,12 +48,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
     yield here.check_device(config.device or "auto")
-    host, port = network.split(config.server)
-    reached = network.check_reachable(host, port)
-    yield reached
-    if reached.ok and config.authority is not None:
-        yield network.check_tls(host, port, Path(config.authority))
-        yield network.check_clock(host, port, Path(config.authority), time.time)
+    yield from _check_way(config)
     yield health.check_health(Path(config.state), now)
     yield from health.check_refusals(Path(config.state))
     yield health.check_approvals(config)
@@ -77,6 +74,19 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield health.check_health(Path(config.state), now)
     yield health.check_registration(Path(config.state), now)
     yield health.check_runs(Path(config.state), now)
+
+
+def _check_way(config: SiloStartConfig) -> Iterator[Check]:
+    try:
+        way = way_to_server(config)
+    except ConfigError as error:
+        yield Check("server", False, f"{error.place}: {error.problem}", error.remedy)
+        return
+    reached = network.check_reachable(way)
+    yield reached
+    if reached.ok and config.authority is not None:
+        yield network.check_tls(way, Path(config.authority))
+        yield network.check_clock(way, Path(config.authority), time.time)
 
 
 def utc_now() -> datetime:

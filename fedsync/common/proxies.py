@@ -1,0 +1,283 @@
+"""The way through an HTTP proxy: which one the environment names, and a connection that it passes on (CONNECT).
+
+Flower's HTTP client reads the same variables and has rules of its own for them. So whoever starts a process of Flower
+decides here, and tells that process by `proxied` or `unproxied` what it decided.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ipaddress
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote, unquote, urlsplit
+
+import psutil
+
+from fedsync.core.errors import ConfigError
+
+DIRECT = "direct"
+"""In place of a proxy's address: none, whatever the environment says."""
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_MAX_HEAD = 16384
+_AUTHENTICATE = 407
+_UNREACHED = {502, 503, 504}
+
+
+class ProxyRefused(OSError):
+    """A proxy passes no connection on.
+
+    Args:
+        problem: what it does, in a sentence without an end.
+        remedy: what its user can do.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy.
+
+    Args:
+        host: name or address.
+        port: likewise.
+        credentials: ``user:password``, or None; they are in no text that this makes.
+    """
+
+    host: str
+    port: int
+    credentials: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return _joined(self.host, self.port)
+
+    @classmethod
+    def parse(cls, text: str, place: str) -> Proxy:
+        """Read ``http://[user:password@]host:port``; ``http://`` may be left out.
+
+        Raises:
+            ConfigError: it is something else; ``place`` says where it stands.
+        """
+        try:
+            url = urlsplit(text if "://" in text else f"http://{text}")
+            if url.scheme == "http" and url.hostname:
+                user = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else None
+                return cls(url.hostname, url.port or 80, user)
+        except ValueError:
+            pass
+        problem = "it names no HTTP proxy, which is the one kind that FedSync goes through"
+        raise ConfigError(place, problem, "Write http://HOST:PORT, and http:// also where HTTPS goes through it")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a silo reaches its server.
+
+    Args:
+        host: of the server.
+        port: likewise.
+        proxy: in between, or None.
+    """
+
+    host: str
+    port: int
+    proxy: Proxy | None = None
+
+    def __str__(self) -> str:
+        return _joined(self.host, self.port)
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connection to the server.
+
+        Raises:
+            ProxyRefused: the proxy makes none.
+            OSError: nobody answers.
+        """
+        if self.proxy is None:
+            return socket.create_connection((self.host, self.port), timeout=timeout_s)
+        return _tunnel(self.proxy, str(self), timeout_s)
+
+    def line(self, trust: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
+        """What HTTP requests can be made on; without ``trust``, without TLS. `connect` says what it raises."""
+        return _Line(self, trust, timeout_s)
+
+
+class _Line(http.client.HTTPConnection):
+    def __init__(self, way: Way, trust: ssl.SSLContext | None, timeout_s: float) -> None:
+        super().__init__(way.host, way.port, timeout=timeout_s)
+        self._way, self._trust, self._most_s = way, trust, timeout_s
+
+    def connect(self) -> None:
+        raw = self._way.connect(self._most_s)
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.sock = raw if self._trust is None else self._trust.wrap_socket(raw, server_hostname=self._way.host)
+        except BaseException:
+            raw.close()
+            raise
+
+
+def way_to(address: str, environment: Mapping[str, str], named: str | None = None) -> Way:
+    """How to reach a server over TLS: through a proxy that is ``named``, else by ``HTTPS_PROXY`` and ``NO_PROXY``.
+
+    Never through one to this machine.
+
+    Args:
+        address: of the server, ``host:port``; an IPv6 address in brackets.
+        environment: variables; small letters win over capital ones.
+        named: address of a proxy, or `DIRECT`; None leaves it to the environment.
+
+    Raises:
+        ConfigError: what names the proxy names none that can be used.
+    """
+    host, port = split(address)
+    if named == DIRECT or _here(host):
+        return Way(host, port)
+    if named is not None:
+        return Way(host, port, Proxy.parse(named, "silo.yaml, proxy"))
+    for name in ("https_proxy", "all_proxy"):
+        found = _variable(environment, name)
+        if found and not _excepted(host, port, _variable(environment, "no_proxy")):
+            return Way(host, port, Proxy.parse(found, f"{name.upper()} in the environment"))
+        if found:
+            break
+    return Way(host, port)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 address loses its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """Variables by which HTTP clients reach this machine, and ``hosts``, through no proxy; none if none is named."""
+    if not any(_variable(environment, name) for name in ("http_proxy", "https_proxy", "all_proxy")):
+        return {}
+    listed = [each.strip() for each in _variable(environment, "no_proxy").split(",")]
+    # Flower's client fails at IPv6 networks, as it does at proxies of a kind that it does not speak to.
+    known = [each for each in listed if each and not (":" in each and "/" in each)]
+    addresses = (address.address for each in psutil.net_if_addrs().values() for address in each)
+    own = [address for address in addresses if _is_address(address)]
+    told = ",".join(dict.fromkeys([*known, *_LOOPBACK, *own, *hosts]))
+    unusable = {name: "" for name in ("all_proxy", "ALL_PROXY") if _variable(environment, name).startswith("socks")}
+    return {"no_proxy": told, "NO_PROXY": told, **unusable}
+
+
+def proxied(way: Way, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which an HTTP client goes this way, and to this machine through no proxy."""
+    if way.proxy is None:
+        return unproxied(environment, way.host)
+    user, _, password = (way.proxy.credentials or "").partition(":")
+    secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if way.proxy.credentials else ""
+    address = f"http://{secret}{way.proxy}"
+    told = {"https_proxy": address, "HTTPS_PROXY": address, "all_proxy": "", "ALL_PROXY": ""}
+    kept = [each for each in _variable(environment, "no_proxy").split(",") if not _excepted(way.host, way.port, each)]
+    return {**told, **unproxied({**environment, **told, "no_proxy": ",".join(kept), "NO_PROXY": ""})}
+
+
+def _tunnel(proxy: Proxy, target: str, timeout_s: float) -> socket.socket:
+    try:
+        raw = socket.create_connection((proxy.host, proxy.port), timeout=timeout_s)
+    except OSError as error:
+        problem = f"the proxy {proxy} does not answer: {error.strerror or error}"
+        raise ProxyRefused(problem, "Check HTTPS_PROXY, or proxy in silo.yaml, and that the proxy runs") from error
+    try:
+        known = ""
+        if proxy.credentials is not None:
+            known = f"Proxy-Authorization: Basic {base64.b64encode(proxy.credentials.encode()).decode()}\r\n"
+        raw.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{known}\r\n".encode("ascii"))
+        _judge(proxy, target, _head(raw))
+    except (UnicodeError, TimeoutError) as error:
+        raw.close()
+        raise ProxyRefused(f"the proxy {proxy} says nothing to CONNECT: {error}", _remedy(target)) from error
+    except BaseException:
+        raw.close()
+        raise
+    return raw
+
+
+def _head(raw: socket.socket) -> bytes:
+    """Head of an answer, and no byte of what follows: that is the server's."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n") and len(head) < _MAX_HEAD:
+        byte = raw.recv(1)
+        if not byte:
+            break
+        head += byte
+    return head
+
+
+def _judge(proxy: Proxy, target: str, head: bytes) -> None:
+    version, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+    if not head.endswith(b"\r\n\r\n") or not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise ProxyRefused(f"the proxy {proxy} does not answer as an HTTP proxy does", _remedy(target))
+    status, told = int(rest[:3]), "".join(each for each in rest[:80] if each.isprintable())
+    if 200 <= status < 300:
+        return
+    if status == _AUTHENTICATE:
+        wants = "wants a user and a password" if proxy.credentials is None else "refuses the user and the password"
+        raise ProxyRefused(
+            f"the proxy {proxy} {wants} ({told})",
+            f"Write HTTPS_PROXY=http://USER:PASSWORD@{proxy} into the silo's environment; where it wants NTLM or "
+            "Kerberos, put a local proxy that speaks it in between",
+        )
+    if status in _UNREACHED:
+        remedy = f"Check the server's address and that the server runs, and ask who runs the proxy for {target}"
+        raise ProxyRefused(f"the proxy {proxy} cannot reach {target} ({told})", remedy)
+    raise ProxyRefused(f"the proxy {proxy} refuses to connect to {target} ({told})", _remedy(target))
+
+
+def _remedy(target: str) -> str:
+    return f"Have who runs it allow CONNECT to {target}, or add the host to NO_PROXY where there is a direct way"
+
+
+def _here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+def _excepted(host: str, port: int, listed: str) -> bool:
+    """Whether ``NO_PROXY`` has the host: by name, as part of a domain, by address or network, or ``*``."""
+    name = host.lower()
+    for each in (entry.strip().lower() for entry in listed.split(",")):
+        bare, _, number = each.rpartition(":")
+        if bare and number.isdigit() and not _is_address(each):
+            if int(number) != port:
+                continue
+            each = bare.strip("[]")
+        domain = each.removeprefix("*").lstrip(".")
+        if each == "*" or (domain and (name == domain or name.endswith(f".{domain}"))) or _within(name, each):
+            return True
+    return False
+
+
+def _within(host: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return "%" not in text and bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    return environment[name] if name in environment else environment.get(name.upper(), "")
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
