@@ -7,8 +7,11 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import httpx
+import pytest
 
 from fedsync.identity.certificates import ServerCertificate
 
@@ -90,3 +93,18 @@ def proxy(to: int = 0, *, status: str = "", user: str = "", reads: Path | None =
         yield made
     finally:
         made.close()
+
+
+def as_httpx_goes(variables: Mapping[str, str], url: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Address of the proxy that Flower's HTTP client goes through to a URL under these variables."""
+    with monkeypatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with httpx.Client() as client:
+            return proxy_of(client, url)
+
+
+def proxy_of(client: httpx.Client, url: str) -> str | None:
+    """Address of the proxy that the client goes through to a URL."""
+    found = getattr(client._transport_for_url(httpx.URL(url))._pool, "_proxy_url", None)  # type: ignore[attr-defined]
+    return None if found is None else f"{found.host.decode()}:{found.port}"

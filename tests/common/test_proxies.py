@@ -3,12 +3,11 @@
 import os
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from fedsync.common.proxies import DIRECT, Proxy, ProxyRefused, Way, proxied, unproxied, way_to
 from fedsync.core.errors import ConfigError
-from tests.proxy import proxy
+from tests.proxy import as_httpx_goes, proxy
 
 SERVER, URL = "fl.example.org:9092", "http://proxy.example.org:3128"
 THROUGH = Proxy("proxy.example.org", 3128)
@@ -20,19 +19,6 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     yield
-
-
-def as_httpx_goes(variables: dict[str, str], url: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """Address of the proxy that Flower's HTTP client uses for a URL under these variables."""
-    with monkeypatch.context() as patch, httpx.Client() as plain:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        with httpx.Client() as client:
-            chosen = client._transport_for_url(httpx.URL(url))
-            if type(chosen._pool) is type(plain._transport._pool):  # type: ignore[attr-defined]
-                return None
-            found = chosen._pool._proxy_url  # type: ignore[attr-defined]
-            return f"{found.host.decode()}:{found.port}"
 
 
 @pytest.mark.parametrize(
