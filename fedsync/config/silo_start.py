@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from fedsync.common.names import SILO_NAME
 from fedsync.common.proxies import DIRECT, Proxy
 from fedsync.config.locate import beside
+from fedsync.config.presence import PresenceConfig
 from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
@@ -184,6 +185,10 @@ class SiloStartConfig(Section):
     processes: Annotated[int, Field(ge=1, le=64)] | None = None
     """In how many processes FedSync's own loop trains, each on a GPU of its own from ``device`` on if there are GPUs;
     left out, as the run says."""
+
+    presence: PresenceConfig | None = None
+    """When the silo is there, each day. Outside of it, it takes no orders, its processes end, and it comes back by
+    itself. Left out, it is always there."""
 
     resources: bool = True
     """Whether to tell the server how much of the machine is left to the trainer."""

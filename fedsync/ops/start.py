@@ -19,6 +19,7 @@ from fedsync.flower.internals.lines import most_lines
 from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.audit_heads import HeadKeeper
+from fedsync.ops.presence import PresenceWatch
 from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
 from fedsync.ops.registration_loop import RegistrationLoop
 from fedsync.ops.run_watchdog import RunWatchdog
@@ -57,6 +58,7 @@ def start_silo(config: SiloStartConfig) -> None:
     trainers = state / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
         seen, heads = Trainers(trainers), HeadKeeper(config)
+        presence = PresenceWatch(config.presence, lambda: seen.working)
         heads.tend()
 
         def tidy_up() -> None:
@@ -73,7 +75,9 @@ def start_silo(config: SiloStartConfig) -> None:
                 {"silo": config.name, "server": config.server, "way": way(config.code)},
                 stop,
                 tidy_up,
-                seen.told,
+                lambda: {**seen.told(), **presence.told()},
+                presence.here,
+                lambda: stop_trainers(trainers),
             )
         finally:
             stop_trainers(trainers)

@@ -132,12 +132,14 @@ class Supervisor:
             for role, state in self._states.items()
         }
 
-    def stop(self) -> None:
-        """End all, the one that was started last first."""
+    def stop(self) -> bool:
+        """End all, the one that was started last first; whether any was there. `step` starts them again."""
+        ended = False
         for state in reversed(self._states.values()):
             if state.process is not None:
                 state.process.end()
-                state.process = None
+                state.process, ended = None, True
+        return ended
 
     def _start(self, role: str, now_s: float) -> None:
         state = self._states[role]

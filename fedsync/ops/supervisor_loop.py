@@ -143,6 +143,8 @@ def supervise(
     stop: threading.Event,
     tidy: Callable[[], object] = lambda: None,
     tell: Callable[[], Mapping[str, Any]] = dict,
+    here: Callable[[], bool] = lambda: True,
+    leave: Callable[[], object] = lambda: None,
 ) -> None:
     """Keep programs running until ``stop`` is set, then end them all.
 
@@ -155,6 +157,8 @@ def supervise(
         stop: set by whoever wants the end.
         tidy: called once a minute.
         tell: called whenever the health file is written: what it says besides that changes.
+        here: whether the programs are to run at the moment.
+        leave: called when they have ended because they are not to run.
     """
     logs = state / LOGS_FOLDER
     logs.mkdir(mode=0o700, exist_ok=True)
@@ -168,8 +172,13 @@ def supervise(
     try:
         while not stop.is_set():
             now_s = time.monotonic()
-            supervisor.step(now_s)
-            health.tell("running" if supervisor.running else "restarting", supervisor, now_s)
+            if here():
+                supervisor.step(now_s)
+                health.tell("running" if supervisor.running else "restarting", supervisor, now_s)
+            else:
+                if supervisor.stop():
+                    leave()
+                health.tell("away", supervisor, now_s)
             if now_s >= tidy_at_s:
                 tidy()
                 tidy_at_s = now_s + _TIDY_S

@@ -203,6 +203,11 @@ class Trainers:
         """For the health file: what was seen last, by the names of the trainers' folders."""
         return {"trainers": {name: asdict(seen) for name, seen in self._seen.items()}}
 
+    @property
+    def working(self) -> bool:
+        """Whether any of them had an order in work when it was looked at last."""
+        return any(seen.state == "working" for seen in self._seen.values())
+
     def _one(self, folder: Path, pid: int) -> Seen:
         answer = probe(folder)
         if answer is not None:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from fedsync.common.fence import ALLOWED, Fence
 from fedsync.config.cipher import PlainConfig
+from fedsync.config.presence import PresenceConfig, utc_now
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
@@ -48,6 +49,9 @@ class OwnerPolicy(Section):
 
     never: list[str] = Field(default_factory=list)
     """Absolute files and folders that are closed wherever ``data`` leads."""
+
+    presence: PresenceConfig | None = None
+    """When it takes orders; None for always."""
 
     limits: LimitsConfig | None = None
     """How small and how frequent orders may be; None leaves it to the run."""
@@ -82,6 +86,7 @@ class OwnerPolicy(Section):
             seal=None if config.keys is None else config.seal or SealConfig(),
             data=config.data,
             never=config.closed(),
+            presence=config.presence,
             limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
             approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
@@ -131,10 +136,14 @@ class OwnerPolicy(Section):
             rounds: after which the run that the owner confirmed is to end.
 
         Raises:
-            LimitReached: it is too small, or one too many.
+            LimitReached: it is too small, or one too many, or the silo is not to be there.
             OwnerRefusal: it trains on beyond what the owner confirmed.
             ConfigError: it cannot be counted.
         """
+        away_s = 0.0 if self.presence is None else self.presence.next_s(utc_now())
+        if away_s > 0:
+            remedy = "Ask then; its owner says when by presence in silo.yaml"
+            raise LimitReached("presence", f"this silo takes no orders for {away_s:.0f} s", remedy)
         trains = not (order.scores_only or order.apart)
         if self.approvals is not None and rounds is not None and trains and order.base_version >= rounds:
             problem = f"version {order.base_version} is to be trained on, and the owner confirmed {rounds} rounds"
