@@ -41,8 +41,8 @@ from fedsync.core.rng import Stream, derive_seed
 from fedsync.flower.environment import flower_in_this_process
 from fedsync.trainer.client import TrainerClient, stop_trainers
 from fedsync.trainer.folder import tenant
-from fedsync.trainer.last_order import LastOrder
-from fedsync.trainer.protocol import ANSWER, AskModel, Collect, Identity, InProgress, Reply, Train, exchange
+from fedsync.trainer.last_order import LastOrder, LastOrders
+from fedsync.trainer.protocol import AskModel, Collect, Identity, InProgress, Reply, Train, exchange
 
 STEPS, BATCH, STEP_S = 24, 8, 0.02
 SILOS = 2
@@ -171,7 +171,7 @@ class Silo:
 
     def kept(self) -> LastOrder | None:
         """What is on disk."""
-        return LastOrder.load(self.folder / ANSWER)
+        return LastOrders(self.folder).last
 
 
 @dataclass

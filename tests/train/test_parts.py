@@ -20,7 +20,7 @@ from fedsync.train.parts import FrozenTensors, frozen_digest, parts_of
 from fedsync.train.sampler import Cursor
 from fedsync.train.weights import TaskModel
 from fedsync.trainer.last_order import LastOrder
-from fedsync.trainer.protocol import ANSWER, EvaluateModel, Identity
+from fedsync.trainer.protocol import ANSWERS, EvaluateModel, Identity
 from fedsync.trainer.session import SiloSession
 from tests.train.make import order
 
@@ -109,8 +109,9 @@ def test_what_is_frozen_is_neither_sent_nor_stored(tmp_path: Path, spec: RunSpec
     base = silo.initial_model()
     done = silo.train(order(batch_size=8, max_steps=3), base)
     assert base.nbytes == done.update.nbytes == 4 * 16
-    assert (tmp_path / "a" / ANSWER).stat().st_size < 4_000 < 4 * 40_000
-    assert LastOrder.load(tmp_path / "a" / ANSWER) is not None
+    answer = tmp_path / "a" / ANSWERS[0]
+    assert answer.stat().st_size < 4_000 < 4 * 40_000
+    assert LastOrder.load(answer) is not None
     silo.save_model(Path("model.pt"), base)
     whole = torch.load("model.pt", weights_only=True)
     built = TaskModel(spec.task.build(), spec.seed, spec.model.build())
