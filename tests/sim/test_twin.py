@@ -209,7 +209,10 @@ def test_intervals_are_wider_by_what_the_replay_missed(tmp_path: Path) -> None:
 
 
 def test_overhead_of_real_silos_is_known_of_the_strategy_that_ran_alone(tmp_path: Path) -> None:
-    """They share a server: another strategy may have half or twice of 2 s, for all silos at once. 3.2 s of training."""
+    """They share a server: another strategy may have a third or three times of 2 s, all silos alike.
+
+    Training takes 6.4 s an order.
+    """
     record = read_record(played(tmp_path, {"speed": 100.0, "overhead_s": 2.0}, strategy="fedavg"))
     virtual, real = Twin.of(record), Twin.of(replace(record, runtime="local"))
     fedavg = StrategyConfig.load("fedavg")

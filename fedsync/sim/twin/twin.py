@@ -40,9 +40,9 @@ STUDENT = {3: 2.920, 10: 1.833}
 LEAST_HALF, LEAST_HALF_REAL = 0.01, 0.03
 """Of an interval, as a share: what is written is rounded, and no machine is known better; real ones less well."""
 
-OVERHEAD_SPREAD = 0.42
+OVERHEAD_SPREAD = 0.67
 """Standard deviation of a real federation's overhead from strategy to strategy, as a logarithm: nine in ten have from a
-half to twice as much as another one."""
+third to three times as much. Chosen on runs of `bench/papers/foretold.py`: five silos there, at once or by turns."""
 
 MOST_ROUNDS = 40
 """For each round of the run that was fitted, before a replay ends."""
