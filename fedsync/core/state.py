@@ -87,8 +87,9 @@ class Policies:
         for update_id, weight in weights.items():
             if not (isfinite(weight) and weight > 0):
                 raise PolicyError(f"the weigher gives {update_id!r} the coefficient {weight}", recent)
-        commit, weighting = Commit(version, weights, self.weigher.toward), self.weigher.weighting
-        if not self.controls or weighting is None:
+        commit = Commit(version, weights, self.weigher.toward)
+        weighting = self.weigher.weighting if self.controls else None
+        if weighting is None:
             return commit
         steps = sum(weights[meta.update_id] * meta.steps for meta in metas)
         return replace(

@@ -20,6 +20,7 @@ from fedsync.core.layout import Layout, as_vector
 from fedsync.core.orders import WorkOrder
 from fedsync.train.local import Outcome
 from fedsync.train.loop import Trainer
+from fedsync.trainer.audit_chain import AuditPlace
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.order_counts import OrderCounts
 from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
@@ -138,6 +139,8 @@ def test_what_the_file_says_arrives_at_the_trainer(
         never=never,
         limits=LimitsConfig(),
         counts="/s/orders.json",
+        approvals=None,
+        audit=AuditPlace("/s/audit", "localhost:1"),
         statistics="sealed",
         emulate=False,
         share_local=False,
