@@ -76,7 +76,7 @@ def test_commands_are_found() -> None:
 
 def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
     def rows(page: str, heading: str) -> dict[str, list[str]]:
-        part = (DOCS / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        part = (DOCS / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n##")[0]
         cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in part.splitlines() if "|" in line]
         return {row[0]: row[1:] for row in cells}
 
