@@ -232,12 +232,7 @@ class BundleRoutes:
             raise NoParcel(403, "another node's")
         with self._together():
             answer = fleet_handlers.push_messages(asked, state)
-            for part in parts:
-                if part.object_id in answer.objects_to_push:
-                    part.session_id = answer.session_id
-                    if fleet_handlers.push_object(part, state).stored:
-                        answer.objects_to_push.remove(part.object_id)
-        return [answer.SerializeToString()]
+            return _with_parts(answer, parts, lambda part: fleet_handlers.push_object(part, state).stored)
 
     # Apps.
 
@@ -288,15 +283,20 @@ class BundleRoutes:
         from flwr.superlink.servicer.runtime import runtime_handlers
 
         state, task = self._state(), self._task(token)
-        parts = {part.object_id: part for part in map(PushObjectRequest.FromString, frames[1:])}
+        parts = [PushObjectRequest.FromString(frame) for frame in frames[1:]]
         with self._together():
             answer = runtime_handlers.push_messages(PushAppMessagesRequest.FromString(frames[0]), state, task)
-            for name in list(answer.objects_to_push):
-                if name in parts:
-                    parts[name].session_id = answer.session_id
-                    if runtime_handlers.push_object(parts[name], state, task).stored:
-                        answer.objects_to_push.remove(name)
-        return [answer.SerializeToString()]
+            return _with_parts(answer, parts, lambda part: runtime_handlers.push_object(part, state, task).stored)
+
+
+def _with_parts(answer: Any, parts: Iterable[Any], store: Callable[[Any], bool]) -> list[bytes]:
+    """Store the parts that came with messages; Flower's answer names those that are still to be pushed."""
+    for part in parts:
+        if part.object_id in answer.objects_to_push:
+            part.session_id = answer.session_id
+            if store(part):
+                answer.objects_to_push.remove(part.object_id)
+    return [answer.SerializeToString()]
 
 
 async def _first(wait_s: float, left: asyncio.Task[None], told: Awaitable[object]) -> None:
