@@ -15,6 +15,7 @@ from fedsync.config.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
+from fedsync.core.presence import MAX_AWAY_S, Presence
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -99,6 +100,30 @@ class FaultConfig(Section):
     """Seconds until it is back [s]."""
 
 
+class WindowsConfig(Section):
+    """The silo is there in windows, as one with ``presence`` in its ``silo.yaml``; the first begins as it joins."""
+
+    for_s: Positive
+    """How long a window lasts [s]."""
+
+    every_s: Annotated[float, Field(gt=0, le=MAX_AWAY_S)]
+    """From the beginning of one to that of the next [s]."""
+
+    @model_validator(mode="after")
+    def _closes(self) -> Self:
+        if self.for_s >= self.every_s:
+            problem = f"for_s {self.for_s:g} is not below every_s {self.every_s:g}"
+            raise ValueError(f"{problem}; leave presence out for a silo that is always there")
+        return self
+
+    def told(self, since_s: float) -> Presence:
+        """What the silo says of itself, so long after it joined first."""
+        begun_s = since_s % self.every_s
+        if self.every_s - begun_s < 1e-9 * max(since_s, 1.0):
+            begun_s = 0.0  # a window that begins now, but for rounding
+        return Presence(max(self.for_s - begun_s, 0.0), self.every_s - begun_s)
+
+
 class SiloConfig(Section):
     """One machine. Seconds without another word are virtual seconds since the run began.
 
@@ -147,6 +172,9 @@ class SiloConfig(Section):
 
     faults: list[FaultConfig] = Field(default_factory=list)
     """Goes down and returns by plan. Whatever is in work then is lost; the place in its data is not."""
+
+    presence: WindowsConfig | None = None
+    """It is there in windows, and says so. Left out, it is there always."""
 
     joins_at_s: NonNegative = 0.0
     """Takes part from then on [s]."""

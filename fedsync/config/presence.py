@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, PrivateAttr, model_validator
 
 from fedsync.config.section import Section
+from fedsync.core.presence import Presence
 
 _TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 _DAYS = (-1, 0, 1, 2)
@@ -55,8 +56,15 @@ class PresenceConfig(Section):
 
     def next_s(self, now: datetime) -> float:
         """How long it is until a window begins [s]; 0 within one."""
-        ahead = [(begin - now).total_seconds() for begin, end in self._windows(now) if now < begin < end]
-        return 0.0 if self.left_s(now) > 0 else min(ahead)
+        return 0.0 if self.left_s(now) > 0 else self._following_s(now)
+
+    def told(self, now: datetime) -> Presence:
+        """What the server hears: durations, and no time of any clock."""
+        return Presence(self.left_s(now), self._following_s(now))
+
+    def _following_s(self, now: datetime) -> float:
+        """How long it is until the next window begins [s], also within one."""
+        return min((begin - now).total_seconds() for begin, end in self._windows(now) if now < begin < end)
 
     def _windows(self, now: datetime) -> list[tuple[datetime, datetime]]:
         """The windows around a moment, in UTC: only there do differences count hours that a clock skips or repeats."""

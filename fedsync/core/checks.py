@@ -21,6 +21,7 @@ from fedsync.core.orders import (
     WorkOrder,
     WorkReport,
 )
+from fedsync.core.presence import Presence
 
 MAX_SPEED = 1e9
 """Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
@@ -93,6 +94,7 @@ def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkRepo
             raise ProtocolError(silo, "resources", f"{window}")
     if report.batch_cap is not None and not 1 <= report.batch_cap <= MAX_COUNT:
         raise ProtocolError(silo, "batch cap", f"{report.batch_cap}")
+    _check_presence(silo, report.presence)
 
 
 def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[str, str] | None:
@@ -184,6 +186,12 @@ def check_facts(silo: str, facts: SiloFacts) -> None:
         check_speed(silo, facts.declared_speed)
     if len(facts.device) > MAX_NAME:
         raise ProtocolError(silo, "device", f"a name of {len(facts.device)} characters, at most {MAX_NAME}")
+    _check_presence(silo, facts.presence)
+
+
+def _check_presence(silo: str, said: Presence | None) -> None:
+    if said is not None and not said.sound:
+        raise ProtocolError(silo, "presence", f"there for {said.left_s} s, and again in {said.back_s} s")
 
 
 def check_speed(silo: str, speed: float) -> None:

@@ -119,8 +119,9 @@ class Coordinator:
 
     @property
     def able(self) -> bool:
-        """Whether anything can come of what the silos here do; not if each fails all that it is asked."""
-        return self._state.closing is not None or self._state.failures.able(self._state.silos)
+        """Whether anything can come of what silos do that are here or expected; not if each fails all it is asked."""
+        state = self._state
+        return state.closing is not None or state.attendance.awaited or state.failures.able(state.silos)
 
     @property
     def unlearned(self) -> bool:
@@ -178,16 +179,17 @@ class Coordinator:
             case SiloJoined(at_s, name, facts):
                 self._give_up_order(name, "the silo joined again", actions)
                 self._admit(at_s, name, facts, actions)
-            case SiloLost(_, name, reason):
+            case SiloLost(at_s, name, reason):
                 self._give_up_order(name, f"the silo was lost: {reason}", actions)
                 state.awaiting.discard(name)
                 state.owing.discard(name)
                 state.silos.pop(name, None)
                 state.scores.forget(name)
                 state.passes.leave(name)
-            case WorkFailed(at_s, name, update_id, reason):
+                state.attendance.lose(name, at_s)
+            case WorkFailed(at_s, name, update_id, reason, back_s):
                 if state.answered(name, update_id) is not None:
-                    self._fail(name, at_s)
+                    self._fail(name, at_s, away=state.attendance.refuse(name, at_s, back_s))
                     state.failures.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
             case Progressed(_, name, update_id, steps, _):
@@ -225,6 +227,7 @@ class Coordinator:
             state.failures.last_failure = str(error)
             return
         state.silos[name] = SiloView(facts, since_s=at_s, forecast=forecast)
+        state.attendance.join(name, at_s, facts.presence)
         state.passes.join(name, facts.examples)
 
     def _absorb_update(self, at_s: float, meta: UpdateMeta, report: WorkReport, actions: list[Action]) -> None:
@@ -243,6 +246,7 @@ class Coordinator:
             actions.append(Discard(meta.update_id, str(error)))
             return
         state.failures.proven.add(meta.silo)
+        state.attendance.hear(meta.silo, at_s, report.presence)
         state.end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
@@ -251,6 +255,8 @@ class Coordinator:
             state.apart.end(meta.silo, shares=order.share and meta.nbytes > 0)
         elif state.closing is not None and not order.scores_only:
             actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
+        elif order.base_version != state.version and state.attendance.away(meta.silo, at_s):
+            actions.append(Discard(meta.update_id, "its silo's window was over, and the model has moved on"))
         else:
             state.pending[meta.update_id] = meta
         if order.scores_only:
@@ -267,7 +273,7 @@ class Coordinator:
         state.silos[meta.silo] = silo.ended(at_s, report.samples, forecast, overhead_s)
         state.adaptation.observe(meta.silo, report, at_s - silo.since_s)
 
-    def _fail(self, name: str, at_s: float) -> None:
+    def _fail(self, name: str, at_s: float, *, away: bool = False) -> None:
         silo = self._state.silos[name]
         assert silo.order is not None
         if silo.order.scores_only:
@@ -275,8 +281,8 @@ class Coordinator:
         if silo.order.apart:
             self._state.apart.fail(name)
         self._state.end_evaluation(silo.order.base_version, name, None)
-        self._state.silos[name] = silo.failed(at_s)
-        if silo.failures + 1 >= MAX_FAILURES:
+        self._state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
+        if self._state.silos[name].failures >= MAX_FAILURES:
             self._state.passes.leave(name)
 
     def _give_up_order(self, name: str, reason: str, actions: list[Action]) -> None:
@@ -320,10 +326,11 @@ class Coordinator:
         silos, pending = MappingProxyType(state.silos), MappingProxyType(state.pending)
         work = self._current_plan()
         while True:  # a commit changes what the barrier sees, so it is asked again until it commits nothing
-            view = ClusterView(now_s, state.version, silos, pending, work, self._policies.seed, state.silos)
+            seed, windows = self._policies.seed, state.attendance.windows
+            whole = ClusterView(now_s, state.version, silos, pending, work, seed, state.silos, windows)
+            view, said = state.attendance.seen(whole)
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
-            if verdict.reason:
-                reasons.append(verdict.reason)
+            reasons += [reason for reason in (said, verdict.reason) if reason]
             if verdict.commit or verdict.rollback or verdict.discard or verdict.savepoint:
                 metas = self._change_model(verdict, actions)
             if verdict.commit:
@@ -341,17 +348,9 @@ class Coordinator:
             release(state, self._policies, verdict, work, self._recent, now_s, actions)
             hurry(state, verdict, self._recent, actions)
             if not verdict.commit:
-                self._wake_by(verdict.wake_at_s, now_s, actions)
+                state.wake_by(verdict.wake_at_s, now_s, actions)
+                state.wake_by(state.attendance.wake_s(now_s), now_s, actions)
                 return "; ".join(reasons)
-
-    def _wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
-        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
-        alarms = self._state.alarms
-        while alarms and alarms[-1] <= now_s:
-            alarms.pop()
-        if at_s is not None and not (alarms and alarms[-1] <= at_s):
-            alarms.append(at_s)
-            actions.append(WakeAt(at_s))
 
     def _current_plan(self) -> Plan:
         """The plan that was made last, unless a silo, a forecast or a cap has changed since."""

@@ -39,6 +39,15 @@ class LimitReached(OwnerRefusal):
     """A run asks for more, or in smaller pieces, than a silo's owner allows."""
 
 
+class SiloAway(OwnerRefusal):
+    """A silo takes no orders outside of its window, which begins in ``back_s`` [s]."""
+
+    def __init__(self, back_s: float) -> None:
+        remedy = "Ask then; its owner says when by presence in silo.yaml"
+        super().__init__("presence", f"this silo takes no orders for {back_s:.0f} s", remedy)
+        self.back_s = back_s
+
+
 def not_installed(place: str, library: str, extra: str) -> ConfigError:
     """The error where a library is missing that an extra of FedSync's brings, for example ``sim``."""
     remedy = f'In a clone of FedSync: pip install -c constraints.txt ".[{extra}]"'

@@ -36,12 +36,16 @@ class SiloLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """An order ended without a usable update; the silo is idle again."""
+    """An order ended without a usable update; the silo is idle again.
+
+    ``back_s`` says that it is away, and for how long [s]: then it was not its fault.
+    """
 
     at_s: float
     silo: str
     update_id: str
     reason: str
+    back_s: float | None = None
 
 
 @fast_dataclass

@@ -8,6 +8,7 @@ from enum import StrEnum, auto
 from typing import Any, Protocol, TypeVar
 
 from fedsync.core.codec import Sum
+from fedsync.core.presence import Presence
 
 V = TypeVar("V")
 
@@ -250,6 +251,7 @@ class WorkReport:
         metrics: any other figures, which nothing decides by, for example ``{"peak_memory_bytes": 1e9}``. The name
             ends in the unit; `fedsync.observe.metric_pool` says how they are pooled.
         pooled: where figures are sealed, what silos found together in the commits that came with the order.
+        presence: how long the silo is still there; None if it says nothing new.
     """
 
     base_version: int
@@ -263,6 +265,7 @@ class WorkReport:
     evaluation: Evaluation | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     pooled: tuple[PooledFigures, ...] = ()
+    presence: Presence | None = None
 
 
 @fast_dataclass
@@ -329,6 +332,7 @@ class SiloFacts:
         declared_speed: samples per second from its own file, or None.
         device: for people, for example ``cpu`` or ``cuda:0``.
         validates: whether it holds out a validation split, by which rounds are evaluated; see `Split`.
+        presence: how long it is still there; None if always.
     """
 
     examples: int
@@ -336,6 +340,7 @@ class SiloFacts:
     declared_speed: float | None = None
     device: str = "cpu"
     validates: bool = False
+    presence: Presence | None = None
 
     def fits(self, found: int | None) -> int:
         """Largest batch, by its data, its memory, and what it ``found`` when one did not fit."""

@@ -75,6 +75,9 @@ COORDINATOR: Names = {
     "claims.said": "claims.said",
     "claims.believed": "claims.believed",
     "claims.disputed": "claims.disputed",
+    "attendance.windows": "attendance.windows",
+    "attendance.told": "attendance.told",
+    "attendance.awaited": "attendance.awaited",
     "failures.proven": "failures.proven",
     "failures.last": "failures.last_failure",
 }

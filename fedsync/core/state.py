@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-from fedsync.core.actions import Action, Commit
+from fedsync.core.actions import Action, Commit, WakeAt
 from fedsync.core.apart import Apart, CrossSite
+from fedsync.core.attendance import Attendance
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
 from fedsync.core.forecasts import Forecasts
@@ -142,6 +143,7 @@ class CoordinatorState:
         passes: of the silos over their data.
         claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
+        attendance: when those are there that are not there always.
         closing: why the run is about to end.
         owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
         asked: questions of the end that silos were asked, or were not worth asking.
@@ -170,6 +172,7 @@ class CoordinatorState:
     passes: Passes = field(default_factory=Passes)
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
+    attendance: Attendance = field(default_factory=Attendance)
     closing: str | None = None
     owing: set[str] = field(default_factory=set)
     asked: int = 0
@@ -199,6 +202,15 @@ class CoordinatorState:
         if silo is not None and silo.queued is not None and silo.queued.update_id == update_id:
             self.silos[name] = replace(silo, order=silo.queued, queued=silo.order, progress_steps=0)
         return self.order_of(name, update_id)
+
+    def wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
+        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
+        alarms = self.alarms
+        while alarms and alarms[-1] <= now_s:
+            alarms.pop()
+        if at_s is not None and not (alarms and alarms[-1] <= at_s):
+            alarms.append(at_s)
+            actions.append(WakeAt(at_s))
 
     def attest(self, name: str, claims: Iterable[PooledFigures], policies: Policies, actions: list[Action]) -> None:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""

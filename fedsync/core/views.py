@@ -50,6 +50,12 @@ class SiloView:
         """Those that it has not answered yet: the one in work, then the queued one."""
         return tuple(order for order in (self.order, self.queued) if order is not None)
 
+    def order_s(self, work: LocalWork) -> float | None:
+        """How long an order is predicted to take [s], with what the last one cost besides training; None if unknown."""
+        if self.forecast is None:
+            return None
+        return work.steps * self.forecast.step_s(work.batch_size) + max(self.forecast.overhead_s, self.overhead_s)
+
     def begun(self, order: WorkOrder, at_s: float) -> SiloView:
         """The silo once it has been given an order, which is queued if it has one in work."""
         if self.order is not None:
@@ -103,6 +109,7 @@ class ClusterView:
             looked at, in O(n).
         seed: of the run, for policies that draw.
         index: of ``silos``; None has everything looked for. Whoever shows a part of the silos sets it to None.
+        windows: name -> when its window ends and when its next one begins, of silos that are not always there.
     """
 
     now_s: float
@@ -112,6 +119,22 @@ class ClusterView:
     work: Mapping[str, LocalWork] = field(default_factory=dict)
     seed: int = 0
     index: Index | None = None
+    windows: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def present_for_s(self, name: str) -> float | None:
+        """How long a silo says that it is still there [s], 0 if it is away; None if always, or if nobody knows."""
+        window = self.windows.get(name)
+        if window is None or self.now_s >= window[1]:
+            return None
+        return max(window[0] - self.now_s, 0.0)
+
+    def has_time(self, name: str) -> bool:
+        """Whether a silo can answer one more order in its window, by what is predicted; if nothing is, it may try."""
+        left_s, silo = self.present_for_s(name), self.silos[name]
+        if left_s is None or (order_s := silo.order_s(self.work[name])) is None:
+            return True
+        waits_s = 0.0 if silo.order is None else max(silo.since_s + order_s - self.now_s, 0.0)
+        return waits_s + order_s <= left_s
 
     @property
     def idle(self) -> tuple[str, ...]:

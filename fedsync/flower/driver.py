@@ -266,7 +266,7 @@ class FlowerDriver:
                 case asked, Refused():
                     if isinstance(asked, Describe):
                         self._nodes.refuses(sent.node, reply)
-                    return self._failed(sent, explained(name, reply))
+                    return self._failed(sent, explained(name, reply), reply.back_s)
                 case asked, _:
                     answered = f"{type(asked).__name__} is answered with {type(reply).__name__}"
                     raise ProtocolError(name, "message", answered)
@@ -274,14 +274,14 @@ class FlowerDriver:
             return self._failed(sent, str(error))
         return None
 
-    def _failed(self, sent: PendingMessage, reason: str) -> Event | None:
-        """What it means that a message has no usable answer."""
+    def _failed(self, sent: PendingMessage, reason: str, back_s: float | None = None) -> Event | None:
+        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
         now_s, name = self._now_s(), self._nodes.sender(sent.node)
         logger.warning("%s", reason)
         match sent.request:
             case Train(order):
                 self._outbox.over(order.update_id, now_s)
-                return WorkFailed(now_s, name, order.update_id, reason)
+                return WorkFailed(now_s, name, order.update_id, reason, back_s)
             case EvaluateModel() as asked:
                 return asked.answered(now_s, name, None)
             case Question():

@@ -50,6 +50,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import speed_windows
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.presence import Presence
 from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, folded, store
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Machine
@@ -189,7 +190,7 @@ class VirtualDriver(Kernel[Machine]):
                 following = next(self._outages[silo], None)
                 if following is not None:
                     self._push(following.at_s, _Loss(silo, following), Priority.PRESENCE)
-                return replace(happening, at_s=now_s)
+                return replace(happening, at_s=now_s, facts=replace(happening.facts, presence=self._told(silo, now_s)))
 
     def ended(self, work: OrderInWork, now_s: float) -> Event:
         """Train what was done of the order, now that its time has come."""
@@ -231,8 +232,14 @@ class VirtualDriver(Kernel[Machine]):
                 overhead_s=overhead_s,
                 windows=speed_windows(order.batch_size, work.start_s, course.ends),
             )
+        report = replace(report, presence=self._told(silo, now_s))
         meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
         return UpdateArrived(now_s, meta, report)
+
+    def _told(self, silo: str, now_s: float) -> Presence | None:
+        """What the silo says of when it is there."""
+        config = self._machines[silo].config
+        return None if config.presence is None else config.presence.told(now_s - config.joins_at_s)
 
     def _evaluate(self, now_s: float, silo: str, asked: Evaluate, received: Payload) -> Evaluated:
         worker = self._workers[silo]

@@ -1,4 +1,4 @@
-"""When a simulated machine is away: random crashes, faults by plan, and leaving for good."""
+"""When a simulated machine is away: random crashes, faults by plan, between its windows, and leaving for good."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedsync.config.cluster import CrashesConfig, SiloConfig
+from fedsync.config.cluster import CrashesConfig, SiloConfig, WindowsConfig
 from fedsync.core.rng import Stream, generator
 
 _BLOCK = 8
@@ -34,6 +34,8 @@ def outages(config: SiloConfig, seed: int) -> Iterator[Outage]:
     ]
     if config.crashes is not None:
         kinds.append(_crashes(config.crashes, config.name, config.joins_at_s, seed))
+    if config.presence is not None:
+        kinds.append(_closed(config.presence, config.joins_at_s))
     if config.leaves_at_s is not None:
         kinds.append(iter([Outage(config.leaves_at_s, math.inf, "left")]))
     return _united(heapq.merge(*kinds))
@@ -48,6 +50,13 @@ def _crashes(config: CrashesConfig, silo: str, joins_at_s: float, seed: int) -> 
             at_s = now_s + up_s
             now_s = at_s + down_s
             yield Outage(at_s, now_s, "crash")
+
+
+def _closed(windows: WindowsConfig, joins_at_s: float) -> Iterator[Outage]:
+    """The times between windows."""
+    for number in itertools.count():
+        begin_s = joins_at_s + number * windows.every_s
+        yield Outage(begin_s + windows.for_s, begin_s + windows.every_s, "its window is over")
 
 
 def _united(spans: Iterator[Outage]) -> Iterator[Outage]:

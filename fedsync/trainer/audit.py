@@ -58,7 +58,7 @@ from fedsync.trainer.protocol import (
 
 _LOCK = "audit.lock"
 _MOST_WORDS = 300
-_TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.APPROVAL}
+_TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.APPROVAL, Refusal.AWAY}
 """Refusals whose reasons are rules of the owner's, and hold nothing of the data."""
 
 _REPLIES = {kind.__name__ for kind in get_args(Reply)}

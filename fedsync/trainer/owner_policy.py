@@ -21,9 +21,10 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.config.tasks import SurveyConfig
-from fedsync.core.errors import LimitReached, OwnerRefusal
+from fedsync.core.errors import LimitReached, OwnerRefusal, SiloAway
 from fedsync.core.layout import matches
 from fedsync.core.orders import WorkOrder
+from fedsync.core.presence import Presence
 from fedsync.trainer.approvals import APPROVALS
 from fedsync.trainer.audit_chain import AUDIT, AuditPlace
 from fedsync.trainer.bundle import unpacked
@@ -127,6 +128,10 @@ class OwnerPolicy(Section):
                 fence.located(machine.trace)
         return spec.model_copy(update={"task": spec.task.relocated(lambda path: str(fence.located(path)))})
 
+    def present(self) -> Presence | None:
+        """How long the silo is still there, for the server; None if always."""
+        return None if self.presence is None else self.presence.told(utc_now())
+
     def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
         """See that an order is one that the silo may carry out, and count it; nothing is counted that is refused.
 
@@ -136,14 +141,14 @@ class OwnerPolicy(Section):
             rounds: after which the run that the owner confirmed is to end.
 
         Raises:
-            LimitReached: it is too small, or one too many, or the silo is not to be there.
+            LimitReached: it is too small, or one too many.
+            SiloAway: the silo is not to be there.
             OwnerRefusal: it trains on beyond what the owner confirmed.
             ConfigError: it cannot be counted.
         """
         away_s = 0.0 if self.presence is None else self.presence.next_s(utc_now())
         if away_s > 0:
-            remedy = "Ask then; its owner says when by presence in silo.yaml"
-            raise LimitReached("presence", f"this silo takes no orders for {away_s:.0f} s", remedy)
+            raise SiloAway(away_s)
         trains = not (order.scores_only or order.apart)
         if self.approvals is not None and rounds is not None and trains and order.base_version >= rounds:
             problem = f"version {order.base_version} is to be trained on, and the owner confirmed {rounds} rounds"

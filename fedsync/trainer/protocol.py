@@ -203,16 +203,21 @@ class Refusal(StrEnum):
     DISK = auto()
     LOCKED = auto()
     LIMIT = auto()
+    AWAY = auto()
     APPROVAL = auto()
     INTERNAL = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There is no answer. ``text`` is empty but where the silo is emulated, or its owner lets reasons out."""
+    """There is no answer. ``text`` is empty but where the silo is emulated, or its owner lets reasons out.
+
+    With AWAY, ``back_s`` says how long it is until the silo takes orders again [s].
+    """
 
     code: Refusal
     text: str = ""
+    back_s: float | None = None
 
 
 Reply = (

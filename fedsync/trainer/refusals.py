@@ -31,6 +31,7 @@ from fedsync.core.errors import (
     OwnerRefusal,
     ProtocolError,
     RunError,
+    SiloAway,
     SiloLocked,
 )
 from fedsync.trainer.approvals import AwaitsApproval
@@ -44,7 +45,7 @@ NOTES = "refusals.json"
 _MOST_NOTES, _MOST_REASON = 40, 1000
 _MOST_TEXT = 4000
 _MOST_TOLD = 5
-_QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL}
+_QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL, Refusal.AWAY}
 """Codes that come again and again, and whose reason says all."""
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
@@ -60,6 +61,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (IntegrityError, Refusal.INTEGRITY),
     (ProtocolError, Refusal.PROTOCOL),
     (LimitReached, Refusal.LIMIT),
+    (SiloAway, Refusal.AWAY),
     (AwaitsApproval, Refusal.APPROVAL),
     (OwnerRefusal, Refusal.OWNER),
     (Diverged, Refusal.DIVERGED),
@@ -93,6 +95,10 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
         "its owner allows fewer orders, or only larger ones",
         "Ask for less often, for larger batches or for more samples, or ask the owner about the limits in silo.yaml",
     ),
+    Refusal.AWAY: (
+        "it takes no orders outside of its window",
+        "It is asked again when its window begins; its owner says when by presence in silo.yaml",
+    ),
     Refusal.APPROVAL: (
         "it waits for its owner's approval",
         "It is asked again by itself; its owner confirms the run with `fedsync silo approve`",
@@ -104,7 +110,7 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
 AT_ONCE = {Refusal.CONFIG, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
 """Refusals of a run that a silo repeats until somebody changes something there or here."""
 
-PASSING = {Refusal.LOADING, Refusal.APPROVAL}
+PASSING = {Refusal.LOADING, Refusal.APPROVAL, Refusal.AWAY}
 """Refusals that pass by themselves, however often they come."""
 
 
@@ -167,7 +173,11 @@ def refuse(error: Exception) -> Refused:
         logger.warning("refused, %s: %s", code, reason, exc_info=None if code in _QUIET else error)
         if code is not Refusal.LOADING:
             _note(code, reason)
-        return Refused(code, _printing(reason)) if _texts_may_go() else Refused(code)
+        text, back_s = (
+            _printing(reason) if _texts_may_go() else "",
+            error.back_s if isinstance(error, SiloAway) else None,
+        )
+        return Refused(code, text, back_s)
     except Exception:
         logger.exception("a refusal could not be put down")
         return Refused(Refusal.INTERNAL)

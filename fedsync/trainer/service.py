@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import numpy as np
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.tasks import SurveyConfig
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
-from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.spans import digest
 from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
 from fedsync.train.pace import Watch
@@ -116,6 +117,8 @@ class TrainerService:
             check_approved(self._identity)
             self._session.check_open()
             reply, answer = self._handle(read_request(text), payload)
+            if isinstance(reply, WorkReport) and self._owner.presence is not None:
+                reply = replace(reply, presence=self._owner.present())
             return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
         except Exception as error:  # what it says is not for the server
             return write_reply(refuse(error)), None
@@ -126,7 +129,8 @@ class TrainerService:
             case Describe():
                 with self._training:
                     greeting = session.replica.greeting()
-                return Hello(self.name, self.facts, self.holds, session.form), greeting
+                facts = replace(self.facts, presence=self._owner.present())
+                return Hello(self.name, facts, self.holds, session.form), greeting
             case AskModel(values):
                 model = InitialModel(session.layout, session.kept_names, session.form.frozen)
                 return model, session.initial_model() if values else None

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import fields
 
 from fedsync.core.apart import Apart
+from fedsync.core.attendance import Attendance
 from fedsync.core.claims import Claims
 from fedsync.core.fitting import CurveBook
 from fedsync.core.forecasts import Forecasts
@@ -25,6 +26,7 @@ PARTS: dict[str, type] = {
     "passes.": Passes,
     "claims.": Claims,
     "failures.": FailurePolicy,
+    "attendance.": Attendance,
     "apart.": Apart,
     "tuning.": Tuning,
 }
@@ -51,4 +53,4 @@ def test_no_attribute_is_forgotten() -> None:
 def test_who_changes_the_names_raises_the_number_of_the_format() -> None:
     """Then an older checkpoint is refused in one sentence, and not in the middle of being read."""
     names = hashlib.sha256(" ".join(sorted(COORDINATOR)).encode()).hexdigest()
-    assert (FORMAT, names[:16]) == (8, "008d266c4084bfcb")
+    assert (FORMAT, names[:16]) == (9, "90f3adc42e0ba473")

@@ -376,6 +376,24 @@ def test_a_run_that_all_silos_refuse_ends_with_their_refusals_and_at_once(tmp_pa
     assert grid.pushed == [(node, "Describe") for node in (1, 2, 3)]
 
 
+def test_a_silo_that_answers_away_has_not_failed_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """It answers AWAY to its first order: the run goes on with the others, and ends."""
+    away: list[str] = []
+
+    def closes(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if not isinstance(request, Train):
+            return honest(message, context)
+        away.append(request.order.update_id)
+        return saying(message, Refused(Refusal.AWAY, back_s=3600.0))
+
+    strategy = _strategy(tmp_path)
+    strategy.start(DirectGrid(3, {2: closes}))
+    assert away == ["b/1"], "it is not asked again in this hour"
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert journal.count('"back_s":3600.0') == 1 and "b is away for 3600 s" in journal
+
+
 def test_one_silo_of_three_that_takes_part_is_waited_with(tmp_path: Path) -> None:
     grid = DirectGrid(3, dict.fromkeys((1, 2), _no_folder))
     with pytest.raises(RunError, match=r"nothing to do for 0.2 s; silos here: c"):

@@ -96,6 +96,17 @@ def comings(seed: int) -> Corner:
     return Corner(Scenario("comings", seed, silos), {"seconds": 24.0}, min_silos=3)
 
 
+def windows(seed: int) -> Corner:
+    """Two silos are there in windows and say so; one that is always there comes when they have been away for long."""
+    silos = _but(
+        _silos(seed, [60, 80, 140], [5000, 50, 900]),
+        {"here": (0.0, 3.0, 8.0, 11.0, 16.0), "windows": True},
+        {"here": (0.0, 4.1, 9.0, 14.0, 17.0), "windows": True},
+        {"here": (13.0,)},
+    )
+    return Corner(Scenario("windows", seed, silos), {"seconds": 24.0})
+
+
 def failing(seed: int) -> Corner:
     """Orders fail: two in a row, four in a row, which means two rests, and the first three of all."""
     silos = _but(
@@ -185,7 +196,7 @@ def spare(seed: int) -> Corner:
 
 
 _CORNERS: list[Callable[[int], Corner]] = [
-    *(quiet, alone, unequal, long, forty, at_once, comings, failing, lying, chaos),
+    *(quiet, alone, unequal, long, forty, at_once, comings, windows, failing, lying, chaos),
     *(hopeless, target, patience, converged, sealed, spare),
 ]
 

@@ -224,7 +224,8 @@ class FakeCluster:
             self._void(name, now_s)
             self._present.add(name)
             silo = self._silos[name][1]
-            return [SiloJoined(now_s, name, SiloFacts(examples=silo.examples, declared_speed=silo.speed))]
+            facts = SiloFacts(examples=silo.examples, declared_speed=silo.speed, presence=silo.told(now_s))
+            return [SiloJoined(now_s, name, facts)]
 
         return happen
 
@@ -339,6 +340,7 @@ class FakeCluster:
             batch_cap=batch if batch < order.batch_size else None,
             evaluation=None if sealed else self._evaluation(order.base_version),
             pooled=self._pooled(order.base_version) if sealed else (),
+            presence=silo.told(now_s),
         )
         meta = UpdateMeta.of(job.silo, order, report, silo.examples, nbytes=40)
         return UpdateArrived(now_s, meta, report)

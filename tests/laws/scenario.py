@@ -9,6 +9,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from random import Random
 
+from fedsync.core.presence import MAX_AWAY_S, Presence
+
 NONE: frozenset[int] = frozenset()
 
 
@@ -31,6 +33,7 @@ class Silo:
         memory: largest batch that fits; it finds out and says so. None for any.
         leaves_at_the_end: it is lost instead of evaluating the last version.
         launch_s: what a step costs besides its samples.
+        windows: it says when it will be lost and join again.
     """
 
     name: str
@@ -47,6 +50,15 @@ class Silo:
     memory: int | None = None
     leaves_at_the_end: bool = False
     launch_s: float = 0.0
+    windows: bool = False
+
+    def told(self, now_s: float) -> Presence | None:
+        """What it says of when it is there, if it does: until it is lost, as ``here`` has it, and joins again."""
+        lost = [number for number in range(1, len(self.here), 2) if self.here[number] > now_s]
+        if not (self.windows and lost):
+            return None
+        back_s = self.here[lost[0] + 1] if lost[0] + 1 < len(self.here) else self.here[lost[0]] + MAX_AWAY_S / 2
+        return Presence(self.here[lost[0]] - now_s, back_s - now_s)
 
 
 @dataclass(frozen=True, slots=True)

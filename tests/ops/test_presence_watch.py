@@ -11,7 +11,7 @@ import pytest
 
 from fedsync.config.presence import PresenceConfig
 from fedsync.config.silo_start import LogsConfig, SiloStartConfig
-from fedsync.core.errors import LimitReached
+from fedsync.core.errors import SiloAway
 from fedsync.core.orders import WorkOrder
 from fedsync.ops.presence import SETTLE_S, PresenceWatch
 from fedsync.ops.supervisor import Program
@@ -72,7 +72,7 @@ def test_the_trainer_takes_no_order_outside(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(owner_policy, "utc_now", lambda: CLOSED - timedelta(seconds=1))
     owner.begin(order)
     monkeypatch.setattr(owner_policy, "utc_now", lambda: CLOSED)
-    with pytest.raises(LimitReached, match=r"presence: this silo takes no orders for 57600 s"):
+    with pytest.raises(SiloAway, match=r"presence: this silo takes no orders for 57600 s"):
         owner.begin(order)
 
 

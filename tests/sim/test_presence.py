@@ -297,3 +297,50 @@ def test_facts_are_told_again_on_return(tmp_path: Path) -> None:
     result = simulate(tmp_path, silos, FIXED)
     facts = [event.facts for event in result.events(SiloJoined)]
     assert facts == [SiloFacts(10_000, None, 100.0)] * 2
+
+
+# Windows of which the run knows.
+
+
+def test_a_silo_in_windows_gets_no_order_that_it_cannot_answer_and_is_asked_again(tmp_path: Path) -> None:
+    """An order takes 6.4 s; b is there for 16 of each 40 s, so it gets two in a window. a's rounds go on without it.
+
+    When they are done at 12.8 s, 3.2 s are left. It gets its third when it is back at 40 s.
+    """
+    silos = machines({"speed": 200.0}, {"speed": 100.0, "presence": {"for_s": 16.0, "every_s": 40.0}})
+    result = simulate(tmp_path, silos, strategy(balancer={"kind": "fixed"}, stop={"rounds": 13}))
+    given = [action for entry in result.entries for action in entry.actions if isinstance(action, Dispatch)]
+    at = {action.order.update_id: entry.at_s for entry in result.entries for action in entry.actions if action in given
+          and isinstance(action, Dispatch)}  # fmt: skip
+    assert [at[f"b/{number}"] for number in (1, 2)] == pytest.approx([0.0, 6.4])
+    assert at["b/3"] >= 40.0
+    assert result.ledger.silos["b"].failures == 0, "nothing that it was given was lost"
+    assert not [action for entry in result.entries for action in entry.actions if isinstance(action, Discard)]
+    assert any("b gets no order" in entry.reason for entry in result.entries)
+    assert [len(each) for each in commits(result)[:3]] == [2, 2, 1]
+    assert replay(tmp_path / "journal.jsonl") == result.entries
+
+
+def test_a_run_goes_on_in_the_next_window_where_all_were_away(tmp_path: Path) -> None:
+    silos = machines(*[{"speed": 100.0, "presence": {"for_s": 8.0, "every_s": 86_400.0}}] * 2)
+    result = simulate(tmp_path, silos, FIXED)
+    assert [len(each) for each in commits(result)] == [2, 2, 2]
+    begun = sorted({entry.at_s for entry in result.entries if any(isinstance(a, Dispatch) for a in entry.actions)})
+    assert begun == pytest.approx([0.0, 86_400.0, 2 * 86_400.0])
+    assert any("the run waits" in entry.reason for entry in result.entries)
+    assert replay(tmp_path / "journal.jsonl") == result.entries
+
+
+def test_windows_close_before_the_next_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="for_s 40 is not below every_s 40"):
+        machines({"speed": 1.0, "presence": {"for_s": 40.0, "every_s": 40.0}})
+
+
+@pytest.mark.parametrize("every_s", [0.1, 7.3, 86_400.0])
+def test_a_window_begins_when_the_silo_is_back(every_s: float) -> None:
+    """Also where rounding has it a little before."""
+    silo = machines({"speed": 1.0, "joins_at_s": 0.7, "presence": {"for_s": every_s / 2, "every_s": every_s}})[0]
+    assert silo.presence is not None
+    for outage in itertools.islice(outages(silo, seed=7), 200):
+        said = silo.presence.told(outage.back_s - silo.joins_at_s)
+        assert said.sound and said.left_s == pytest.approx(every_s / 2, rel=1e-6)

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,33 @@ import pytest
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.fence import ALLOWED
 from fedsync.config.cluster import SiloConfig
+from fedsync.config.presence import PresenceConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.core.layout import Layout, as_vector
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.presence import Presence
 from fedsync.train.local import Outcome
 from fedsync.train.loop import Trainer
+from fedsync.trainer import owner_policy
 from fedsync.trainer.audit_chain import AuditPlace
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.order_counts import OrderCounts
 from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
-from fedsync.trainer.protocol import AskModel, Collect, Identity, InitialModel, Refusal, Refused, Train, exchange
+from fedsync.trainer.protocol import (
+    AskModel,
+    Collect,
+    Describe,
+    Hello,
+    Identity,
+    InitialModel,
+    Refusal,
+    Refused,
+    Train,
+    exchange,
+)
 from fedsync.trainer.service import TrainerService
 
 LAYOUT = Layout(("body.weight", "body.bias", "head.bias"), ((8, 4), (8,), (2,)))
@@ -356,6 +371,30 @@ def test_a_trainer_holds_to_the_limits(service: TrainerService) -> None:
     assert code(order(2, batch_size=8, max_steps=1)) is Refusal.LIMIT, "too small"
     assert code(order(3, batch_size=4, max_steps=9, budget_s=1e-9)) is Refusal.LIMIT, "out of time after one step"
     assert code(order(4)) is Refusal.LIMIT, "the third"
+
+
+def test_a_trainer_says_how_long_its_silo_is_there(
+    service: TrainerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durations: a window from 22:00 to 06:00, at 05:00 and at 07:00. Other silos say nothing of it."""
+    reply, model = exchange(service.ask, AskModel())
+    assert isinstance(reply, InitialModel) and model is not None
+    vector = as_vector(model, reply.layout, "a")
+    hello, _ = exchange(service.ask, Describe())
+    assert isinstance(hello, Hello) and hello.facts.presence is None
+    window = PresenceConfig(begin="22:00", until="06:00", zone="UTC")
+    monkeypatch.setenv(ALLOWED, OwnerPolicy(presence=window).model_dump_json())
+    monkeypatch.setattr(owner_policy, "utc_now", lambda: datetime(2026, 1, 11, 5, tzinfo=UTC))
+    nightly = TrainerService(Identity(SPEC.dump(), 0, "a"))
+    hello, _ = exchange(nightly.ask, Describe())
+    assert isinstance(hello, Hello) and hello.facts.presence == Presence(3600.0, 17 * 3600.0)
+    done, _ = exchange(nightly.ask, Train(order(1)), vector)
+    assert isinstance(done, WorkReport) and done.presence == Presence(3600.0, 17 * 3600.0)
+    monkeypatch.setattr(owner_policy, "utc_now", lambda: datetime(2026, 1, 11, 7, tzinfo=UTC))
+    again, _ = exchange(nightly.ask, Collect(order(1).update_id))
+    assert isinstance(again, WorkReport) and again.presence == Presence(0.0, 15 * 3600.0), "as it is when it speaks"
+    refused, _ = exchange(nightly.ask, Train(order(2)), vector)
+    assert refused == Refused(Refusal.AWAY, refused.text if isinstance(refused, Refused) else "", 15 * 3600.0)
 
 
 def test_an_order_that_is_halted_goes_on_until_enough_samples_are_in_it(service: TrainerService) -> None:

@@ -20,6 +20,7 @@ from fedsync.core.errors import (
     PolicyError,
     ProtocolError,
     RunError,
+    SiloAway,
     SiloLocked,
 )
 from fedsync.trainer.owner_policy import owner_environment
@@ -80,6 +81,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **said: object) -> None
 @pytest.mark.parametrize(("error", "word"), WORDS, ids=repr)
 def test_each_error_is_one_word(error: Exception, word: Refusal) -> None:
     assert code_of(error) is word
+
+
+def test_the_server_hears_for_how_long_a_silo_is_away_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(tmp_path, monkeypatch)
+    assert write_reply(refuse(SiloAway(60.0))) == '{"type":"Refused","code":"away","back_s":60.0}'
 
 
 @pytest.mark.parametrize(("error", "word"), WORDS, ids=repr)

@@ -71,12 +71,6 @@ CORE: Changes = {
             "if self._plan is None or self._plan[0] != roster.revision:",
             "if self._plan is None or set(self._plan[1]) != set(roster):",
         ),
-        ("no-second-alarm-is-ever-set", "while alarms and alarms[-1] <= now_s:", "while alarms and alarms[-1] < 0:"),
-        (
-            "every-event-sets-another-alarm",
-            "if at_s is not None and not (alarms and alarms[-1] <= at_s):",
-            "if at_s is not None:",
-        ),
         (
             "a-run-in-which-nothing-happens-does-not-end-in-time",
             "            actions.append(WakeAt(self._policies.stop.seconds))\n",
@@ -153,6 +147,12 @@ CORE: Changes = {
         ),
     ),
     "core/state.py": (
+        ("no-second-alarm-is-ever-set", "while alarms and alarms[-1] <= now_s:", "while alarms and alarms[-1] < 0:"),
+        (
+            "every-event-sets-another-alarm",
+            "if at_s is not None and not (alarms and alarms[-1] <= at_s):",
+            "if at_s is not None:",
+        ),
         (
             "a-queued-order-says-that-it-begins-at-once",
             'behind="" if first is None else first.update_id,',

@@ -98,7 +98,7 @@ class Overlap(BarrierPolicy[Any]):
             if wanted > 0 and not silo.busy:
                 release.append(name)
                 wanted -= 1
-            if wanted > 0:
+            if wanted > 0 and view.has_time(name):
                 queue.append(name)
         return after, replace(verdict, release=tuple(release), queue=tuple(queue), carry=self.carry)
 

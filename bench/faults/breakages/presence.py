@@ -1,0 +1,99 @@
+"""Mutants of windows: what silos say of when they are there, and what the run makes of it."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/core/test_attendance.py",
+    "tests/sim/test_presence.py",
+    "tests/trainer/test_owner_policy.py",
+    "tests/trainer/test_refusals.py",
+    "tests/flower/test_driver.py",
+)
+
+_CHANGES: Changes = {
+    "core/attendance.py": (
+        ("a-silo-that-has-gone-home-is-waited-for", "until_s <= view.now_s < back_s", "False"),
+        ("what-a-silo-says-with-its-updates-is-not-heard", "        if said is not None:\n", "        if False:\n"),
+        ("one-that-says-away-for-no-time-is-asked-without-a-pause", "max(back_s, REST_S)", "back_s"),
+        (
+            "a-silo-may-be-away-for-ever-and-never-fail",
+            "if back_s is None or not 0 <= back_s <= MAX_AWAY_S:",
+            "if back_s is None:",
+        ),
+        ("one-that-crashes-is-expected-as-if-it-had-gone-home", "del self.windows[name]", "pass"),
+        ("nobody-says-why-the-run-waits", "([] if silos else self._expected(view.now_s))", "[]"),
+        (
+            "nobody-is-woken-when-windows-end-or-begin",
+            "for window in self.windows.values() for at_s in window if at_s > now_s",
+            "for window in self.windows.values() for at_s in window if at_s < 0",
+        ),
+    ),
+    "core/views.py": (
+        ("an-order-is-given-that-cannot-end-in-time", "return waits_s + order_s <= left_s", "return True"),
+        (
+            "what-an-order-costs-besides-training-takes-no-time",
+            " + max(self.forecast.overhead_s, self.overhead_s)",
+            "",
+        ),
+        (
+            "an-order-is-queued-as-if-nothing-were-in-work",
+            "0.0 if silo.order is None else max(silo.since_s + order_s - self.now_s, 0.0)",
+            "0.0",
+        ),
+    ),
+    "policies/barrier/wrappers/overlap.py": (
+        ("overlap-queues-what-cannot-end-in-time", "if wanted > 0 and view.has_time(name):", "if wanted > 0:"),
+    ),
+    "core/coordinator.py": (
+        (
+            "a-run-whose-silos-are-away-has-nobody",
+            "state.closing is not None or state.attendance.awaited or",
+            "state.closing is not None or",
+        ),
+        (
+            "away-is-a-failure",
+            "replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)",
+            "silo.failed(at_s)",
+        ),
+        (
+            "an-update-from-after-the-window-comes-a-version-late",
+            "elif order.base_version != state.version and state.attendance.away(meta.silo, at_s):",
+            "elif False:",
+        ),
+    ),
+    "core/presence.py": (
+        (
+            "windows-that-no-day-has-are-believed",
+            "0 <= self.left_s <= self.back_s <= MAX_AWAY_S",
+            "True",
+        ),
+    ),
+    "core/saved.py": (("a-resumed-run-forgets-who-is-away", '    "attendance.windows": "attendance.windows",\n', ""),),
+    "trainer/service.py": (
+        (
+            "an-update-says-nothing-of-the-window",
+            "if isinstance(reply, WorkReport) and self._owner.presence is not None:",
+            "if False:",
+        ),
+        (
+            "a-silo-joins-as-if-it-were-there-always",
+            "replace(self.facts, presence=self._owner.present())",
+            "self.facts",
+        ),
+    ),
+    "flower/driver.py": (
+        ("the-driver-takes-away-for-a-failure", "explained(name, reply), reply.back_s)", "explained(name, reply))"),
+    ),
+    "sim/outages.py": (
+        ("a-simulated-window-never-closes", "    if config.presence is not None:\n", "    if False:\n"),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)
