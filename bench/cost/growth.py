@@ -44,7 +44,7 @@ LONG_S = 40.0
 """How long the one silo works while the others wait [s], and how much of that at both ends does not count."""
 
 EDGE_S = 8.0
-SILO_WORDS = ("launch supernode", "fedsync.trainer.server", "fedsync.ops.nursery")
+SILO_WORDS = ("launch supernode", "fedsync.trainer.server", "fedsync.common.nursery")
 """What stands in the command lines of processes of silos."""
 
 

@@ -7,11 +7,11 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -22,6 +22,19 @@ _KILLED_S = 5.0
 
 OWNER = "FEDSYNC_OWNER_PID"
 """Environment variable: process with which all resident trainers end, if it is set."""
+
+
+class Child(Protocol):
+    """A process that this one has started, or has had forked: see `fedsync.common.forking`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -50,7 +63,7 @@ def raise_file_limit() -> int:
     return wanted
 
 
-def end_processes(leaders: Sequence[subprocess.Popen[bytes]], grace_s: float = 5.0) -> None:
+def end_processes(leaders: Sequence[Child], grace_s: float = 5.0) -> None:
     """End processes that lead groups, and what they started: ask in order, wait so long [s], then kill."""
     doomed: list[psutil.Process] = []
     for leader in leaders:

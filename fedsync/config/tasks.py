@@ -66,6 +66,10 @@ class DigitsConfig(TaskSection):
     def scores(self) -> Scores:
         return "share"
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("sklearn.datasets", "sklearn.model_selection")
+
     def build(self) -> Task:
         from fedsync.tasks.digits import DigitsTask
 

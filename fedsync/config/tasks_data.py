@@ -19,9 +19,13 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 
 class DataSection(Section):
-    """One kind of data; ``paths`` are the names of its keys that hold paths."""
+    """One kind of data; ``paths`` are the names of its keys that hold paths.
+
+    ``libraries`` are modules that it imports late, and that take long.
+    """
 
     paths: ClassVar[tuple[str, ...]] = ()
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def build(self) -> Source:
         raise NotImplementedError
@@ -34,6 +38,7 @@ class DataSection(Section):
 class Digits28Config(DataSection):
     """Scikit-learn's digits, enlarged to 28 x 28 and bent at random: as many as wanted, without a download."""
 
+    libraries: ClassVar[tuple[str, ...]] = ("scipy.ndimage", "sklearn.datasets")
     kind: Literal["digits28"]
     samples: PositiveInt = 6000
     """Images to train on, over all silos."""

@@ -53,6 +53,11 @@ class TaskSection(Section):
     own_loop: ClassVar[bool] = False
     """Whether the task brings a training loop of its own, so that only silos know its model."""
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Modules that its trainers import late, and that take long: trainers of one machine can share them."""
+        return ()
+
     def solver(self, local: LocalConfig) -> Solver:
         """How local steps go, for aggregation that normalises them."""
         return Solver(local.sgd_momentum, local.learning_rate * local.proximal)
@@ -132,6 +137,10 @@ class SourceSection(TaskSection):
     @property
     def scores(self) -> Scores:
         return "share"
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return self.data.libraries
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:
         """What every task on samples is made of."""

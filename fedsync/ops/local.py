@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.files import OWNER_FOLDER, private_folder
-from fedsync.common.processes import free_ports, tail
+from fedsync.common.forking import NURSERY, Nursery, start_nursery
+from fedsync.common.processes import Child, end_processes, free_ports, tail
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
@@ -93,10 +94,12 @@ def run_local(
         control.mkdir(parents=True)
         processes, over = _Processes(out / LOGS_FOLDER, flower_environment(home)), False
         try:
+            nurseries = _start_nurseries(processes, home, config, len(cluster.silos))
             rings = emulated_rings(config, cluster, home / STATE)
             server = _server(home, secure=secure)
             nodes = _start_server(processes, server, [silo.name for silo in cluster.silos])
-            _start_silos(processes, server, nodes, len(cluster.silos), {} if rings is None else {KEYS: str(rings[0])})
+            environment = {} if rings is None else {KEYS: str(rings[0])}
+            _start_silos(processes, server, nodes, len(cluster.silos), environment, nurseries)
             keys = "" if rings is None else str(rings[1])
             settings = prepare_run(
                 control, out, config, cluster,
@@ -146,12 +149,22 @@ class _Processes:
     environment: Mapping[str, str]
     _groups: list[Supervisor] = field(default_factory=list)
     _launched: list[LoggedProcess] = field(default_factory=list)
+    _nurseries: list[Child] = field(default_factory=list)
 
-    def start(self, programs: Sequence[Program]) -> None:
+    def __post_init__(self) -> None:
         self.logs.mkdir(mode=OWNER_FOLDER, exist_ok=True)
 
+    def start_nursery(self, path: Path, module: str, arguments: Sequence[str] = ()) -> Nursery:
+        """Start a nursery, whose end does not end the run: without it programs are started by themselves."""
+        log = self.logs / f"{path.name}.log"
+        self._nurseries.append(start_nursery(path, module, arguments, self.environment, log))
+        return Nursery(path)
+
+    def start(self, programs: Sequence[Program], nursery: Nursery | None = None) -> None:
+        """Start a group, if possible from a nursery."""
+
         def launch(program: Program) -> LoggedProcess:
-            self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig()))
+            self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery))
             return self._launched[-1]
 
         self._groups.append(Supervisor(programs, launch, random.random, time.monotonic()))
@@ -173,6 +186,22 @@ class _Processes:
             LoggedProcess.kill(self._launched)
         for group in reversed(self._groups):
             group.stop()
+        end_processes(self._nurseries)
+
+
+def _start_nurseries(
+    processes: _Processes, home: Path, config: StrategyConfig, silos: int
+) -> tuple[Nursery, Nursery] | None:
+    """Start what forks SuperNodes, and what forks trainers: their imports are made once, while the server starts.
+
+    None where there is but one silo, which would share them with nobody.
+    """
+    if silos < 2:
+        return None
+    return (
+        processes.start_nursery(home / "supernodes", "fedsync.flower.internals.launch"),
+        processes.start_nursery(home / "trainers", "fedsync.trainer.preload", config.task.libraries),
+    )
 
 
 def _server(home: Path, *, secure: bool) -> ServerStartConfig:
@@ -217,14 +246,18 @@ def _start_silos(
     nodes: Sequence[NodeKey],
     silos: int,
     environment: Mapping[str, str],
+    nurseries: tuple[Nursery, Nursery] | None,
 ) -> None:
-    """Start the SuperNodes; ``environment`` is for them alone."""
+    """Start the SuperNodes; ``environment`` is for them alone, and nurseries fork them and their trainers."""
+    supernodes, trainers = nurseries or (None, None)
+    if trainers is not None:
+        environment = {**environment, NURSERY: str(trainers.path)}
     programs, authority = [], authority_of(server)
     for index in range(silos):
         trust = ["--insecure"] if authority is None else supernode_trust(authority, nodes[index].private)
         command = supernode_command(server.loopback, f"partition-id={index} num-partitions={silos}", trust)
         programs.append(Program(f"supernode-{index}", command, environment))
-    processes.start(programs)
+    processes.start(programs, supernodes)
 
 
 def _follow(processes: _Processes, out: Path, control: Path, listeners: Sequence[Listener], *, resumed: bool) -> None:

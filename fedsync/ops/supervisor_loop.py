@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import random
 import re
 import signal
@@ -19,11 +20,12 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
+from fedsync.common.forking import Nursery
 from fedsync.common.locks import taken
-from fedsync.common.processes import end_processes
+from fedsync.common.processes import Child, end_processes
 from fedsync.config.silo_start import LogsConfig
 from fedsync.core.errors import ConfigError
 from fedsync.ops.supervisor import Program, Supervisor
@@ -49,18 +51,18 @@ class LoggedProcess:
         environment: of it, all of it.
         folder: for its log.
         limits: of the log.
+        nursery: forks it, where there is one.
     """
 
-    def __init__(self, program: Program, environment: Mapping[str, str], folder: Path, limits: LogsConfig) -> None:
-        # A group of its own: Ctrl-C goes to the supervisor, which ends its processes in order.
-        self._process = subprocess.Popen(
-            list(program.command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**environment, **program.environment},
-            start_new_session=True,
-        )
+    def __init__(
+        self,
+        program: Program,
+        environment: Mapping[str, str],
+        folder: Path,
+        limits: LogsConfig,
+        nursery: Nursery | None = None,
+    ) -> None:
+        self._process, self._output = _started(program.command, {**environment, **program.environment}, nursery)
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         path = folder / f"{program.role}.log"
         handler = logging.handlers.RotatingFileHandler(
@@ -94,13 +96,35 @@ class LoggedProcess:
         end_processes([each._process for each in some], grace_s=0.0)
 
     def _copy(self, handler: logging.Handler) -> None:
-        assert self._process.stdout is not None
-        with contextlib.closing(handler):
-            for raw in self._process.stdout:
+        with contextlib.closing(handler), self._output:
+            for raw in self._output:
                 line = _COLOUR.sub("", raw.decode("utf-8", "replace")).rstrip()
                 if line:
                     self._last.append(line)
                     handler.emit(logging.makeLogRecord({"msg": line}))
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str], nursery: Nursery | None) -> tuple[Child, BinaryIO]:
+    """A process that leads a group, and its output: Ctrl-C goes to the supervisor, which ends processes in order."""
+    reading, writing = os.pipe()
+    output = os.fdopen(reading, "rb")
+    try:
+        child: Child | None = None if nursery is None else nursery.fork(command, environment, writing)
+        if child is None:
+            child = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+    except OSError:
+        output.close()
+        raise
+    finally:
+        os.close(writing)
+    return child, output
 
 
 @contextmanager

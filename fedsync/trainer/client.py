@@ -12,7 +12,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedsync.common.processes import tail
+from fedsync.common.forking import NURSERY, Nursery
+from fedsync.common.processes import Child, tail
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import call, receive, send
@@ -111,7 +112,7 @@ class TrainerClient:
 
     def _connection(self) -> Connection:
         """A connection to the trainer, which is started if there is none."""
-        process: subprocess.Popen[bytes] | None = None
+        process: Child | None = None
         end_s = time.monotonic() + _LISTEN_S
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -131,8 +132,9 @@ class TrainerClient:
                 )
             time.sleep(_PAUSE_S)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Child:
         """Start a trainer; if somebody else does so too, the one that comes second ends at once."""
+        command = [sys.executable, "-m", "fedsync.trainer.server", str(self._folder)]
         try:
             # The folder may have been removed, for want of room, since this link was made.
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -140,8 +142,10 @@ class TrainerClient:
             os.utime(self._folder / IDENTITY)
             make_room(self._folder)
             with (self._folder / LOG).open("ab") as output:
-                return subprocess.Popen(
-                    [sys.executable, "-m", "fedsync.trainer.server", str(self._folder)],
+                nursery = os.environ.get(NURSERY)
+                forked = Nursery(Path(nursery)).fork(command, os.environ, output.fileno()) if nursery else None
+                return forked or subprocess.Popen(
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

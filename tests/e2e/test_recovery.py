@@ -3,7 +3,9 @@
 The long campaign, with every fault at random moments, is ``make soak``.
 """
 
+import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from fedsync import replay
+from fedsync.common.processes import OWNER
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
@@ -84,3 +87,38 @@ def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path)
     assert len(used) == len(set(used)), "no update counts twice"
     assert arrived == set(used) | (arrived & dropped), "no update that arrived is lost"
     assert {event.silo for event in events if isinstance(event, SiloLost)} == {"a", "b"}
+
+
+def running(word: str) -> list[psutil.Process]:
+    """Processes of the run that have this in their command lines, also those whose parents are gone."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if word in " ".join(process.cmdline()) and process.environ().get(OWNER) == str(os.getpid()):
+                found.append(process)
+    return found
+
+
+def test_a_run_goes_on_without_what_forks_its_silos(tmp_path: Path) -> None:
+    """Both nurseries go in the first round, and a trainer in the second, which is started by itself."""
+    forked: list[psutil.Process] = []
+    later: list[psutil.Process] = []
+
+    class Kill:
+        def follow(self, ledger: Ledger) -> None:
+            if len(ledger.rounds) == 1 and not forked:
+                forked.extend(running("fedsync.trainer.server"))
+                assert len(forked) == len(running("launch supernode")) == len(SILOS)
+                nurseries = running("fedsync.common.nursery")
+                assert len(nurseries) == 2 and {each.ppid() for each in forked} <= {each.pid for each in nurseries}
+                for each in nurseries:
+                    each.kill()
+            if len(ledger.rounds) == 2 and forked[0].is_running():
+                forked[0].kill()
+            later.extend(running("fedsync.trainer.server"))
+
+    cluster = ClusterConfig.model_validate({"silos": SILOS})
+    summary = run_local(StrategyConfig.load("fedavg", QUICK), cluster, tmp_path, listeners=[Kill()])
+    assert summary["rounds"] == ROUNDS
+    assert set(later) - set(forked), "no nursery, so a trainer by itself"
+    assert not any(each.is_running() for each in forked)

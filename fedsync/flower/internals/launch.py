@@ -18,9 +18,11 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from fedsync.common.processes import exit_with_parent, free_ports
+from fedsync.common.processes import exit_with_owner, exit_with_parent, free_ports
 from fedsync.common.proxies import way_to
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals.access_middleware import put_gate_before_superlink
@@ -34,7 +36,6 @@ _CONNECT_S = 10.0
 
 def main(arguments: list[str]) -> None:
     """Become the program that the first argument names."""
-    exit_with_parent(os.getppid())
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("program")
     parser.add_argument("--poll", type=float)
@@ -95,5 +96,19 @@ def _run(program: str) -> None:
         flower_supernode()
 
 
+def prepare() -> Callable[[], bool]:
+    """Import what SuperNodes need, before they are forked; see `fedsync.common.nursery`."""
+    for module in ("flwr.supernode.cli.flower_supernode", "fedsync.flower.client_app"):
+        import_module(module)
+    return lambda: True
+
+
+def forked(arguments: list[str]) -> None:
+    """As `main`, in a process that a nursery has forked, which may go before it."""
+    exit_with_owner()
+    main(arguments)
+
+
 if __name__ == "__main__":
+    exit_with_parent(os.getppid())
     main(sys.argv[1:])
