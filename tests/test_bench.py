@@ -126,6 +126,18 @@ def test_code_of_ones_own_counts_each_order_once_though_its_trainer_is_killed(tm
 
 
 @pytest.mark.full
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root")
+def test_a_federation_over_a_lossy_line_comes_to_its_last_round_and_sends_little_again(tmp_path: Path) -> None:
+    out = tmp_path / "some.json"
+    command = [sys.executable, "-m", "bench.faults.networks", "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout + done.stderr
+    clean, lossy = json.loads(out.read_text())
+    assert not clean["problem"] and not lossy["problem"] and lossy["rounds"] == 3
+    assert lossy["lost"] > 0 and lossy["payload"] <= 1.2 * clean["payload"]
+
+
+@pytest.mark.full
 def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     command = [sys.executable, "bench/cost/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]

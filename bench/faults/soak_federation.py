@@ -20,6 +20,7 @@ from unittest.mock import patch
 import psutil
 import yaml
 
+from bench.faults.lossy_lines import SERVER, Lines
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
@@ -110,26 +111,40 @@ class Federation:
         silos: how many.
         line_bytes_s: what the first silo's line carries to the server [bytes/s].
         shipped: whether runs may bring their own client, which lies; messages then go Flower's own way.
+        lines: between namespaces in which server and silos are; None has them all on loopback.
+        keys: for encryption; without them runs are in the clear.
     """
 
-    def __init__(self, folder: Path, silos: int, line_bytes_s: float = inf, *, shipped: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        silos: int,
+        line_bytes_s: float = inf,
+        *,
+        shipped: bool = False,
+        lines: Lines | None = None,
+        keys: bool = True,
+    ) -> None:
+        host, named = ("127.0.0.1", "localhost") if lines is None else (SERVER, SERVER)
+        self._lines, self.sealed = lines, keys
         self.folder = folder
         self.names = [f"silo-{index}" for index in range(silos)]
         (port,) = free_ports(1)
         self.proxy = Proxy(("127.0.0.1", port), line_bytes_s)
         certificates = folder / "certs"
-        make_server_certificate(make_authority(certificates), ["localhost"], certificates)
-        keys = emulated_keys(self.names, folder / "keys")
-        server = {"host": "127.0.0.1", "port": port, "certificates": "certs", "state": "server"}
+        make_server_certificate(make_authority(certificates), [named], certificates)
+        issued = emulated_keys(self.names, folder / "keys") if keys else None
+        server = {"host": host, "port": port, "certificates": "certs", "state": "server"}
         nodes = {name: make_node_key(name, folder / "nodes") for name in self.names}
         public = {name: str(node.public) for name, node in nodes.items()}
-        self._write("server.yaml", {**server, "silos": public, "keys": str(keys.server_file)})
+        held = {} if issued is None else {"keys": str(issued.server_file)}
+        self._write("server.yaml", {**server, "silos": public, **held})
         for index, name in enumerate(self.names):
-            place = self.proxy.port if index == 0 else port
-            silo = {"name": name, "server": f"localhost:{place}", "state": f"s{index}", "index": index}
-            silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private), "keys": str(keys.silos[name])}
-            # Runs of one silo, too.
-            silo |= {"seal": {"members": 1}}
+            place = self.proxy.port if index == 0 and lines is None else port
+            silo = {"name": name, "server": f"{named}:{place}", "state": f"s{index}", "index": index}
+            silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private)}
+            if issued is not None:  # and runs of one silo, too
+                silo |= {"keys": str(issued.silos[name]), "seal": {"members": 1}}
             silo |= {"code": "shipped" if shipped else "installed"}
             self._write(f"{name}.yaml", silo)
         self.config = ServerStartConfig.load(folder / "server.yaml")
@@ -181,9 +196,10 @@ class Federation:
         return (self.folder / "server.out").read_text().count("resumed at version")
 
     def _fedsync(self, *arguments: str, log: str = "server") -> None:
+        before = [] if self._lines is None or log == "server" else self._lines.entering(log)
         with (self.folder / f"{log}.out").open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedsync", *arguments],
+                [*before, sys.executable, "-m", "fedsync", *arguments],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

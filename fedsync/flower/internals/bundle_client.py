@@ -27,8 +27,10 @@ from fedsync.flower.internals.bundles import (
 if TYPE_CHECKING:
     from flwr.app import Message
 
-HELD_S = 60.0
-"""How long an answer to a request that is held is waited for [s]."""
+HELD_S = 40.0
+"""How long nothing is heard of a request that is held until its connection counts as lost [s].
+
+Longer than the server holds it, by what lost packets take, and shorter than firewalls keep a silent connection."""
 
 ABSENT_S = 60.0
 """How long a SuperLink without the routes is not asked for them again [s]; it may be another one by then."""
