@@ -179,8 +179,8 @@ def _settle(fork: _Fork) -> None:
     os.environ.update(fork.environment)
     sys.argv = [fork.command[MODULE_AT], *fork.command[MODULE_AT + 1 :]]
     # Python seeds its own generator anew in every fork; NumPy's old global one would be the same in all of them.
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
     _rename(fork.command)
 
 

@@ -15,6 +15,8 @@ import numpy as np
 
 
 def prepare(how: str = "") -> Callable[[], bool]:
+    # Seeded here, before there are forks.
+    np.random.random()  # noqa: NPY002
     if how == "thread":
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     if how == "slow":

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import fedsync.common.forking
+import fedsync.common.nursery
 from fedsync.common.forking import ForkedProcess, Nursery, start_nursery
 from fedsync.common.processes import alive, end_processes
 
@@ -78,7 +79,7 @@ def test_a_fork_has_what_a_new_process_would_have(start: Start, tmp_path: Path, 
         assert each.poll() is None
         each_process.kill()
         assert each.wait() == -signal.SIGKILL
-    assert psutil.Process(process.pid).cmdline()[-2:] == ["fedsync.common.nursery", PROGRAMS]
+    assert psutil.Process(process.pid).cmdline()[-2:] == [fedsync.common.nursery.__name__, PROGRAMS]
 
 
 def test_what_two_forks_draw_differs(start: Start, tmp_path: Path) -> None:

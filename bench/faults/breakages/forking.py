@@ -9,7 +9,7 @@ TESTS = ("tests/common/test_nursery.py", "tests/trainer/test_forked.py")
 
 _CHANGES: Changes = {
     "common/nursery.py": (
-        ("two-silos-draw-the-same", 'sys.modules["numpy"].random.seed()', "pass"),
+        ("two-silos-draw-the-same", 'sys.modules["numpy.random"].seed()', "pass"),
         ("a-fork-has-the-nurserys-environment", "    os.environ.clear()\n", ""),
         ("a-fork-is-in-the-nurserys-session", "    os.setsid()\n", ""),
         (
