@@ -16,7 +16,7 @@ import numpy as np
 
 def prepare(how: str = "") -> Callable[[], bool]:
     # Seeded here, before there are forks.
-    np.random.random()  # noqa: NPY002
+    np.random.random()
     if how == "thread":
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     if how == "slow":
