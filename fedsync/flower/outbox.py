@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import inf
 
 from flwr.app import Message
@@ -46,6 +47,9 @@ from fedsync.trainer.protocol import (
     Request,
     Train,
 )
+
+MOST_TOGETHER = 16
+"""Messages that go to the SuperLink in one request, where their payloads are small."""
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
@@ -162,13 +166,15 @@ class Outbox:
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        queued = any(sent.asks_for(order.behind) for sent in self.waiting)
+        queued = bool(order.behind) and any(sent.asks_for(order.behind) for sent in self.waiting)
         due_s, end_s = (inf, inf) if queued else self._timing.order_until(now_s)
         node, request = self._nodes.by_name[silo], Train(order, self._report_s)
         self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
 
     def over(self, update_id: str, now_s: float) -> None:
         """An order is over, so the time of the one that is queued behind it begins."""
+        if not any(sent.queued for sent in self.waiting):
+            return
         due_s, end_s = self._timing.order_until(now_s)
 
         def begun(sent: PendingMessage) -> PendingMessage:
@@ -299,12 +305,16 @@ class Outbox:
         self._tidy_up()
         lost = []
         posted, self._posted = self._posted, []
-        for sent, message in posted:
-            identifier = next(iter(self._grid.push_messages([message])), "")
-            if identifier:
-                self._sent[identifier] = sent
-            else:
-                lost.append(sent)
+        while posted:
+            count = _together(posted)
+            pushed, posted = posted[:count], posted[count:]
+            found = iter(self._grid.push_messages([message for _, message in pushed]))
+            for sent, _ in pushed:
+                identifier = next(found, "")  # there are none at all where Flower finds it too large
+                if identifier:
+                    self._sent[identifier] = sent
+                else:
+                    lost.append(sent)
         return lost
 
     def _tidy_up(self) -> None:
@@ -384,6 +394,12 @@ class Outbox:
     def forget(self, node: int) -> None:
         self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}
         self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
+
+
+def _together(posted: Sequence[tuple[PendingMessage, Message]]) -> int:
+    """How many of the first of these go in one request: such as have no large payload, or one that has."""
+    small = takewhile(lambda each: not each[1].content.array_records, posted[:MOST_TOGETHER])
+    return max(1, sum(1 for _ in small))
 
 
 def _alike(one: PendingMessage, other: PendingMessage) -> bool:

@@ -15,7 +15,7 @@ from fedsync.core.orders import WorkOrder
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Nodes
-from fedsync.flower.outbox import Outbox, PendingMessage
+from fedsync.flower.outbox import MOST_TOGETHER, Outbox, PendingMessage
 from fedsync.flower.parcels import Parcel, ParcelStore, Uploaded, node_folder, upload_path
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import (
@@ -162,6 +162,54 @@ def test_each_silo_is_sent_its_own_order_and_what_it_lacks() -> None:
     recording.outbox.flush()
     recording.outbox.flush()
     assert recording.sent == [(1, b"a"), (2, b"b")], "once each"
+
+
+def test_small_messages_go_together_and_a_node_that_is_gone_loses_its_own_only() -> None:
+    recording = Recording()
+    requests: list[int] = []
+    grid: Any = recording.outbox._grid
+    push = grid.push_messages
+
+    def counted(sent: list[Message]) -> list[str]:
+        requests.append(len(sent))
+        return list(push(sent))
+
+    grid.push_messages = counted
+    recording.outbox._nodes.by_name["gone"] = 3
+    for name in ["a"] * MOST_TOGETHER + ["gone", "b"]:
+        recording.outbox.train(name, replace(ORDER, update_id=f"{name}/1"), 0.0)
+    assert [sent.node for sent in recording.outbox.flush()] == [3]
+    assert requests == [MOST_TOGETHER, 2]
+    assert len(recording.sent) == MOST_TOGETHER + 1 == len(recording.outbox.waiting)
+
+
+def test_a_large_message_goes_alone() -> None:
+    recording = Recording()
+    requests: list[list[int]] = []
+    grid: Any = recording.outbox._grid
+    push = grid.push_messages
+
+    def counted(sent: list[Message]) -> list[str]:
+        requests.append([each.metadata.dst_node_id for each in sent])
+        return list(push(sent))
+
+    grid.push_messages = counted
+    large = {"a": payloads.SMALL_BYTES + 1, "b": 1}
+    aggregator: Any = recording.outbox._aggregator
+    aggregator.outgoing = lambda silo, subject: np.zeros(large[silo], np.uint8)
+    for name in "baabb":
+        recording.outbox.train(name, replace(ORDER, update_id=f"{name}/1"), 0.0)
+    recording.outbox.flush()
+    assert requests == [[2], [1], [1], [2, 2]]
+
+
+def test_what_is_too_large_for_flower_is_lost_and_no_longer_waited_for() -> None:
+    recording = Recording()
+    grid: Any = recording.outbox._grid
+    grid.push_messages = lambda sent: []
+    recording.outbox.train("a", ORDER, 0.0)
+    assert [sent.node for sent in recording.outbox.flush()] == [1]
+    assert not recording.outbox.waiting
 
 
 def test_an_answer_counts_once_and_ends_what_asked_for_the_same() -> None:

@@ -11,7 +11,8 @@ nothing, and asks operators for no account. So each request is judged by its hea
 | ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started; below ``fedsync/`` as above |
 | ``/v1/control/`` and all else | the server's machine | operators, who have the secret of the server's user |
 
-A request that passes has a place among those of its sender (`fedsync.flower.internals.shares`), and so many seconds
+A node's heartbeats are answered here, too: Flower's own layers take ten times as long as what is to be done. A
+request that passes has a place among those of its sender (`fedsync.flower.internals.shares`), and so many seconds
 for its body. It has to say how long it is. Silos need no long ones: Flower cuts arrays into parts of 5 MiB, each of
 which is a request. All others are answered and cut off; what came with them is not read.
 """
@@ -30,6 +31,7 @@ from fedsync.config.gate import GateConfig
 from fedsync.flower.internals.bundle_routes import BundleRoutes
 from fedsync.flower.internals.bundles import APP_PREFIX, MOST_BYTES, NODE_PATHS, PUSH
 from fedsync.flower.internals.callers import Callers, Headers
+from fedsync.flower.internals.heartbeats import hear_heartbeats
 from fedsync.flower.internals.lines import TRUSTED, Line
 from fedsync.flower.internals.operator import read_secret
 from fedsync.flower.internals.parcel_routes import HELD_BYTES, MAX_PART_BYTES, PREFIX, NoParcel, ParcelRoutes
@@ -316,6 +318,7 @@ def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
     shares = Shares(limits.memory_bytes)
     bundles = BundleRoutes(app.state.linkstate_factory.state)
     bundles.watch()
+    hear_heartbeats(app.state.linkstate_factory.state())
     app.add_middleware(
         AccessMiddleware,
         callers=callers,

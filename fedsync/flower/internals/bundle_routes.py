@@ -26,12 +26,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
+from fedsync.flower.internals.answer_looks import AnswerLooks
 from fedsync.flower.internals.bundles import (
     APP_PULL,
     APP_PUSH,
     APP_WAIT,
+    HEARTBEAT,
     MOST_APP_BYTES,
     MOST_BYTES,
     PULL,
@@ -54,6 +57,9 @@ HOLD_S = 25.0
 
 MOST_WAIT_MS = 10_000
 
+MOST_BEAT = 2**10
+"""Bytes of a heartbeat; there is a number in it, and how often it comes."""
+
 Ask = Callable[[str], "PullObjectResponse"]
 
 
@@ -74,6 +80,8 @@ class BundleRoutes:
         self._stored: Counter[int] = Counter()
         self._runs: dict[bytes, int] = {}
         self._answers: Counter[int] = Counter()
+        self._looks = AnswerLooks()
+        self._one = CapacityLimiter(1)
         self._later = threading.local()
 
     def watch(self) -> None:
@@ -85,7 +93,8 @@ class BundleRoutes:
             done: tuple[bool, list[str]] = store(message, tree, session)
             if done[0]:
                 told = message.metadata
-                self._tell(told.run_id if told.reply_to_message_id else told.dst_node_id)
+                answers = told.reply_to_message_id
+                self._tell(told.run_id if answers else told.dst_node_id, answers)
             return done
 
         vars(state)["store_message_and_object_tree"] = store_and_tell
@@ -99,19 +108,21 @@ class BundleRoutes:
         finally:
             whom, self._later.whom = self._later.whom, None
             for each in whom:
-                self._tell(each)
+                self._tell(*each)
 
-    def _tell(self, whom: int) -> None:
+    def _tell(self, whom: int, answers: str) -> None:
         later = getattr(self._later, "whom", None)
         if later is not None:
-            later.append(whom)
+            later.append((whom, answers))
         elif self._loop is not None:
             with suppress(RuntimeError):  # it is closed, as is this process soon
-                self._loop.call_soon_threadsafe(self._note, whom)
+                self._loop.call_soon_threadsafe(self._note, whom, answers)
 
-    def _note(self, whom: int) -> None:
+    def _note(self, whom: int, answers: str) -> None:
         """A message for a node is stored, or an answer to a run; both are large random numbers."""
         self._stored[whom] += 1
+        if answers:
+            self._looks.stored(whom, answers)
         if whom in self._left:
             self._left[whom] += 1
         held = self._held.get(whom)
@@ -125,12 +136,16 @@ class BundleRoutes:
             NoParcel: there is no such route, or Flower refuses it: its own routes say why.
         """
         self._loop = asyncio.get_running_loop()
+        if scope["path"] == HEARTBEAT:
+            (answer,) = await self._handled(self._beat, node, await _body(scope, receive, MOST_BEAT))
+            await reply(send, 200, answer)
+            return
         if scope["path"] == PULL:
             frames = await self._pull(node, receive, line)
         elif scope["path"] == PULL_NOW:
             frames = [] if self._left.get(node) == 0 else await self._look(node)
         elif scope["path"] == PUSH:
-            frames = await _handled(self._push, node, await _body(scope, receive, MOST_BYTES))
+            frames = await self._handled(self._push, node, _frames(await _body(scope, receive, MOST_BYTES)))
         else:
             raise NoParcel(404, "no such route")
         await reply(send, 200, Bundle(frames).SerializeToString())
@@ -140,14 +155,31 @@ class BundleRoutes:
         self._loop = asyncio.get_running_loop()
         path, frames = str(scope["path"]), list[bytes]()
         if path == APP_PULL:
-            frames = await _handled(self._app_pull, token, await _body(scope, receive, MOST_APP_BYTES))
+            frames = await self._handled(self._app_pull, token, _frames(await _body(scope, receive, MOST_APP_BYTES)))
         elif path == APP_PUSH:
-            frames = await _handled(self._app_push, token, await _body(scope, receive, MOST_APP_BYTES))
+            frames = await self._handled(self._app_push, token, _frames(await _body(scope, receive, MOST_APP_BYTES)))
         elif path.startswith(APP_WAIT) and path.removeprefix(APP_WAIT).isdigit():
             await self._app_wait(token, min(int(path.removeprefix(APP_WAIT)[:6]), MOST_WAIT_MS) / 1e3, receive, line)
         else:
             raise NoParcel(404, "no such route")
         await reply(send, 200, Bundle(frames).SerializeToString())
+
+    async def _handled(self, work: Callable[..., list[bytes]], *arguments: object) -> list[bytes]:
+        """What Flower's handlers answer, in a thread; one at a time, for a database has one who writes.
+
+        Raises:
+            NoParcel: they refuse it. 503 is for whoever comes again; with 409 its own routes say what is wrong.
+        """
+        from fastapi import HTTPException
+        from flwr.supercore.error import FlowerError
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+        try:
+            return await run_sync(work, *arguments, limiter=self._one)
+        except HTTPException as error:
+            raise NoParcel(503 if error.status_code == 503 else 409, str(error.detail)) from None
+        except (FlowerError, ValueError, DecodeError):
+            raise NoParcel(409, "send it by itself") from None
 
     # Nodes.
 
@@ -189,7 +221,7 @@ class BundleRoutes:
     async def _look(self, node: int) -> list[bytes]:
         """The node's next message, with its parts; and note whether there are more."""
         before = self._stored[node]
-        frames = await _handled(self._take, node)
+        frames = await self._handled(self._take, node)
         if frames:
             if node in self._left:
                 self._left[node] = max(0, self._left[node] - 1)
@@ -220,6 +252,15 @@ class BundleRoutes:
 
         frames = _parts(found.message_object_trees, ask, confirm, MOST_BYTES)
         return [found.SerializeToString(), *frames]
+
+    def _beat(self, node: int, body: bytes) -> list[bytes]:
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+        from flwr.superlink.servicer.fleet import fleet_handlers
+
+        told = SendNodeHeartbeatRequest.FromString(body)
+        if told.node.node_id != node:
+            raise NoParcel(401, "another node's")
+        return [fleet_handlers.send_node_heartbeat(told, self._state()).SerializeToString()]
 
     def _push(self, node: int, frames: list[bytes]) -> list[bytes]:
         from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -258,7 +299,7 @@ class BundleRoutes:
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
         from flwr.proto.node_pb2 import Node
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
         from flwr.superlink.servicer.runtime import runtime_handlers
 
         state, task, me = self._state(), self._task(token), Node(node_id=SUPERLINK_NODE_ID)
@@ -266,7 +307,10 @@ class BundleRoutes:
         self._runs = {token: run, **{key: value for key, value in self._runs.items() if value != run}}
         # What is stored from here on is for the next look.
         self._answers[run] = self._stored[run]
-        found = runtime_handlers.pull_messages(PullAppMessagesRequest.FromString(frames[0]), state, task)
+        asked = PullAppMessagesRequest.FromString(frames[0])
+        if not self._looks.worth_it(token, run, asked):
+            return [PullAppMessagesResponse().SerializeToString()]
+        found = runtime_handlers.pull_messages(asked, state, task)
 
         def ask(name: str) -> PullObjectResponse:
             return runtime_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state, task)
@@ -308,9 +352,9 @@ async def _first(wait_s: float, left: asyncio.Task[None], told: Awaitable[object
         waiting.cancel()
 
 
-async def _body(scope: Scope, receive: Receive, most: int) -> list[bytes]:
-    """The frames of a request, at least one."""
-    bundle, data, more = Bundle(), bytearray(), True
+async def _body(scope: Scope, receive: Receive, most: int) -> bytes:
+    """What comes with a request."""
+    data, more = bytearray(), True
     if int(dict(scope["headers"]).get(b"content-length", b"0")) > most:
         raise NoParcel(413, "too long a bundle")
     while more:
@@ -319,31 +363,19 @@ async def _body(scope: Scope, receive: Receive, most: int) -> list[bytes]:
             raise NoParcel(400, "it ends in the middle")
         data += message.get("body", b"")
         more = message.get("more_body", False)
+    return bytes(data)
+
+
+def _frames(data: bytes) -> list[bytes]:
+    """The frames of a request, at least one."""
+    bundle = Bundle()
     try:
-        bundle.ParseFromString(bytes(data))
+        bundle.ParseFromString(data)
     except ValueError:
         raise NoParcel(400, "no bundle") from None
     if not bundle.frames:
         raise NoParcel(400, "an empty bundle")
     return bundle.frames
-
-
-async def _handled(work: Callable[..., list[bytes]], *arguments: object) -> list[bytes]:
-    """What Flower's handlers answer, in a thread.
-
-    Raises:
-        NoParcel: they refuse it. 503 is for whoever comes again; with 409 its own routes say what is wrong.
-    """
-    from fastapi import HTTPException
-    from flwr.supercore.error import FlowerError
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    try:
-        return await run_sync(work, *arguments)
-    except HTTPException as error:
-        raise NoParcel(503 if error.status_code == 503 else 409, str(error.detail)) from None
-    except (FlowerError, ValueError, DecodeError):
-        raise NoParcel(409, "send it by itself") from None
 
 
 def _parts(trees: Iterable[ObjectTree], ask: Ask, confirm: Callable[[str], None], most: int) -> list[bytes]:

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree
 
 PULL, PULL_NOW, PUSH = (f"{PREFIX}{name}" for name in ("pull", "pull-now", "push"))
-NODE_PATHS = (PULL, PULL_NOW, PUSH)
+HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+"""Flower's own route; its ten layers take longer than all that a heartbeat says."""
+
+NODE_PATHS = (PULL, PULL_NOW, PUSH, HEARTBEAT)
 APP_PREFIX = "/v1/runtime/fedsync/"
 APP_PULL, APP_PUSH, APP_WAIT = (f"{APP_PREFIX}{name}" for name in ("pull", "push", "wait/"))
 

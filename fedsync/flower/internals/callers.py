@@ -150,9 +150,12 @@ class Callers:
         from flwr.supercore.constant import NodeStatus
         from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
-        nodes = self._state().get_node_info()
-        return {
-            bytes(node.public_key): (node.node_id, bytes_to_public_key(node.public_key))
-            for node in nodes
-            if node.status != NodeStatus.UNREGISTERED
-        }
+        known = self._nodes
+        found: dict[bytes, tuple[int, EllipticCurvePublicKey]] = {}
+        for node in self._state().get_node_info():
+            if node.status != NodeStatus.UNREGISTERED:
+                public = bytes(node.public_key)
+                # Reading a key takes longer than all else here.
+                key = known[public][1] if public in known else bytes_to_public_key(public)
+                found[public] = node.node_id, key
+        return found

@@ -37,12 +37,13 @@ class Shares:
         self._patience_s = patience_s
         self._bytes: Counter[int] = Counter()
         self._requests: Counter[int] = Counter()
+        self._total = 0
         self._changed = asyncio.Condition()
 
     @property
     def taken(self) -> int:
         """Bytes in all."""
-        return self._bytes.total()
+        return self._total
 
     @asynccontextmanager
     async def share(self, owner: int, size: int) -> AsyncIterator[None]:
@@ -58,13 +59,16 @@ class Shares:
             except TimeoutError:
                 raise NoPlaceError from None
             self._bytes[owner] += size
+            self._total += size
             self._requests[owner] += 1
         try:
             yield
         finally:
             self._bytes[owner] -= size
             self._requests[owner] -= 1
-            self._bytes, self._requests = +self._bytes, +self._requests
+            self._total -= size
+            if not self._requests[owner]:  # no entry is left of it, and the others are not looked at
+                del self._bytes[owner], self._requests[owner]
             async with self._changed:
                 self._changed.notify_all()
 

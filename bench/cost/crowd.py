@@ -1,0 +1,270 @@
+"""What a crowd of silos costs one server: work, memory and files, with a load generator that speaks their protocol.
+
+The server is a real one, `fedsync server start`, with TLS, node authentication and its gate; it starts the run's app
+as any other. All silos are one process (`bench/cost/crowd_silos.py`), in which nothing is trained. Updates are
+committed as they come, so many at a time (`fedbuff`), in the clear or sealed. The generator takes as much of the
+machine as it can, so a commit's seconds say what both of them reach together; milliseconds are processor time.
+
+| figure | is |
+|---|---|
+| an idle silo | processor time of the SuperLink with silos that wait and no run, less what it takes without them |
+| an order | processor time of SuperLink and ServerApp, by the updates that are committed meanwhile |
+| memory, files | of these processes after a fifth of the commits, and at the end |
+
+    python bench/cost/crowd.py [--silos 100 --commit 200] [--sealed] [--commits 20] [--idle 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from bench.common import print_table, write_json
+from bench.cost.crowd_silos import READY
+from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.common.processes import end_processes, free_ports
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit
+from fedsync.core.journal import JOURNAL
+from fedsync.flower.run_folder import PID_FILE
+from fedsync.identity.certificates import make_authority, make_server_certificate
+from fedsync.identity.node_keys import make_node_key
+from fedsync.observe.tail import Tail
+from fedsync.ops.programs import DATABASE
+from fedsync.ops.registration_loop import DONE
+from fedsync.ops.runs import submit_run
+from fedsync.ops.supervisor_loop import HEALTH_FILE
+
+START_S, SETTLE_S, WARM_UP = 900.0, 20.0, 1
+_SILOS = "from bench.cost.crowd_silos import main; main()"
+LINES_OF_ONE = 3
+"""Connections of a silo: one that is held, one for a heartbeat, and one to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the server was at a time.
+
+    Args:
+        at_s: when.
+        commits: so far.
+        updates: in them.
+        superlink_s: processor time of the SuperLink.
+        app_s: that of the ServerApp.
+        superlink_mib: resident memory.
+        app_mib: likewise.
+        lines: connections to the SuperLink.
+        database_mib: with its log.
+    """
+
+    at_s: float
+    commits: int
+    updates: int
+    superlink_s: float
+    app_s: float
+    superlink_mib: float
+    app_mib: float
+    lines: int
+    database_mib: float
+
+
+class Server:
+    """A server with its keys and those of its silos.
+
+    Args:
+        folder: for all files.
+        silos: how many.
+        sealed: whether runs are encrypted.
+    """
+
+    def __init__(self, folder: Path, silos: int, *, sealed: bool) -> None:
+        self.folder = folder
+        names = [f"silo-{index}" for index in range(silos)]
+        (self.port,) = free_ports(1)
+        certificates = folder / "certs"
+        make_server_certificate(make_authority(certificates), ["localhost"], certificates)
+        keys = {name: str(make_node_key(name, folder / "nodes").public) for name in names}
+        # All silos come from one address, as through a proxy.
+        gate = {"connections": max(1000, LINES_OF_ONE * silos), "connections_per_address": 0}
+        told = {"host": "127.0.0.1", "port": self.port, "certificates": "certs", "state": "server"}
+        file = folder / "server.yaml"
+        cipher = {"keys": str(emulated_keys(names, folder / "keys").server_file)} if sealed else {}
+        file.write_text(yaml.safe_dump({**told, **cipher, "gate": gate, "silos": keys}))
+        self.config = ServerStartConfig.load(file)
+        self.out = folder / "run"
+        self._journal: Tail | None = None
+        self._commits = self._updates = 0
+        self._processes = [self._started("server", "-m", "fedsync", "server", "start", "--server", str(file))]
+
+    def _started(self, log: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{log}.out").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def crowd(self, silos: int, *arguments: str) -> None:
+        """Start the silos; returns when all are there."""
+        told = ["--port", str(self.port), "--silos", str(silos), "--parent", str(os.getpid()), *arguments]
+        self._processes.append(self._started("silos", "-c", _SILOS, str(self.folder), *told))
+        self.until("silos that are there", (self.folder / READY).exists)
+
+    def until(self, what: str, there: object) -> float:
+        """Wait for something; returns the seconds that it took."""
+        began_s = time.monotonic()
+        while not there():  # type: ignore[operator]
+            if time.monotonic() > began_s + START_S or any(each.poll() is not None for each in self._processes):
+                logs = [each.read_text()[-2000:] for each in self.folder.glob("*.out")]
+                raise SystemExit(f"no {what}: {logs}")
+            time.sleep(0.2)
+        return time.monotonic() - began_s
+
+    def registered(self, silos: int) -> bool:
+        """Whether all silos may come."""
+        health = Path(self.config.state) / HEALTH_FILE
+        told = json.loads(health.read_text()).get("silos", {}) if health.exists() else {}
+        return list(told.values()).count(DONE) == silos
+
+    def sample(self) -> Sample:
+        links, apps = self._superlink(), self._app()
+        times = [each.cpu_times() for each in (links, apps) if each is not None]
+        used = [each.user + each.system for each in times] + [0.0]
+        sizes = [each.memory_info().rss / 2**20 for each in (links, apps) if each is not None] + [0.0]
+        if self._journal is None and (self.out / JOURNAL).exists():
+            self._journal = Tail(self.out / JOURNAL)
+        for entry in () if self._journal is None else self._journal.entries():
+            for action in entry.actions:
+                if isinstance(action, Commit):
+                    self._commits += 1
+                    self._updates += len(action.weights)
+        stored = sum(each.stat().st_size for each in (self.folder / "server").glob(f"{DATABASE}*"))
+        return Sample(
+            *(time.monotonic(), self._commits, self._updates, used[0], used[1], sizes[0], sizes[1]),
+            *(len(links.net_connections("tcp")) - 1, stored / 2**20),
+        )
+
+    def _superlink(self) -> psutil.Process:
+        for process in psutil.Process(self._processes[0].pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if "launch superlink" in " ".join(process.cmdline()):
+                    return process
+        raise SystemExit(f"there is no SuperLink: {(self.folder / 'fedsync.out').read_text()[-2000:]}")
+
+    def _app(self) -> psutil.Process | None:
+        with suppress(psutil.Error, FileNotFoundError, ValueError):
+            return psutil.Process(int((self.out / PID_FILE).read_text()))
+        return None
+
+    def idle(self, seconds: float) -> float:
+        """Share of a core that the SuperLink takes now."""
+        before = self.sample()
+        time.sleep(seconds)
+        after = self.sample()
+        return (after.superlink_s - before.superlink_s) / (after.at_s - before.at_s)
+
+    def submit(self, silos: int, commit: int, commits: int, *, sealed: bool) -> None:
+        settings = ["task={kind: digits}", f"min_silos={silos}", f"barrier={{kind: buffered, size: {commit}}}"]
+        settings += ["local.steps=1", "local.batch_size=8", f"stop.rounds={commits}"]
+        settings += ["aggregation={kind: fedbuff, server_rate: 1.0, staleness: {kind: constant}}"]
+        settings += ["cipher={kind: bfv, bits: 16}"] if sealed else []
+        submit_run(self.config, StrategyConfig.load("fedbuff", settings), self.out)
+
+    def end(self) -> None:
+        end_processes(list(reversed(self._processes)))
+
+
+def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """All figures of a crowd."""
+    silos, commits = options.silos, options.commits
+    server = Server(folder, silos, sealed=options.sealed)
+    found: dict[str, object] = {}
+    try:
+        found["registered_s"] = server.until("registration", lambda: server.registered(silos))
+        time.sleep(SETTLE_S if options.idle else 0)
+        alone = server.idle(options.idle / 3) if options.idle else 0.0
+        server.crowd(silos, "--work", str(options.work))
+        if options.idle:
+            time.sleep(SETTLE_S)
+            found["idle"] = (server.idle(options.idle) - alone) / silos
+            found["without"] = alone
+        server.submit(silos, options.commit, commits, sealed=options.sealed)
+        samples: list[Sample] = []
+        while not samples or samples[-1].commits < commits:
+            server.until("another second", iter((False, False, False, False, False, True)).__next__)
+            samples.append(server.sample())
+            if options.verbose:
+                print(samples[-1], flush=True)
+        found["samples"] = [asdict(each) for each in samples]
+    finally:
+        server.end()
+    return found
+
+
+def report(options: argparse.Namespace, found: dict[str, object]) -> None:
+    samples = [Sample(**each) for each in found["samples"]]  # type: ignore[attr-defined]
+    first = next(each for each in samples if each.commits >= WARM_UP)
+    early = next(each for each in samples if each.commits >= max(WARM_UP, options.commits / 5))
+    last = samples[-1]
+    updates, seconds = max(1, last.updates - first.updates), last.at_s - first.at_s
+    kind = "sealed" if options.sealed else "plain"
+    print_table(
+        f"{options.silos} silos, {kind}, commits of {options.commit}, 650 parameters; "
+        f"{os.cpu_count()} processors, load {found['load']:.1f} to {os.getloadavg()[0]:.1f}",
+        ("at", "commits", "SuperLink [MiB]", "ServerApp [MiB]", "connections", "database [MiB]"),
+        [
+            (name, each.commits, f"{each.superlink_mib:.0f}", f"{each.app_mib:.0f}", each.lines,
+             f"{each.database_mib:.1f}")
+            for name, each in (("a fifth", early), ("the end", last))
+        ],
+    )  # fmt: skip
+    print(f"registered after {found['registered_s']:.0f} s")
+    print(f"{(last.commits - first.commits) / seconds:.2f} commits and {updates / seconds:.1f} updates a second")
+    link_ms = 1e3 * (last.superlink_s - first.superlink_s) / updates
+    app_ms = 1e3 * (last.app_s - first.app_s) / updates
+    print(f"an order: SuperLink {link_ms:.1f} ms, ServerApp {app_ms:.1f} ms")
+    if "idle" in found:
+        print(f"an idle silo: {100 * found['idle']:.4f} % of a core; without silos {100 * found['without']:.1f} %")  # type: ignore[operator]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--silos", type=int, default=100)
+    parser.add_argument("--sealed", action="store_true")
+    parser.add_argument("--commit", type=int, default=0, help="updates of a commit; as many as silos, at most 200")
+    parser.add_argument("--commits", type=int, default=20)
+    parser.add_argument("--work", type=float, default=0.0, help="seconds that an order takes at its silo")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds to measure silos that wait; 0 for none")
+    parser.add_argument("--keep", type=Path, help="a new folder for all files; by default one that is removed")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/crowd.json"))
+    options = parser.parse_args()
+    options.commit = options.commit or min(options.silos, 200)
+    load = os.getloadavg()[0]
+    if options.keep is not None:
+        options.keep.mkdir(mode=0o700, parents=True)
+        found = measured(options, options.keep.resolve())
+    else:
+        with tempfile.TemporaryDirectory(prefix="crowd-") as name:
+            found = measured(options, Path(name))
+    found["load"] = load
+    report(options, found)
+    write_json(options.out, found)
+
+
+if __name__ == "__main__":
+    main()

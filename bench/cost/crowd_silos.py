@@ -1,0 +1,392 @@
+"""Many silos in one process: what `bench/cost/crowd.py` asks a real server with.
+
+Each has its own node key, proves itself with each request, holds a request at the gate, sends heartbeats, and keeps a
+line as a SuperNode does: a heartbeat comes on a line of its own, whose TLS is agreed anew. What a silo answers is
+made by the session of a real one (`fedsync.trainer.session`), with the model that it keeps and its keys; only the
+training is none: an update is noise of the size of a small step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import random
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+
+from fedsync.cipher.keys.keyring import open_ring
+from fedsync.common.processes import exit_with_parent, raise_file_limit
+from fedsync.config.run_spec import RunSpec
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
+from fedsync.flower import messages, payloads
+from fedsync.flower.internals.bundles import PULL, PUSH, Bundle, parts_of
+from fedsync.flower.internals.polling import FIRST_S
+from fedsync.train.local import Outcome
+from fedsync.train.sampler import Cursor
+from fedsync.train.weights import TaskModel
+from fedsync.trainer.protocol import (
+    Answer,
+    AskModel,
+    AskSnapshot,
+    Collect,
+    Describe,
+    EvaluateModel,
+    Hello,
+    Identity,
+    InitialModel,
+    Question,
+    Reply,
+    Request,
+    Snapshot,
+    Train,
+    read_request,
+    write_reply,
+)
+from fedsync.trainer.refusals import refuse
+from fedsync.trainer.session import SiloSession
+
+BEAT_S = (21.0, 27.0)
+"""Pause between two heartbeats of a SuperNode [s]."""
+
+READY = "ready"
+FLEET = "/v1/fleet/"
+EXAMPLES = 64
+
+
+class Idle:
+    """In place of a silo's trainer: knows a model's layout, and trains nothing. See `fedsync.train.local`."""
+
+    kept_names: tuple[str, ...] = ()
+    frozen_digest = b""
+    device = "cpu"
+    validates = False
+    examples = EXAMPLES
+
+    def __init__(self, text: str, seed: int) -> None:
+        self.layout, self._first = _model(text)
+        self._random = np.random.default_rng(seed)
+
+    def initial_model(self) -> Vector:
+        return self._first.copy()
+
+    def find_batch_cap_on_gpu(self) -> None: ...
+
+    def evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation:
+        return Evaluation(float(EXAMPLES), float(EXAMPLES // 2), EXAMPLES)
+
+    def run(self, order: WorkOrder, model: Vector, cursor: Cursor, *others: object) -> Outcome:
+        update = self._random.normal(0.0, 1e-3, self.layout.size).astype(np.float32)
+        found = self.evaluate(model, cursor, order.split) if order.evaluate else None
+        samples = order.max_steps * order.batch_size
+        report = WorkReport(order.base_version, order.max_steps, samples, 1e-3, 1.0, evaluation=found)
+        return Outcome(update, report, cursor)
+
+
+@lru_cache(maxsize=2)
+def _model(text: str) -> tuple[Layout, Vector]:
+    """Layout and values of the first model of a run."""
+    spec = RunSpec.parse(text)
+    model = TaskModel(spec.task.build(), spec.seed, spec.model.build())
+    return model.layout, model.initial()
+
+
+class Task:
+    """A run's task, whose trainer trains nothing."""
+
+    def __init__(self, task: Any, trainer: Idle) -> None:
+        self._task, self._trainer = task, trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def trainer(self, *_: object) -> Idle:
+        return self._trainer
+
+
+class Silo:
+    """One of the silos: its answers.
+
+    Args:
+        name: of it.
+        index: its number.
+        folder: of all silos' files.
+    """
+
+    def __init__(self, name: str, index: int, folder: Path) -> None:
+        self.name, self._index, self._folder = name, index, folder
+        self._session: SiloSession | None = None
+
+    def answer(self, message: Message) -> Message:
+        """The answer to a message, as `fedsync.flower.client_app` and the trainer behind it give it."""
+        try:
+            text, request, payload = messages.read_request(message)
+            assert payload is None or isinstance(payload, np.ndarray)
+            reply, answer = self._reply(self._opened(text), read_request(request), payload)
+        except Exception as error:
+            print(f"{self.name}: {error!r}", flush=True)
+            reply, answer = refuse(error), None
+        return messages.answer(message, write_reply(reply), None if answer is None else payloads.pack(answer))
+
+    def _opened(self, text: str) -> SiloSession:
+        if self._session is None:
+            spec = RunSpec.parse(text)
+            task: Any = Task(spec.task, Idle(text, self._index))
+            spec = spec.model_copy(update={"task": task})
+            keys = self._folder / "keys" / "silos"
+            identity = Identity(text, self._index, self.name, resources=False)
+            self._session = SiloSession(identity, spec, lambda name: open_ring(keys / name))
+        return self._session
+
+    @staticmethod
+    def _reply(session: SiloSession, request: Request, payload: Payload | None) -> tuple[Reply, Payload | None]:
+        given = NO_PAYLOAD if payload is None else payload
+        try:
+            match request:
+                case Describe():
+                    greeting = session.replica.greeting()
+                    return Hello(session.name, session.facts, session.replica.holds, session.form), greeting
+                case AskModel(values):
+                    model = InitialModel(session.layout, session.kept_names, session.form.frozen)
+                    return model, session.initial_model().view(np.uint8) if values else None
+                case Train(order):
+                    done = session.train(order, given)
+                    return done.report, np.ascontiguousarray(done.update).view(np.uint8)
+                case Collect(update_id):
+                    kept = next((each for each in session.done if each.order.update_id == update_id), None)
+                    if kept is None:
+                        raise LookupError(f"{update_id} was lost on its way")
+                    return kept.answer.report, np.ascontiguousarray(kept.answer.update).view(np.uint8)
+                case EvaluateModel():
+                    return session.evaluate(given, request), None
+                case Question():
+                    return Answer(), session.answer(given)
+                case AskSnapshot():
+                    version, snapshot = session.snapshot()
+                    return Snapshot(version), snapshot
+        except OtherVersion as error:
+            return error.mismatch, None
+
+
+class HttpLine:
+    """A connection to the server, on which one request comes after the other."""
+
+    def __init__(self, address: tuple[str, int], trust: ssl.SSLContext | None) -> None:
+        self._address, self._trust = address, trust
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, path: str, headers: str, body: bytes) -> bytes:
+        """The body of the answer; `OSError` where there is none, `PermissionError` where it is refused."""
+        try:
+            if self._streams is None:
+                name = "localhost" if self._trust is not None else None
+                self._streams = await asyncio.open_connection(*self._address, ssl=self._trust, server_hostname=name)
+            reader, writer = self._streams
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+            first, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            found = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+            answer = await reader.readexactly(int(found.get("content-length", "0")))
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError) as error:
+            self.close()
+            raise ConnectionError(str(error)) from error
+        if found.get("connection") == "close":
+            self.close()
+        status = int(first.split()[1])
+        if status == 503:
+            raise ConnectionError(answer.decode())
+        if status != 200:
+            raise PermissionError(f"{path}: {status} {answer[:200]!r}")
+        return answer
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+class Crowd:
+    """All silos of this process.
+
+    Args:
+        folder: has node keys, keys for encryption and the authority's certificate.
+        address: of the server.
+        names: of the silos.
+        work_s: how long an order takes beside what its answer takes to make.
+    """
+
+    def __init__(self, folder: Path, address: tuple[str, int], names: list[str], work_s: float) -> None:
+        self._folder, self._address, self._work_s = folder, address, work_s
+        self._silos = [Silo(name, index, folder) for index, name in enumerate(names)]
+        self._trust = ssl.create_default_context(cafile=str(folder / "certs" / "ca.crt"))
+        self._worker = ThreadPoolExecutor(1)
+        versions = RuntimeVersionMetadata.from_local_component("SuperNode").as_metadata()
+        self._head = f"content-type: {PROTOBUF_MEDIA_TYPE}\r\naccept: {PROTOBUF_MEDIA_TYPE}\r\n"
+        self._head += "".join(f"{name}: {value}\r\n" for name, value in versions)
+        self._starting = asyncio.Semaphore(16)
+        self.there = 0
+        """Silos that are activated."""
+
+    async def run(self) -> None:
+        """Serve for ever."""
+        await asyncio.gather(self._tell(), *(self._serve(silo) for silo in self._silos))
+
+    async def _tell(self) -> None:
+        while self.there < len(self._silos):
+            await asyncio.sleep(0.5)
+        (self._folder / READY).touch()
+
+    async def _serve(self, silo: Silo) -> None:
+        key: Any = load_ssh_private_key((self._folder / "nodes" / f"{silo.name}.node").read_bytes(), None)
+        public = public_key_to_bytes(key.public_key())
+
+        def head() -> str:
+            stamp = now().isoformat()
+            proof = base64.b64encode(sign_message(key, stamp.encode("ascii"))).decode()
+            shown = base64.b64encode(public).decode()
+            return f"{self._head}flwr-public-key: {shown}\r\nflwr-timestamp: {stamp}\r\nflwr-signature: {proof}\r\n"
+
+        line = HttpLine(self._address, self._trust)
+        async with self._starting:
+            asked = ActivateNodeRequest(public_key=public, heartbeat_interval=30)
+            told = await self._again(line, f"{FLEET}activate-node", head, asked.SerializeToString())
+        number = ActivateNodeResponse.FromString(told).node_id
+        self.there += 1
+        beating = asyncio.create_task(self._beat(number, head))
+        runs: set[int] = set()
+        while not beating.done():
+            frames = Bundle()
+            frames.ParseFromString(await self._again(line, PULL, head, b""))
+            if not frames.frames:
+                continue
+            found = PullMessagesResponse.FromString(frames.frames[0])
+            message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+            run = message.metadata.run_id
+            if run not in runs:  # a SuperNode asks for each run once
+                runs.add(run)
+                ask = GetRunRequest(node=Node(node_id=number), run_id=run).SerializeToString()
+                await self._again(line, f"{FLEET}get-run", head, ask)
+            parts = await self._parts(line, head, number, run, tree, frames.frames[1:])
+            whole: Any = inflate_object_from_contents(message.metadata.message_id, parts)
+            whole.metadata.__dict__["_message_id"] = message.metadata.message_id
+            if self._work_s:
+                await asyncio.sleep(self._work_s * random.uniform(0.9, 1.1))
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(self._worker, _answered, silo, whole, number)
+            frames.ParseFromString(await self._again(line, PUSH, head, body))
+            left = PushMessagesResponse.FromString(frames.frames[0]).objects_to_push
+            if left:
+                raise SystemExit(f"the server did not take parts: {left}")
+        await beating
+
+    async def _parts(
+        self, line: HttpLine, head: Any, number: int, run: int, tree: Any, frames: list[bytes]
+    ) -> dict[str, bytes]:
+        """Parts of a message, by name: those that came with it, and others once the server has them."""
+        node, parts, asked = Node(node_id=number), dict[str, bytes](), False
+        came = (PullObjectResponse.FromString(frame) for frame in frames)
+        for name, part in zip_longest(parts_of(tree), came):
+            while part is None or not part.object_available:
+                asked = True
+                ask = PullObjectRequest(node=node, run_id=run, object_id=name).SerializeToString()
+                part = PullObjectResponse.FromString(await self._again(line, f"{FLEET}pull-object", head, ask))
+                if not part.object_available:
+                    await asyncio.sleep(FIRST_S)
+            parts[name] = part.object_content
+        if asked:
+            told = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=tree.object_id)
+            await self._again(line, f"{FLEET}confirm-message-received", head, told.SerializeToString())
+        return parts
+
+    async def _beat(self, number: int, head: Any) -> None:
+        body = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=30).SerializeToString()
+        while True:
+            await asyncio.sleep(random.uniform(*BEAT_S))
+            line = HttpLine(self._address, self._trust)
+            await self._again(line, f"{FLEET}send-node-heartbeat", head, body)
+            line.close()
+
+    async def _again(self, line: HttpLine, path: str, head: Any, body: bytes) -> bytes:
+        pause_s = 0.2
+        while True:
+            try:
+                return await line.post(path, head(), body)
+            except OSError as error:
+                if isinstance(error, PermissionError):
+                    print(error, flush=True)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(2 * pause_s, 10.0)
+
+
+def _answered(silo: Silo, message: Any, number: int) -> bytes:
+    """A bundle with the answer to a message."""
+    reply = silo.answer(message)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    node, tree = Node(node_id=number), get_object_tree(reply)
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+    asked = PushMessagesRequest(
+        node=node,
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[tree],
+        clientapp_runtime_list=[0.0],
+    )
+    run = reply.metadata.run_id
+    pushed = [
+        PushObjectRequest(node=node, run_id=run, object_id=name, object_content=parts[name]) for name in parts_of(tree)
+    ]
+    return Bundle([asked.SerializeToString(), *(each.SerializeToString() for each in pushed)]).SerializeToString()
+
+
+def main() -> None:
+    """Serve as the arguments of this process say, until its parent ends it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--silos", type=int, required=True)
+    parser.add_argument("--work", type=float, default=0.0)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args()
+    exit_with_parent(options.parent)
+    raise_file_limit()
+    names = [f"silo-{index}" for index in range(options.silos)]
+    address = ("127.0.0.1", options.port)
+
+    async def run() -> None:
+        await Crowd(options.folder, address, names, options.work).run()
+
+    asyncio.run(run())

@@ -1,0 +1,58 @@
+"""Mutants of what spares a server work that has many silos, for `tests/flower` to notice."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/flower/internals/test_heartbeats.py",
+    "tests/flower/internals/test_answer_looks.py",
+    "tests/flower/test_outbox.py",
+)
+
+_CHANGES: Changes = {
+    "flower/internals/heartbeats.py": (
+        (
+            "what-was-heard-is-never-written",
+            "            heard, self._heard = self._heard, {}\n",
+            "            return\n",
+        ),
+        (
+            "a-node-that-went-is-brought-back-by-what-was-heard",
+            '.where(Node.node_id == bindparam("which"), Node.status == NodeStatus.ONLINE)',
+            '.where(Node.node_id == bindparam("which")).values(status=NodeStatus.ONLINE)',
+        ),
+        ("a-node-expires-between-two-looks", "ends_s > now_s + RISK_S", "ends_s > now_s"),
+        (
+            "a-node-that-went-is-taken-for-online",
+            "                self._written.pop(node, None)\n            return change",
+            "            return change",
+        ),
+    ),
+    "flower/internals/answer_looks.py": (
+        ("an-answer-that-flower-makes-up-is-never-found", "now_s - at_s >= WHOLE_S", "at_s == -inf"),
+        ("an-app-that-was-started-again-is-told-nothing", "before != token or ", ""),
+    ),
+    "flower/internals/bundle_routes.py": (
+        (
+            "a-silo-is-kept-alive-by-another",
+            "        if told.node.node_id != node:\n            raise NoParcel(401",
+            "        if False:\n            raise NoParcel(401",
+        ),
+    ),
+    "flower/outbox.py": (
+        ("large-messages-go-together", "lambda each: not each[1].content.array_records", "lambda each: True"),
+        (
+            "a-request-that-failed-counts-as-sent",
+            "                if identifier:\n                    self._sent",
+            "                if identifier or sent.works:\n                    self._sent",
+        ),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)

@@ -1,0 +1,56 @@
+"""Which answers a look of an app's is for.
+
+An app waits for answers to many messages, and looks for all of them each time. Each costs Flower some tenths of a
+millisecond to look for, be there an answer or not: with a thousand silos, more than all else. The gate hears of each
+answer as it is stored. So a look is for these, and for all only now and then, because Flower makes some answers up by
+itself: for nodes that are gone, and messages that are too old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+WHOLE_S = 5.0
+"""How often a look is for answers to all messages that the app waits for [s]."""
+
+
+class AnswerLooks:
+    """Knows which answers were stored since an app's last look.
+
+    Args:
+        clock: seconds, from anywhere.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stored: defaultdict[int, set[str]] = defaultdict(set)
+        self._whole: dict[int, tuple[bytes, float]] = {}
+
+    def stored(self, run: int, answers: str) -> None:
+        """An answer to the message ``answers`` is there."""
+        self._stored[run].add(answers)
+
+    def worth_it(self, token: bytes, run: int, asked: PullAppMessagesRequest) -> bool:
+        """Narrow what an app asks for to what may be there; False if nothing is.
+
+        Args:
+            token: of the app: another process of the same run has seen nothing.
+            run: of the app.
+            asked: its request, which is changed.
+        """
+        now_s, stored = self._clock(), self._stored.pop(run, set())
+        before, at_s = self._whole.get(run, (b"", -inf))
+        if before != token or now_s - at_s >= WHOLE_S:
+            self._whole[run] = token, now_s
+            return True
+        known = stored.intersection(asked.message_ids)
+        del asked.message_ids[:]
+        asked.message_ids.extend(sorted(known))
+        return bool(known)
