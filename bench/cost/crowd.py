@@ -223,7 +223,7 @@ def report(options: argparse.Namespace, found: dict[str, object]) -> None:
     updates, seconds = max(1, last.updates - first.updates), last.at_s - first.at_s
     kind = "sealed" if options.sealed else "plain"
     print_table(
-        f"{options.silos} silos, {kind}, commits of {options.commit}, 650 parameters; "
+        f"{options.silos} silos, {kind}, commits of {options.commit}, 10,026 parameters; "
         f"{os.cpu_count()} processors, load {found['load']:.1f} to {os.getloadavg()[0]:.1f}",
         ("at", "commits", "SuperLink [MiB]", "ServerApp [MiB]", "connections", "database [MiB]"),
         [

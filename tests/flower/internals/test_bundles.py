@@ -1,6 +1,7 @@
 """Messages that travel with their parts, and requests that are held until there is one, against Flower's own states."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def pulled(arrivals: Arrivals, name: str) -> list[Any]:
         found = arrivals.pull({name: MOST})
         if found:
             return found
+        time.sleep(0.02)  # its parts may be on their way
     raise AssertionError("no answer comes")
 
 
