@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fedsync.commands import certs, keys, server, silo, trace
+from fedsync.commands import certs, keys, server, silo, steer, trace
 from fedsync.commands.doctor import doctor
 from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
@@ -36,3 +36,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(keys.app, name="keys")
     app.add_typer(server.app, name="server")
     app.add_typer(silo.app, name="silo")
+    app.add_typer(steer.app, name="steer")

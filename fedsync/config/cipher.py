@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Bits = Literal[8, 12, 16]
 
+LEAST_MASKED = 3
+"""Silos without which masks do not come off a sum."""
+
 
 class PlainConfig(Section):
     """No encryption: the server sees every update."""
@@ -146,6 +149,12 @@ def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
 
 
 CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
+
+
+def least_silos(cipher: CipherConfig) -> int:
+    """Silos that a run needs at least, for silos to open what they sum up."""
+    sealed = sealing(cipher)
+    return 1 if sealed is None else max(sealed.members, LEAST_MASKED if isinstance(cipher, MaskedConfig) else 1)
 
 
 def encryption_plan(

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from fedsync.common.names import near_miss
-from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
+from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics
 from fedsync.config.compatibility import barriers_of, check_together
 from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
@@ -116,6 +116,14 @@ class StrategyConfig(StrategySections):
         told = self._with("train_config", {"train_config": {**self.train_config, **train}})
         return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
 
+    def stopping(self, rules: Mapping[str, float]) -> StrategyConfig:
+        """The same with other rules by which the run ends, where ``rules`` has one.
+
+        Raises:
+            ConfigError: one is not allowed, for this task or at all.
+        """
+        return self._with("stop", {"stop": {**self.stop.model_dump(exclude_unset=True), **rules}})
+
     def _with(self, place: str, sections: Mapping[str, Any], remedy: str = "Change it") -> StrategyConfig:
         try:
             return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **sections})
@@ -196,6 +204,7 @@ class StrategyConfig(StrategySections):
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             tuner=tuner,
             controls=self.controlled,
+            least=least_silos(self.cipher),
         )
 
 

@@ -130,6 +130,21 @@ class Attested:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorAnswered:
+    """Tell the server's user what came of a question, once all that follows from it would survive a restart.
+
+    Args:
+        request: names the question.
+        refused: why nothing was changed; "" where it was.
+        again: the question came again, so that nothing was changed now.
+    """
+
+    request: str
+    refused: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the run. ``failed`` says that it did not end as the user wished."""
 
@@ -150,5 +165,6 @@ Action = (
     | Discard
     | Note
     | Attested
+    | OperatorAnswered
     | Stop
 )

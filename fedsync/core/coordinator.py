@@ -19,6 +19,7 @@ A silo, as `CoordinatorState` knows it:
 | busy | has an ``order`` | the barrier queues another: `Dispatch` | busy, with one ``queued`` |
 | busy, with one queued | has a ``queued`` order | as busy, of the order in work | busy: the queued one is in work |
 | failed | idle, `MAX_FAILURES` in a row | as idle; a sound update clears them, or `SiloJoined` | busy, idle |
+| any | the operator drops it | `OperatorAsked`; a `SiloJoined` changes nothing until it is readmitted | absent |
 
 An update is *in work*, then *pending* until a barrier commits or discards it. Each is named in one `Commit` or in a
 `Discard`; what answers an order that nobody waits for is discarded too.
@@ -28,6 +29,7 @@ The run:
 | state | where | turns |
 |---|---|---|
 | waiting, running | ``closing`` is None | the barrier is asked; it waits for ``min_silos`` first |
+| paused | the same, and the operator said so | nothing is decided; see `fedsync.core.steering` |
 | closing | ``closing`` has the reason | silos score the last version (`fedsync.core.closing`); nothing else is asked |
 | stopped | ``stopped`` | `Stop` was given; events change nothing that anybody sees |
 
@@ -56,11 +58,13 @@ from fedsync.core.actions import (
     WakeAt,
 )
 from fedsync.core.checks import check_facts, check_report, usable
+from fedsync.core.departures import fail_order, give_up_orders, lose
 from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
 from fedsync.core.events import (
     Evaluated,
     Event,
     Folded,
+    OperatorAsked,
     Progressed,
     SiloJoined,
     SiloLost,
@@ -71,12 +75,14 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
+from fedsync.core.obeying import obey
 from fedsync.core.orders import SiloFacts, Split, UpdateMeta, WorkReport
 from fedsync.core.releasing import hurry, release
 from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
-from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
+from fedsync.core.state import CoordinatorState, Policies
+from fedsync.core.steering import PAUSED, ReadmitSilo
 from fedsync.core.tuning import Tuning
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
@@ -122,6 +128,11 @@ class Coordinator:
         """Whether anything can come of what silos do that are here or expected; not if each fails all it is asked."""
         state = self._state
         return state.closing is not None or state.attendance.awaited or state.failures.able(state.silos)
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator wants nothing to be decided."""
+        return self._state.steering.paused
 
     @property
     def unlearned(self) -> bool:
@@ -177,19 +188,15 @@ class Coordinator:
             case UpdateArrived(at_s, meta, report):
                 self._absorb_update(at_s, meta, report, actions)
             case SiloJoined(at_s, name, facts):
-                self._give_up_order(name, "the silo joined again", actions)
+                give_up_orders(state, name, "the silo joined again", actions)
                 self._admit(at_s, name, facts, actions)
             case SiloLost(at_s, name, reason):
-                self._give_up_order(name, f"the silo was lost: {reason}", actions)
-                state.awaiting.discard(name)
-                state.owing.discard(name)
-                state.silos.pop(name, None)
-                state.scores.forget(name)
-                state.passes.leave(name)
+                lose(state, name, f"the silo was lost: {reason}", actions)
                 state.attendance.lose(name, at_s)
+                state.steering.keeps_out(name, None)
             case WorkFailed(at_s, name, update_id, reason, back_s):
                 if state.answered(name, update_id) is not None:
-                    self._fail(name, at_s, away=state.attendance.refuse(name, at_s, back_s))
+                    fail_order(state, name, at_s, away=state.attendance.refuse(name, at_s, back_s))
                     state.failures.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
             case Progressed(_, name, update_id, steps, _):
@@ -207,12 +214,16 @@ class Coordinator:
                 state.forecasts.learn(epochs)
             case Folded():
                 state.tuning.folded(event)
+            case OperatorAsked():
+                self._obey(event, actions)
             case TimerFired():
                 pass
 
     def _admit(self, at_s: float, name: str, facts: SiloFacts, actions: list[Action]) -> None:
         """Take a silo in, unless nothing can be made of what it says of itself."""
         state = self._state
+        if state.steering.keeps_out(name, facts):
+            return
         try:
             check_facts(name, facts)
             forecast = state.forecasts.first(name, facts)
@@ -241,7 +252,7 @@ class Coordinator:
         try:
             check_report(meta.silo, order, meta, report)
         except ProtocolError as error:
-            self._fail(meta.silo, at_s)
+            fail_order(state, meta.silo, at_s)
             state.failures.last_failure = f"{meta.silo}: {error}"
             actions.append(Discard(meta.update_id, str(error)))
             return
@@ -273,27 +284,11 @@ class Coordinator:
         state.silos[meta.silo] = silo.ended(at_s, report.samples, forecast, overhead_s)
         state.adaptation.observe(meta.silo, report, at_s - silo.since_s)
 
-    def _fail(self, name: str, at_s: float, *, away: bool = False) -> None:
-        silo = self._state.silos[name]
-        assert silo.order is not None
-        if silo.order.scores_only:
-            self._state.owing.discard(name)
-        if silo.order.apart:
-            self._state.apart.fail(name)
-        self._state.end_evaluation(silo.order.base_version, name, None)
-        self._state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
-        if self._state.silos[name].failures >= MAX_FAILURES:
-            self._state.passes.leave(name)
-
-    def _give_up_order(self, name: str, reason: str, actions: list[Action]) -> None:
-        silo = self._state.silos.get(name)
-        for order in () if silo is None else silo.orders:
-            actions.append(Discard(order.update_id, reason))
-            self._fail(name, self._state.silos[name].since_s)
-        if name in self._state.awaiting:
-            if closing.decides(self._state):
-                self._state.scores.end(self._state.version, name, None)
-            self._state.awaiting.discard(name)
+    def _obey(self, asked: OperatorAsked, actions: list[Action]) -> None:
+        facts = obey(self._state, self._policies, asked, actions)
+        if facts is not None and isinstance(asked.question, ReadmitSilo):
+            self._admit(asked.at_s, asked.question.silo, facts, actions)
+        self._retune()
 
     # Deciding.
 
@@ -304,6 +299,8 @@ class Coordinator:
             actions.append(WakeAt(self._policies.stop.seconds))
         state.timed = True
         reason = ""
+        if state.closing is None and state.steering.paused:
+            return PAUSED
         if state.closing is None:
             hopeless = state.failures.hopeless(state.silos)
             if hopeless is not None:
@@ -385,8 +382,10 @@ class Coordinator:
         return Verdict(commit=verdict.commit, stop_now=verdict.stop_now)
 
     def _retune(self) -> None:
-        """Go by what the tuner has chosen, if there is one."""
+        """Go by what the tuner has chosen, and by what the operator has changed, if there is one."""
         self._plan, tuning = None, self._state.tuning
+        if self._state.steering.stop is not None:
+            self._policies = replace(self._policies, stop=self._state.steering.stop)
         if tuning.tuner is not None:
             sizing, barrier = tuning.tuner.sizing(tuning.state), tuning.tuner.barrier(tuning.state)
             self._policies, self._state.adaptation.sizing = replace(self._policies, barrier=barrier), sizing

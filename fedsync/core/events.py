@@ -14,6 +14,7 @@ from fedsync.core.orders import (
     WorkReport,
     fast_dataclass,
 )
+from fedsync.core.steering import OperatorQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +122,32 @@ class Folded:
     each: float
 
 
-Event = SiloJoined | SiloLost | WorkFailed | UpdateArrived | Progressed | Evaluated | TimerFired | Spare | Folded
+@dataclass(frozen=True, slots=True)
+class OperatorAsked:
+    """The server's user wants something changed; see `fedsync.core.steering`.
+
+    Args:
+        at_s: seconds since the run began.
+        request: names the question; one that comes again is no other.
+        question: what is wanted.
+        problem: why the driver, who knows the whole configuration, finds that it cannot be; "" if it may.
+    """
+
+    at_s: float
+    request: str
+    question: OperatorQuestion
+    problem: str = ""
+
+
+Event = (
+    SiloJoined
+    | SiloLost
+    | WorkFailed
+    | UpdateArrived
+    | Progressed
+    | Evaluated
+    | TimerFired
+    | Spare
+    | Folded
+    | OperatorAsked
+)

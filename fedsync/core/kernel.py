@@ -27,7 +27,7 @@ from fedsync.core.actions import Action, Dispatch, HaltEarly, Probe, Stop, WakeA
 from fedsync.core.backlog import Backlog, OrderInWork, Turn
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import RunError
-from fedsync.core.events import Event, Progressed, TimerFired
+from fedsync.core.events import Event, OperatorAsked, Progressed, TimerFired
 from fedsync.core.journal import JournalEntry
 from fedsync.core.machines import TimedMachine
 from fedsync.core.orders import WorkOrder
@@ -143,7 +143,7 @@ class Kernel(ABC, Generic[M]):
             case Turn():
                 self._backlog.turn(happening)
                 return None
-            case TimerFired() | Progressed():
+            case TimerFired() | Progressed() | OperatorAsked():
                 return replace(happening, at_s=now_s)
         return self.happens(happening, now_s)
 

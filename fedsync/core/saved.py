@@ -78,6 +78,10 @@ COORDINATOR: Names = {
     "attendance.windows": "attendance.windows",
     "attendance.told": "attendance.told",
     "attendance.awaited": "attendance.awaited",
+    "steering.paused": "steering.paused",
+    "steering.dropped": "steering.dropped",
+    "steering.stop": "steering.stop",
+    "steering.answered": "steering.answered",
     "failures.proven": "failures.proven",
     "failures.last": "failures.last_failure",
 }

@@ -21,6 +21,7 @@ from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores, Settled
 from fedsync.core.selection import Leader, Selection
 from fedsync.core.sizing import Adaptation, Sizing
+from fedsync.core.steering import Steering
 from fedsync.core.stopping import Leaders, Passes, StopRules
 from fedsync.core.tuning import AnyTuner, Tuning
 from fedsync.core.views import SiloView, Verdict
@@ -51,6 +52,7 @@ class Policies:
         cross_site: what silos train apart when training is over.
         tuner: changes sizing and barrier while the run goes on; None leaves them as they are.
         controls: silos keep control variates, so that commits say what is behind them.
+        least: silos that an operator has to leave in the run.
     """
 
     seed: int
@@ -67,6 +69,7 @@ class Policies:
     cross_site: CrossSite = field(default_factory=CrossSite)
     tuner: AnyTuner | None = None
     controls: bool = False
+    least: int = 1
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
@@ -144,6 +147,7 @@ class CoordinatorState:
         claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
         attendance: when those are there that are not there always.
+        steering: what operators have changed.
         closing: why the run is about to end.
         owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
         asked: questions of the end that silos were asked, or were not worth asking.
@@ -173,6 +177,7 @@ class CoordinatorState:
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     attendance: Attendance = field(default_factory=Attendance)
+    steering: Steering = field(default_factory=Steering)
     closing: str | None = None
     owing: set[str] = field(default_factory=set)
     asked: int = 0

@@ -41,7 +41,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.core.events import SiloJoined, SiloLost
+from fedsync.core.events import OperatorAsked, SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.flower.array_files import ArrayFiles, ArrayName, Damaged, read
@@ -55,7 +55,7 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 9
+FORMAT = 10
 """Of the files; another one is refused."""
 
 _DIGEST_BYTES = 32
@@ -163,6 +163,8 @@ class Checkpoints:
             self._begun |= isinstance(action, Dispatch)
             if isinstance(action, Evaluate):
                 self._evaluating = action
+        if any(isinstance(event, OperatorAsked) for event in entry.events):
+            return True  # what an operator is told would be done after a restart too
         return self._begun > begun or any(isinstance(action, Commit | Rollback | Evaluate) for action in entry.actions)
 
     def save(

@@ -12,6 +12,7 @@ coordinator as one batch and carries out its actions:
 | an order failed, was refused, is overdue, or was answered with nonsense | `WorkFailed` |
 | an evaluation came, or cannot | `Evaluated` |
 | nothing, and a predictor wants to train | `Spare` |
+| the operator asks for something | `OperatorAsked`; it is answered once a checkpoint has what follows |
 
 A commit of encrypted updates may be *blocked* until silos have answered the aggregator's questions: meanwhile orders
 and evaluations are held. Before anything goes out that silos learn from a commit, a checkpoint is on disk.
@@ -63,6 +64,7 @@ from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, f
 from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
+from fedsync.flower.operator_requests import OperatorRequests
 from fedsync.flower.outbox import Outbox, PendingMessage
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.payloads import needed
@@ -107,6 +109,7 @@ class FlowerDriver:
         checkpoints: keeps what is needed to resume the run; None keeps nothing.
         resumed: the moment that coordinator and store are at, where another process began the run.
         parcels: what is left at the server's gate; None where there is none.
+        operator: what the server's user asks for; None where nobody can.
     """
 
     def __init__(
@@ -127,17 +130,16 @@ class FlowerDriver:
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
         parcels: ParcelStore | None = None,
+        operator: OperatorRequests | None = None,
     ) -> None:
-        self._coordinator = coordinator
-        self._aggregator = aggregator
-        self._form = form
-        self._recorder = recorder
+        self._coordinator, self._aggregator = coordinator, aggregator
+        self._form, self._recorder = form, recorder
         self._timing = timing
         self._after_commit = after_commit
         self._keep_best = keep_best
         self._in_spare_time = in_spare_time
         self._nodes = Nodes(grid, admission, timing.look_s)
-        self._checkpoints = checkpoints
+        self._checkpoints, self._operator = checkpoints, operator
         self._resumed = resumed
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes, parcels=parcels)
@@ -184,6 +186,8 @@ class FlowerDriver:
                 self._save(entry)
                 # A push that fails at once is an event of its own.
                 events = [*self._flush(), *folded(self._aggregator, self._coordinator.version, now_s)]
+                if self._operator is not None:
+                    self._operator.settle(entry)
                 for action in entry.actions:
                     if isinstance(action, Stop):
                         if action.failed:
@@ -225,7 +229,8 @@ class FlowerDriver:
         )
 
     def _check_alive(self) -> None:
-        if self._coordinator.able and (self._timers or any(sent.works for sent in self._outbox.waiting)):
+        able, working = self._coordinator.able, any(sent.works for sent in self._outbox.waiting)
+        if self._coordinator.paused or (able and (self._timers or working)):
             self._vigil.wake(self._now_s())
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)
@@ -352,13 +357,11 @@ class FlowerDriver:
 
     def _overdue(self) -> list[Event]:
         now_s = self._now_s()
-        events: list[Event] = []
+        events: list[Event] = [] if self._operator is None else [*self._operator.events(now_s)]
         while self._timers and self._timers[0] <= now_s:
             events.append(TimerFired(heapq.heappop(self._timers)))
-        for sent in self._outbox.overdue(now_s):
-            event = self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
-            if event is not None:
-                events.append(event)
+        late = [(sent, self._timing.why_late(sent.end_s <= now_s)) for sent in self._outbox.overdue(now_s)]
+        events += [event for sent, why in late if (event := self._failed(sent, why)) is not None]
         for sent in self._outbox.unanswered(now_s):
             name = self._nodes.sender(sent.node)
             logger.warning("%s has not answered a message; asking for the answer again", name)

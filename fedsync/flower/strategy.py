@@ -32,6 +32,7 @@ from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear,
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model, save_model, task_model
 from fedsync.flower.nodes import Admission
+from fedsync.flower.operator_requests import OperatorRequests, problem_with
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
@@ -266,6 +267,7 @@ class FedSync(Shipped):
         if moment is not None and coordinator.best is not None:
             keep_best(coordinator.best)
         checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
+        operator = OperatorRequests(self.out, partial(problem_with, config))
         driver = FlowerDriver(
             grid,
             coordinator,
@@ -283,12 +285,14 @@ class FedSync(Shipped):
             checkpoints=checkpoints if self._kept else None,
             resumed=moment,
             parcels=self._parcels,
+            operator=operator,
         )
         final = None
         try:
             driver.run()
             final = current()
         finally:
+            operator.close()
             models.finish(None if final is None else final.vector)
             checkpoints.close()
             keeper.close()

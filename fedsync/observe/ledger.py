@@ -20,6 +20,7 @@ from fedsync.observe.evaluations import JudgedModels
 from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.shares import SiloShare, SiloTotals, WaitingUpdate, shares_of
+from fedsync.observe.steered import drops_in
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
@@ -125,7 +126,7 @@ class Ledger:
         if not self._closing:
             self._end_s = entry.at_s
         discarded = [action.update_id for action in entry.actions if isinstance(action, Discard)]
-        for event in entry.events:
+        for event in (*entry.events, *drops_in(entry)):
             self._add_event(event, discarded)
         self._settle()
         for action in entry.actions:

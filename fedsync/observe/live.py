@@ -20,6 +20,7 @@ from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.data import natural, read_summary
+from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import silo_table
 from fedsync.observe.tail import Tail
 
@@ -47,6 +48,7 @@ class LiveRun:
     def __init__(self, header: dict[str, Any]) -> None:
         self.ledger = Ledger(header.get("target_accuracy"), header.get("model_bytes") or 0, on_end=self._end)
         self._config: dict[str, Any] = header.get("config") or {}
+        self.steered = SteeredRun(self._config.get("stop"))
         self._runtime = str(header.get("runtime", ""))
         self._here: set[str] = set()
         self._paces: dict[str, _Pace] = {}
@@ -54,6 +56,7 @@ class LiveRun:
 
     def add(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
+        self.steered.add(entry)
         self._last_s = entry.at_s
         for event in entry.events:
             match event:
@@ -74,7 +77,7 @@ class LiveRun:
 
     def left_s(self) -> float | None:
         """Seconds to go on the run's clock, by the rounds and seconds that it may take; None if nobody knows."""
-        stop, rounds, bounds = self._config.get("stop") or {}, self.ledger.rounds, []
+        stop, rounds, bounds = self.steered.stop, self.ledger.rounds, []
         if stop.get("rounds") and rounds:
             bounds.append(max(stop["rounds"] - len(rounds), 0) * rounds[-1].at_s / len(rounds))
         if stop.get("seconds"):
@@ -91,12 +94,18 @@ class LiveRun:
             train_s = min(train_s, silo.order.budget_s)
         return max(silo.since_s + train_s + pace.overhead_s - now_s, 0.0)
 
+    def state_of(self, name: str) -> str:
+        """What a silo is doing, in a word."""
+        if name in self.steered.dropped:
+            return "dropped"
+        return "gone" if name not in self._here else "idle" if self.ledger.silos[name].order is None else "working"
+
     def view(self, quiet_s: float = 0.0, *, over: bool = False) -> Group:
         """A line on the run and a table of its silos; ``over`` says that nothing more will come."""
         return Group(self._headline(quiet_s, over), self._table(self.now_s(0.0 if over else quiet_s)))
 
     def _headline(self, quiet_s: float, over: bool) -> Text:
-        ledger, total = self.ledger, (self._config.get("stop") or {}).get("rounds")
+        ledger, total = self.ledger, self.steered.stop.get("rounds")
         rounds, accuracy, left_s = ledger.rounds, ledger.accuracy, self.left_s()
         unit = "virtual s" if self._runtime == "virtual" else "s"
         parts = [
@@ -110,6 +119,8 @@ class LiveRun:
             parts.append(f"stopped: {ledger.stopped.reason}")
         elif over:
             parts.append("cut off")
+        elif self.steered.paused:
+            parts.append("paused by the operator")
         else:
             parts.append("ETA -" if left_s is None else f"ETA {left_s:.0f} {unit}")
             if quiet_s >= 10:
@@ -128,10 +139,9 @@ class LiveRun:
         for name in sorted(silos, key=natural)[:MOST_ROWS]:
             silo = silos[name]
             pace, left_s = self._paces.get(name), self.order_left_s(name, now_s)
-            state = "gone" if name not in self._here else "idle" if silo.order is None else "working"
             table.add_row(
                 Text(name),
-                state,
+                self.state_of(name),
                 str(silo.order.round if silo.order is not None else silo.orders + silo.failures),
                 str(silo.batch_size or "-"),
                 "-" if pace is None else f"{pace.speed:.1f}",

@@ -13,6 +13,7 @@ from fedsync.core.saved import COORDINATOR
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation
 from fedsync.core.state import CoordinatorState, FailurePolicy
+from fedsync.core.steering import Steering
 from fedsync.core.stopping import Passes
 from fedsync.core.tuning import Tuning
 from fedsync.flower.checkpoints import FORMAT
@@ -29,6 +30,7 @@ PARTS: dict[str, type] = {
     "attendance.": Attendance,
     "apart.": Apart,
     "tuning.": Tuning,
+    "steering.": Steering,
 }
 GIVEN = {
     "forecasts.predictor",
@@ -53,4 +55,4 @@ def test_no_attribute_is_forgotten() -> None:
 def test_who_changes_the_names_raises_the_number_of_the_format() -> None:
     """Then an older checkpoint is refused in one sentence, and not in the middle of being read."""
     names = hashlib.sha256(" ".join(sorted(COORDINATOR)).encode()).hexdigest()
-    assert (FORMAT, names[:16]) == (9, "90f3adc42e0ba473")
+    assert (FORMAT, names[:16]) == (10, "bbafec7880701303")

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError
-from fedsync.core.events import SiloLost
+from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
+from fedsync.core.steering import ChangeStop, DropSilo, PauseRun
 from fedsync.observe.live import MOST_ROWS, LiveRun, watch
 from tests.core.make import answer, joined, orders, policies
 from tests.observe.runs import two_silos
@@ -59,6 +60,20 @@ def test_who_waits_and_who_works() -> None:
     assert row(run, "a") == ["a", "idle", "2", "8", "100.0", "-", "33.3%"]
     # b's first order took 0.32 s of training and 0.68 s besides: the second, sent at 1 s, should end at 2 s.
     assert row(run, "b") == ["b", "working", "2", "8", "100.0", "0.5", "0.0%"]
+
+
+def test_what_the_operator_did_is_in_the_table_and_in_the_books() -> None:
+    run, coordinator = LiveRun(header()), Coordinator(policies())
+    asked = {1.0: DropSilo("b"), 2.0: ChangeStop(rounds=9), 3.0: PauseRun(), 4.0: PauseRun()}
+    run.add(coordinator.handle(joined("a", "b"), 0.0))
+    for at_s, question in asked.items():
+        run.add(coordinator.handle([OperatorAsked(at_s, str(at_s), question)], at_s))
+    assert "round 0/9" in text(run)
+    assert "paused by the operator" in text(run)
+    assert row(run, "b")[1] == "dropped"
+    assert run.ledger.silos["b"].order is None, "it is not busy until the end of the run"
+    assert run.ledger.silos["b"].failures == 1
+    assert [mark.refused for mark in run.steered.marks] == ["", "", "", "the run is paused already"]
 
 
 def test_time_passes_between_entries_of_a_real_run_and_not_of_a_virtual_one() -> None:

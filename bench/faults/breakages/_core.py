@@ -77,31 +77,31 @@ CORE: Changes = {
             "            pass\n",
         ),
         (
-            "a-queued-order-of-a-lost-silo-is-not-named",
-            "for order in () if silo is None else silo.orders:",
-            "for order in () if silo is None else silo.orders[:1]:",
-        ),
-        (
             "a-queued-order-at-the-end-is-not-named",
             "for silo in state.silos.values() for order in silo.orders)]",
             "for silo in state.silos.values() for order in silo.orders[:1])]",
         ),
         (
+            "a-silos-order-is-forgotten-but-not-named-when-it-joins-again",
+            '                give_up_orders(state, name, "the silo joined again", actions)\n',
+            "",
+        ),
+    ),
+    "core/departures.py": (
+        (
+            "a-queued-order-of-a-lost-silo-is-not-named",
+            "for order in () if silo is None else silo.orders:",
+            "for order in () if silo is None else silo.orders[:1]:",
+        ),
+        (
             "a-run-never-ends-if-one-joins-again-at-its-end",
-            "            self._state.scores.end(self._state.version, name, None)\n"
-            "            self._state.awaiting.discard(name)\n",
-            "            self._state.scores.end(self._state.version, name, None)\n",
+            "            state.scores.end(state.version, name, None)\n        state.awaiting.discard(name)\n",
+            "            state.scores.end(state.version, name, None)\n",
         ),
         (
             "one-that-comes-back-gets-the-names-of-its-old-orders",
-            "                state.silos.pop(name, None)\n                state.scores.forget(name)",
-            "                state.silos.pop(name, None)\n                state.issued.pop(name, None)\n"
-            "                state.scores.forget(name)",
-        ),
-        (
-            "a-silos-order-is-forgotten-but-not-named-when-it-joins-again",
-            '                self._give_up_order(name, "the silo joined again", actions)\n',
-            "",
+            "    state.silos.pop(name, None)\n    state.scores.forget(name)",
+            "    state.silos.pop(name, None)\n    state.issued.pop(name, None)\n    state.scores.forget(name)",
         ),
     ),
     "core/releasing.py": (

@@ -1,0 +1,48 @@
+"""Mutants of what an operator may ask of a run that goes on."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = ("tests/core/test_steering.py", "tests/flower/test_operator_requests.py", "tests/laws/test_steering.py")
+
+_CHANGES: Changes = {
+    "core/coordinator.py": (
+        (
+            "a-paused-run-goes-on",
+            "if state.closing is None and state.steering.paused:",
+            "if state.closing is None and state.steering.paused and not state.pending:",
+        ),
+        (
+            "a-silo-that-was-dropped-is-back-when-it-joins",
+            "        if state.steering.keeps_out(name, facts):\n            return\n",
+            "",
+        ),
+    ),
+    "core/obeying.py": (
+        (
+            "a-question-that-comes-again-is-done-again",
+            "if before is not None:",
+            "if before is not None and before.refused:",
+        ),
+        ("a-changed-limit-in-seconds-wakes-nobody", "                state.timed = False\n", "                pass\n"),
+    ),
+    "core/steering.py": (("too-few-silos-are-left-to-open-a-sum", "len(here) - 1 < least:", "len(here) < least:"),),
+    "flower/checkpoints.py": (
+        (
+            "what-an-operator-was-told-is-forgotten-at-a-restart",
+            "            return True  # what an operator is told would be done after a restart too\n",
+            "            pass\n",
+        ),
+    ),
+    "flower/operator_requests.py": (
+        ("a-question-of-last-week-is-done", "if age_s > STALE_S else", "if age_s < 0 else"),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)

@@ -1,0 +1,45 @@
+"""What is left of orders that end without an update, and of silos that are gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedsync.core import closing
+from fedsync.core.actions import Action, Discard
+from fedsync.core.state import MAX_FAILURES, CoordinatorState
+
+
+def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = False) -> None:
+    """The order that a silo has in work ended without a usable update; no failure of one that is ``away``."""
+    silo = state.silos[name]
+    assert silo.order is not None
+    if silo.order.scores_only:
+        state.owing.discard(name)
+    if silo.order.apart:
+        state.apart.fail(name)
+    state.end_evaluation(silo.order.base_version, name, None)
+    state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
+    if state.silos[name].failures >= MAX_FAILURES:
+        state.passes.leave(name)
+
+
+def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
+    """A silo has forgotten all that it was asked, if it was asked anything."""
+    silo = state.silos.get(name)
+    for order in () if silo is None else silo.orders:
+        actions.append(Discard(order.update_id, reason))
+        fail_order(state, name, state.silos[name].since_s)
+    if name in state.awaiting:
+        if closing.decides(state):
+            state.scores.end(state.version, name, None)
+        state.awaiting.discard(name)
+
+
+def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
+    """A silo is gone, with whatever it was doing."""
+    give_up_orders(state, name, reason, actions)
+    state.awaiting.discard(name)
+    state.owing.discard(name)
+    state.silos.pop(name, None)
+    state.scores.forget(name)
+    state.passes.leave(name)

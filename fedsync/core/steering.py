@@ -1,0 +1,174 @@
+"""What an operator asks of a run that goes on, and what comes of it.
+
+A question is an event like any other (`fedsync.core.events.OperatorAsked`), so it is in the journal, replays, and what
+it changes is in checkpoints. Each is answered once (`fedsync.core.actions.OperatorAnswered`); a question that comes
+again, as after the server's death, gets the answer that it got and changes nothing.
+
+| question | is refused if | then |
+|---|---|---|
+| `PauseRun` | the run is paused, or training is over | nothing is decided: no order, no commit, no end |
+| `ContinueRun` | the run is not paused | the barrier is asked again, with all that came meanwhile |
+| `DropSilo` | it is out already, unknown, or too few would be left | it counts as lost, and stays out when it joins |
+| `ReadmitSilo` | it is not out | it joins, if it is there |
+| `ChangeStop` | a number is not allowed, or training is over | the run goes by the new rules from now on |
+
+While a run is paused, what silos have in work ends as it would, and its updates wait for the next commit. The clock
+goes on: a limit in seconds may be over when the run continues. A silo that is dropped is told to halt, and what it has
+in work is discarded. Updates that it had sent before count: they are in the barrier's hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from fedsync.core.actions import OperatorAnswered
+from fedsync.core.orders import SiloFacts
+from fedsync.core.stopping import StopRules
+
+MOST_ANSWERS = 64
+"""Answers that a run remembers, the newest: a question that comes again is known by them."""
+
+PAUSED = "paused by the operator"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRun:
+    """Give no order and make no version until `ContinueRun`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueRun:
+    """Go on after `PauseRun`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropSilo:
+    """Go on without a silo."""
+
+    silo: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadmitSilo:
+    """Take a silo that was dropped in again."""
+
+    silo: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeStop:
+    """End by other rules; None leaves a rule as it is.
+
+    Args:
+        rounds: as `fedsync.core.stopping.StopRules`.
+        seconds: likewise, since the run began [s].
+        target_accuracy: likewise.
+    """
+
+    rounds: int | None = None
+    seconds: float | None = None
+    target_accuracy: float | None = None
+
+    def given(self) -> dict[str, float]:
+        """The rules that change, by name."""
+        rules = {"rounds": self.rounds, "seconds": self.seconds, "target_accuracy": self.target_accuracy}
+        return {name: value for name, value in rules.items() if value is not None}
+
+    def after(self, rules: StopRules) -> StopRules:
+        """The rules that were, with those that change."""
+        return replace(
+            rules,
+            rounds=rules.rounds if self.rounds is None else self.rounds,
+            seconds=rules.seconds if self.seconds is None else self.seconds,
+            target_accuracy=rules.target_accuracy if self.target_accuracy is None else self.target_accuracy,
+        )
+
+    def problem(self) -> str:
+        """Why these are no rules; "" if they are."""
+        if not self.given():
+            return "no rule is named"
+        if self.rounds is not None and self.rounds < 1:
+            return f"{self.rounds} rounds are none; write 1 or more"
+        if self.seconds is not None and not (isfinite(self.seconds) and self.seconds > 0):
+            return f"{self.seconds:g} s are no time; write a number greater than 0"
+        if self.target_accuracy is not None and not isfinite(self.target_accuracy):
+            return f"{self.target_accuracy:g} is no accuracy"
+        return ""
+
+
+OperatorQuestion = PauseRun | ContinueRun | DropSilo | ReadmitSilo | ChangeStop
+
+
+@dataclass(slots=True)
+class Steering:
+    """What operators have come to; a part of the coordinator's state.
+
+    Args:
+        paused: whether nothing is decided.
+        dropped: silos that stay out, each with what it says of itself if it is there.
+        stop: the rules that the run ends by, where they were changed.
+        answered: the newest answers, by question.
+    """
+
+    paused: bool = False
+    dropped: dict[str, SiloFacts | None] = field(default_factory=dict)
+    stop: StopRules | None = None
+    answered: dict[str, OperatorAnswered] = field(default_factory=dict)
+
+    def keeps_out(self, name: str, facts: SiloFacts | None) -> bool:
+        """Whether a silo stays out; takes note of what it says of itself, None as it is gone."""
+        if name in self.dropped:
+            # How long it is still there will be another time by then.
+            self.dropped[name] = None if facts is None else replace(facts, presence=None)
+        return name in self.dropped
+
+    def remember(self, answer: OperatorAnswered) -> None:
+        self.answered[answer.request] = answer
+        for old in list(self.answered)[:-MOST_ANSWERS]:
+            del self.answered[old]
+
+    def refusal(self, asked: OperatorQuestion, here: Collection[str], known: Mapping[str, int], least: int) -> str:
+        """Why a question is refused while a run trains; "" if it is not.
+
+        Args:
+            asked: the question.
+            here: names of the silos that take part.
+            known: orders of each silo that ever had one.
+            least: silos that have to be left.
+        """
+        match asked:
+            case PauseRun() if self.paused:
+                return "the run is paused already"
+            case ContinueRun() if not self.paused:
+                return "the run is not paused"
+            case DropSilo(name) if name in self.dropped:
+                return f"{name!r} is out already"
+            case DropSilo(name) if name not in here and name not in known:
+                return f"no silo is called {name!r}; here are {', '.join(here) or 'none'}"
+            case DropSilo(name) if name in here and len(here) == 1:
+                return f"{name!r} is the only silo that is here; pause or stop the run instead"
+            case DropSilo(name) if name in here and len(here) - 1 < least:
+                return f"{len(here) - 1} silos would be left, and silos open no sum of fewer than {least} (cipher)"
+            case ReadmitSilo(name) if name not in self.dropped:
+                return f"{name!r} was not dropped; out are {', '.join(self.dropped) or 'none'}"
+            case ChangeStop():
+                return asked.problem()
+        return ""
+
+
+def said(asked: OperatorQuestion) -> str:
+    """A question in words, in the past tense."""
+    match asked:
+        case PauseRun():
+            return "paused the run"
+        case ContinueRun():
+            return "continued the run"
+        case DropSilo(silo):
+            return f"dropped {silo}"
+        case ReadmitSilo(silo):
+            return f"readmitted {silo}"
+        case ChangeStop():
+            changed = ", ".join(f"{name} {value:.15g}" for name, value in asked.given().items())
+            return f"changed when the run ends: {changed or 'nothing'}"

@@ -1,0 +1,75 @@
+"""What an operator has made of a run, as its journal says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsync.core.actions import OperatorAnswered
+from fedsync.core.events import OperatorAsked, SiloLost
+from fedsync.core.journal import JournalEntry
+from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo, said
+
+MOST_ASKED = 50
+"""Questions that are kept, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMark:
+    """A question and what came of it.
+
+    Args:
+        at_s: seconds since the run began.
+        text: what was asked, in words.
+        refused: why it was not done; "" where it was.
+    """
+
+    at_s: float
+    text: str
+    refused: str
+
+
+def answered_in(entry: JournalEntry) -> list[tuple[OperatorQuestion, str]]:
+    """Questions that an entry answers for the first time, each with why it was refused."""
+    asked = {event.request: event.question for event in entry.events if isinstance(event, OperatorAsked)}
+    answers = [action for action in entry.actions if isinstance(action, OperatorAnswered) and not action.again]
+    return [(asked[one.request], one.refused) for one in answers if one.request in asked]
+
+
+def drops_in(entry: JournalEntry) -> list[SiloLost]:
+    """Silos that an operator dropped, as the losses that they are for the books."""
+    done = [question for question, refused in answered_in(entry) if not refused]
+    return [SiloLost(entry.at_s, each.silo, "dropped") for each in done if isinstance(each, DropSilo)]
+
+
+class SteeredRun:
+    """Follows a journal.
+
+    Args:
+        stop: the section of the strategy that says when the run ends.
+    """
+
+    def __init__(self, stop: Mapping[str, Any] | None = None) -> None:
+        self.stop: dict[str, Any] = {key: value for key, value in (stop or {}).items() if value is not None}
+        self.paused = False
+        self.dropped: set[str] = set()
+        self.marks: deque[OperatorMark] = deque(maxlen=MOST_ASKED)
+
+    def add(self, entry: JournalEntry) -> None:
+        for question, refused in answered_in(entry):
+            self.marks.append(OperatorMark(entry.at_s, said(question), refused))
+            if not refused:
+                self._change(question)
+
+    def _change(self, question: OperatorQuestion) -> None:
+        match question:
+            case PauseRun() | ContinueRun():
+                self.paused = isinstance(question, PauseRun)
+            case DropSilo(name):
+                self.dropped.add(name)
+            case ReadmitSilo(name):
+                self.dropped.discard(name)
+            case ChangeStop():
+                self.stop.update(question.given())
