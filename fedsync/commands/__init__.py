@@ -9,6 +9,7 @@ from fedsync.commands.doctor import doctor
 from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
 from fedsync.commands.new import new
+from fedsync.commands.page import page
 from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command()(evaluate)
     app.command()(export)
     app.command()(new)
+    app.command()(page)
     app.command()(predict)
     app.command()(probe)
     app.command()(report)

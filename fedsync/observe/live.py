@@ -43,9 +43,11 @@ class LiveRun:
 
     Args:
         header: of its journal.
+        on_end: called with every order that ends.
     """
 
-    def __init__(self, header: dict[str, Any]) -> None:
+    def __init__(self, header: dict[str, Any], on_end: Callable[[EndedOrder], None] = lambda ended: None) -> None:
+        self._on_end = on_end
         self.ledger = Ledger(header.get("target_accuracy"), header.get("model_bytes") or 0, on_end=self._end)
         self._config: dict[str, Any] = header.get("config") or {}
         self.steered = SteeredRun(self._config.get("stop"))
@@ -66,6 +68,7 @@ class LiveRun:
                     self._here.discard(name)
 
     def _end(self, ended: EndedOrder) -> None:
+        self._on_end(ended)
         if ended.report is not None:
             compute_s = ended.report.compute_s
             overhead_s = max(ended.end_s - ended.begin_s - compute_s, 0.0)
@@ -74,6 +77,21 @@ class LiveRun:
     def now_s(self, quiet_s: float) -> float:
         """The run's time, ``quiet_s`` wall seconds after its last entry; virtual time stands still meanwhile."""
         return self._last_s if self._runtime == "virtual" or self.ledger.stopped else self._last_s + quiet_s
+
+    @property
+    def name(self) -> str:
+        """Of the strategy."""
+        return str(self._config.get("name", ""))
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its seconds are virtual."""
+        return self._runtime == "virtual"
+
+    def speed(self, name: str) -> float | None:
+        """Of a silo's last order [samples/s]; None before one ended."""
+        pace = self._paces.get(name)
+        return None if pace is None else pace.speed
 
     def left_s(self) -> float | None:
         """Seconds to go on the run's clock, by the rounds and seconds that it may take; None if nobody knows."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
-TESTS = ("tests/core/test_steering.py", "tests/flower/test_operator_requests.py", "tests/laws/test_steering.py")
+TESTS = (
+    "tests/core/test_steering.py",
+    "tests/flower/test_operator_requests.py",
+    "tests/laws/test_steering.py",
+    "tests/ops/test_page.py",
+)
 
 _CHANGES: Changes = {
     "core/coordinator.py": (
@@ -34,6 +39,28 @@ _CHANGES: Changes = {
             "what-an-operator-was-told-is-forgotten-at-a-restart",
             "            return True  # what an operator is told would be done after a restart too\n",
             "            pass\n",
+        ),
+    ),
+    "ops/page/server.py": (
+        (
+            "the-link-opens-as-often-as-one-likes",
+            "            self._token = None\n            return",
+            "            return",
+        ),
+        (
+            "the-cookie-alone-opens-the-page",
+            "_same(cookie, self._cookie), _same(key, self._key)]",
+            "_same(cookie, self._cookie)]",
+        ),
+        (
+            "another-page-steers-the-run",
+            'if origin.removeprefix("http://") not in self.server.hosts or not origin.startswith("http://"):',
+            'if not origin.startswith("http://"):',
+        ),
+        (
+            "any-name-that-leads-here-is-this-server",
+            'is not None and self.headers["Host"] in self.server.hosts:',
+            "is not None:",
         ),
     ),
     "flower/operator_requests.py": (

@@ -1,0 +1,145 @@
+"""A run that goes on, or is over, as plain values for a page: all of it bounded, however long the run is.
+
+The journal is read once, from where the last look ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+from fedsync.core.actions import Commit, Note, Rollback
+from fedsync.core.events import UpdateArrived
+from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.observe.ledger import EndedOrder
+from fedsync.observe.live import LiveRun
+from fedsync.observe.report.data import natural
+from fedsync.observe.report.style import thin
+from fedsync.observe.tail import Tail
+
+MOST_SILOS = 200
+"""Silos that are shown, the first by name."""
+
+MOST_SPANS = 24
+"""Orders of each silo that a timeline shows, the newest."""
+
+MOST_POINTS = 300
+"""Rounds of a curve, evenly spaced."""
+
+MOST_DECISIONS = 40
+"""Decisions that are listed, the newest."""
+
+MOST_COMMITS = 200
+"""Commits that a timeline marks, the newest."""
+
+_LONGEST = 400
+
+
+class RunView:
+    """Follows the journal of a run; safe to call from several threads.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tail = Tail(folder / JOURNAL)
+        self._lock = threading.Lock()
+        self._run: LiveRun | None = None
+        self._spans: defaultdict[str, deque[EndedOrder]] = defaultdict(lambda: deque(maxlen=MOST_SPANS))
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=MOST_DECISIONS)
+        self._commits: deque[float] = deque(maxlen=MOST_COMMITS)
+        self._sent_bytes: Counter[str] = Counter()
+        self._entries = 0
+        self._news_s = time.monotonic()
+
+    def look(self) -> dict[str, Any]:
+        """The run at this moment, as plain JSON values.
+
+        Raises:
+            FedSyncError: its journal is damaged.
+        """
+        with self._lock:
+            over = (self._folder / "summary.json").is_file()  # written after the last entry
+            for entry in self._tail.entries():
+                self._run = self._run or LiveRun(self._tail.header or {}, self._ended)
+                self._run.add(entry)
+                self._add(entry)
+            if self._run is None:
+                return {"entries": 0, "title": self._folder.name}
+            return self._shown(self._run, over=over)
+
+    def _ended(self, ended: EndedOrder) -> None:
+        self._spans[ended.silo].append(ended)
+
+    def _add(self, entry: JournalEntry) -> None:
+        self._entries += 1
+        self._news_s = time.monotonic()
+        for event in entry.events:
+            if isinstance(event, UpdateArrived):
+                self._sent_bytes[event.meta.silo] += event.meta.nbytes
+        made = [action for action in entry.actions if isinstance(action, Commit | Rollback)]
+        self._commits.extend(entry.at_s for _ in made)
+        notes = [action.text for action in entry.actions if isinstance(action, Note)]
+        told = Counter(type(action).__name__ for action in entry.actions if not isinstance(action, Note))
+        if notes or (entry.reason and entry.actions):
+            did = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in told.items())
+            reason = "; ".join([*notes, *([entry.reason] if entry.reason else [])])
+            self._decisions.append({"at_s": entry.at_s, "did": did[:_LONGEST], "reason": reason[:_LONGEST]})
+
+    def _shown(self, run: LiveRun, *, over: bool) -> dict[str, Any]:
+        ledger, steered = run.ledger, run.steered
+        quiet_s = 0.0 if over else time.monotonic() - self._news_s
+        summary, now_s = ledger.summary(), run.now_s(quiet_s)
+        ended = ledger.stopped is not None
+        state = "stopped" if ended else "cut off" if over else "paused" if steered.paused else "running"
+        names = sorted(ledger.silos, key=natural)
+        waited = {silo["name"]: silo["wait_s"] for silo in summary["silos"]}
+        return {
+            "entries": self._entries,
+            "title": run.name,
+            "virtual": run.virtual,
+            "state": state,
+            "why": None if ledger.stopped is None else ledger.stopped.reason[:_LONGEST],
+            "now_s": now_s,
+            "quiet_s": quiet_s,
+            "left_s": None if ended or over or steered.paused else run.left_s(),
+            "rounds": len(ledger.rounds),
+            "stop": {key: value for key, value in steered.stop.items() if isinstance(value, int | float)},
+            "loss": ledger.training_loss,
+            "accuracy": ledger.accuracy,
+            "utilisation": summary["utilisation"],
+            "bytes_up": summary["bytes_up"],
+            "bytes_down": summary["bytes_down"],
+            "more_silos": max(len(names) - MOST_SILOS, 0),
+            "silos": [self._silo(run, name, now_s, waited[name], summary["seconds"]) for name in names[:MOST_SILOS]],
+            "points": [[row.at_s, row.loss, row.accuracy] for row in thin(ledger.rounds, MOST_POINTS)],
+            "commits": list(self._commits),
+            "decisions": list(self._decisions),
+            "operator": [[mark.at_s, mark.text[:_LONGEST], mark.refused[:_LONGEST]] for mark in steered.marks],
+            "dropped_away": sorted(steered.dropped - ledger.silos.keys()),
+        }
+
+    def _silo(self, run: LiveRun, name: str, now_s: float, wait_s: float, whole_s: float) -> dict[str, Any]:
+        silo = run.ledger.silos[name]
+        return {
+            "name": name,
+            "state": run.state_of(name),
+            "orders": silo.orders,
+            "failures": silo.failures,
+            "batch": silo.batch_size,
+            "speed": run.speed(name),
+            "waiting": wait_s / whole_s if whole_s else None,
+            "bytes_up": self._sent_bytes[name],
+            "left_s": run.order_left_s(name, now_s),
+            "since_s": None if silo.order is None else silo.since_s,
+            # Begin, seconds of training (None where nothing came of the order), end.
+            "spans": [
+                [one.begin_s, None if one.report is None else one.report.compute_s, one.end_s]
+                for one in self._spans[name]
+            ],
+        }
