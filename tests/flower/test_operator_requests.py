@@ -176,7 +176,7 @@ class Killed(BaseException):
 
 def strategy(out: Path, **options: bool) -> FedSync:
     config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}"])
-    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
+    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=600)
     return FedSync(config, SILOS, out=out, timing=timing, **options)
 
 
@@ -274,7 +274,7 @@ def test_an_encrypted_run_goes_on_without_a_silo_as_far_as_sums_can_be_opened(
     rings = emulated_rings(config, SILOS, tmp_path)
     assert rings is not None
     monkeypatch.setenv(KEYS, str(rings[0]))
-    timing, out = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60), tmp_path / "run"
+    timing, out = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=600), tmp_path / "run"
     run = FedSync(config, SILOS, out=out, timing=timing, keys=rings[1])
     run.start(DirectGrid(3, {1: putting(out, 1, DropSilo("c"))}))
     entries = replay(out / JOURNAL)
