@@ -48,16 +48,18 @@ _CHANGES: Changes = {
     "policies/barrier/wrappers/overlap.py": (
         ("overlap-queues-what-cannot-end-in-time", "if wanted > 0 and view.has_time(name):", "if wanted > 0:"),
     ),
+    "core/departures.py": (
+        (
+            "away-is-a-failure",
+            "replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)",
+            "silo.failed(at_s)",
+        ),
+    ),
     "core/coordinator.py": (
         (
             "a-run-whose-silos-are-away-has-nobody",
             "state.closing is not None or state.attendance.awaited or",
             "state.closing is not None or",
-        ),
-        (
-            "away-is-a-failure",
-            "replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)",
-            "silo.failed(at_s)",
         ),
         (
             "an-update-from-after-the-window-comes-a-version-late",
