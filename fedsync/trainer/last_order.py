@@ -1,17 +1,10 @@
 """The last order that a silo finished, on disk: what was answered, and where the next one begins in the data.
 
-One file, replaced as a whole, so that after a crash the order is either done, and asked again is answered without a
-second training, or it never happened. The optimiser has no part in it: every order begins with a new one.
-
-| bytes | what |
-|---|---|
-| 32 | SHA-256 of the line |
-| to a multiple of 64 | a line of JSON: order, report, cursor, and names, sizes and SHA-256s of what follows |
-| to `LastOrder.update_at` | vectors that the next order goes by, if there are any |
-| as many as the line says | the update, as it travels |
-| to the end | private parts of the model |
-
-So the update can be sent from the file, and whoever has finished an order need not keep it in memory.
+One file (`fedsync.trainer.vector_file`), replaced as a whole, so that after a crash the order is either done, and asked
+again is answered without a second training, or it never happened. The optimiser has no part in it: every order begins
+with a new one. Its line has order, report and cursor; its vectors are those that the next order goes by, if there are
+any, and the update as it travels; private parts of the model are the rest. So the update can be sent from the file, and
+whoever has finished an order need not keep it in memory.
 
 Where an order was queued behind another, both answers may still be asked for. `LastOrders` keeps two then, in files
 that take turns: an answer lies where it is until the order after the next is done.
@@ -19,34 +12,28 @@ that take turns: an answer lies where it is until the order after the next is do
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsync.common.checksums import digested, undigested
-from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.codec import decode, encode
 from fedsync.core.errors import PolicyError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.spans import FilePart, digest, file_part, map_file, pieces
-from fedsync.core.transfer import Payload
+from fedsync.core.spans import FilePart, file_part
 from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import ANSWERS, Completed
+from fedsync.trainer.vector_file import VectorFile
 
 logger = logging.getLogger(__name__)
 
-_ALIGNED = 64
-"""Bytes; the update begins at a multiple of it, so that a map of it is an array like any other."""
-
-_DIGEST_BYTES = 32
+_UPDATE = ""
+"""Name of the update among a file's vectors; the others are named by who goes by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,39 +75,31 @@ class LastOrder:
         Raises:
             ConfigError: the disk does not take it.
         """
-        update, private = self.answer.update, self.cursor.private
+        update = self.answer.update
         apart = {name: each for name, each in self.beside.items() if not np.may_share_memory(each, update)}
         about = {
             "order": encode(self.order),
             "report": encode(self.answer.report),
             "cursor": encode(replace(self.cursor, private=b"")),
             "number": self.number,
-            "dtype": update.dtype.name,
             "same": [name for name in self.beside if name not in apart],
-            "beside": {name: [each.nbytes, digest(each).hex()] for name, each in apart.items()},
-            "update": [update.nbytes, digest(update).hex()],
-            "private": hashlib.sha256(private).hexdigest(),
         }
-        text = json.dumps(about, separators=(",", ":")).encode()
-        begins = -(-(_DIGEST_BYTES + len(text) + 1) // _ALIGNED) * _ALIGNED
-        head = digested(text.ljust(begins - _DIGEST_BYTES - 1) + b"\n")
-        vectors = chain.from_iterable(map(pieces, apart.values()))
-        write_pieces(path, chain((head,), vectors, pieces(update), (private,)), OWNER_FILE)
-        beside, update = _mapped(path, about, begins)
-        return replace(self, answer=replace(self.answer, update=update), beside=beside)
+        vectors = VectorFile(about, {**apart, _UPDATE: update}, self.cursor.private).save(path)
+        answer = replace(self.answer, update=vectors[_UPDATE])
+        return replace(self, answer=answer, beside=_beside(vectors, about["same"]))
 
     @classmethod
     def load(cls, path: Path) -> LastOrder | None:
         """What the file has; None where there is none, or none that is whole."""
         if not path.exists():
             return None
-        found = _read(path)
+        found = VectorFile.load(path)
         if found is None:
             logger.warning("%s is corrupt: this silo begins anew in its data", path)
             return None
-        about, beside, update, private = found
-        answer = Completed(decode(WorkReport, about["report"], own=True), update)
-        cursor = replace(decode(Cursor, about["cursor"], own=True), private=private)
+        about, beside = found.about, _beside(found.vectors, found.about["same"])
+        answer = Completed(decode(WorkReport, about["report"], own=True), found.vectors[_UPDATE])
+        cursor = replace(decode(Cursor, about["cursor"], own=True), private=found.rest)
         return cls(decode(WorkOrder, about["order"], own=True), answer, cursor, beside, about["number"])
 
 
@@ -172,31 +151,7 @@ def _queued(one: WorkOrder, other: WorkOrder) -> bool:
     return other.behind == one.update_id or one.behind == other.update_id
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Vector], Payload, bytes] | None:
-    """The line of the file, the vectors, the update and private parts; None where one is not what was written."""
-    with path.open("rb") as file:
-        line = undigested(file.read(_DIGEST_BYTES) + file.readline())
-        if line is None:
-            return None
-        about, begins = json.loads(line), file.tell()
-        ends = begins + sum(nbytes for nbytes, _ in about["beside"].values()) + about["update"][0]
-        file.seek(ends)
-        private = file.read()
-    # A shorter file has no private parts that fit, a longer one has too many.
-    if hashlib.sha256(private).hexdigest() != about["private"] or path.stat().st_size < ends:
-        return None
-    beside, update = _mapped(path, about, begins)
-    expected = {**{name: hashed for name, (_, hashed) in about["beside"].items()}, "": about["update"][1]}
-    found = {**{name: digest(beside[name]).hex() for name in about["beside"]}, "": digest(update).hex()}
-    return (about, beside, update, private) if found == expected else None
-
-
-def _mapped(path: Path, about: Mapping[str, Any], begins: int) -> tuple[dict[str, Vector], Payload]:
-    """The vectors, by name, and the update."""
-    beside: dict[str, Vector] = {}
-    for name, (nbytes, _) in about["beside"].items():
-        beside[name] = map_file(path, np.float32, begins, nbytes // 4)
-        begins += nbytes
-    dtype = np.dtype(about["dtype"])
-    update = map_file(path, dtype, begins, about["update"][0] // dtype.itemsize)
-    return {**beside, **dict.fromkeys(about["same"], update)}, update
+def _beside(vectors: Mapping[str, NDArray[Any]], same: list[str]) -> dict[str, Vector]:
+    """What is beside the update, by name; ``same`` are names of the update itself."""
+    beside = {name: each for name, each in vectors.items() if name != _UPDATE}
+    return {**beside, **dict.fromkeys(same, vectors[_UPDATE])}

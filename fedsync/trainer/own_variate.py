@@ -13,30 +13,26 @@ commit.
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedsync.common.checksums import digested, undigested
-from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.control_downlink import serial_of
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.spans import digest, give_back, map_file, pieces
+from fedsync.core.spans import give_back
 from fedsync.core.transfer import Replica
+from fedsync.trainer.vector_file import VectorFile
 
 logger = logging.getLogger(__name__)
 
 VARIATE = "variate.bin"
 """File in a resident trainer's folder."""
 
-_ALIGNED = 64
 _MEMORY = ArrayKeeper()
 
 
@@ -110,13 +106,9 @@ class OwnVariate:
             ConfigError: the disk does not take it.
         """
         assert self.proposed is not None
-        about: dict[str, list[Any]] = {
-            "serials": [self.serial, self.proposed_serial],
-            "digests": [digest(self.own).hex(), digest(self.proposed).hex()],
-        }
-        head = digested(json.dumps(about).encode().ljust(8 * _ALIGNED - 33) + b"\n")
-        write_pieces(file, [head, *pieces(self.own), *pieces(self.proposed)], OWNER_FILE)
-        return _mapped(file, self.own.size, about["serials"])
+        about = {"serial": self.serial, "proposed": self.proposed_serial}
+        vectors = VectorFile(about, {"own": self.own, "proposed": self.proposed}).save(file)
+        return replace(self, own=vectors["own"], proposed=vectors["proposed"])
 
 
 class StepControl:
@@ -160,19 +152,11 @@ class StepControl:
             self._variate = self._variate.save(self._file)
 
 
-def _mapped(file: Path, values: int, serials: list[int]) -> OwnVariate:
-    own, proposed = (map_file(file, np.float32, 8 * _ALIGNED + each * 4 * values, values) for each in range(2))
-    return OwnVariate(own, serials[0], proposed, serials[1])
-
-
 def _read(file: Path, values: int) -> OwnVariate | None:
     """None, with a warning, where it is not what was written."""
-    with file.open("rb") as opened:
-        line = undigested(opened.read(8 * _ALIGNED))
-    if line is not None and file.stat().st_size == 8 * (_ALIGNED + values):
-        about = json.loads(line)
-        found = _mapped(file, values, about["serials"])
-        if found.proposed is not None and about["digests"] == [digest(found.own).hex(), digest(found.proposed).hex()]:
-            return found
+    found = VectorFile.load(file)
+    if found is not None and all(each.size == values for each in found.vectors.values()):
+        about, vectors = found.about, found.vectors
+        return OwnVariate(vectors["own"], about["serial"], vectors["proposed"], about["proposed"])
     logger.warning("%s is corrupt: this silo's control variate is lost", file)
     return None

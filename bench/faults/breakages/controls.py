@@ -67,11 +67,6 @@ _CHANGES: Changes = {
         ("the-rate-counts-twice-in-a-correction", "made /= np.float32(learning_rate)", "pass"),
         ("a-variate-is-of-a-sum-not-a-mean", "per_step = np.float32(1 / steps)", "per_step = np.float32(1)"),
         ("a-variate-does-not-outlive-its-process", "self._variate = self._variate.save(self._file)", "pass"),
-        (
-            "a-damaged-variate-is-followed",
-            'about["digests"] == [digest(found.own).hex(), digest(found.proposed).hex()]',
-            "True",
-        ),
         ("a-lost-variate-is-not-told", "if self.serial != counted:", "if False:"),
         ("an-order-that-scores-proposes", "if order.scores_only or control is None:", "if control is None:"),
     ),

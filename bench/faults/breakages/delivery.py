@@ -344,49 +344,39 @@ _CHANGES: Changes = {
     ),
     "trainer/last_order.py": (
         (
-            "an-order-is-done-twice-after-a-crash",
-            "        write_pieces(path, chain((head,), vectors, pieces(update), (private,)), OWNER_FILE)\n",
-            "        path.parent.joinpath('x').write_bytes(b'')\n",
-        ),
-        (
             "a-queued-orders-answer-takes-the-place-of-the-one-before",
             "            place = other\n        else:",
             "            pass\n        else:",
         ),
+        ("a-place-in-the-data-is-lost", 'decode(Cursor, about["cursor"], own=True)', "Cursor()"),
+    ),
+    "trainer/vector_file.py": (
+        (
+            "an-order-is-done-twice-after-a-crash",
+            "        write_pieces(path, chain((head,), vectors, (self.rest,)), OWNER_FILE)\n",
+            "        path.parent.joinpath('x').write_bytes(b'')\n",
+        ),
         (
             "an-answer-is-written-in-place",
-            "        write_pieces(path, chain((head,), vectors, pieces(update), (private,)), OWNER_FILE)\n",
-            "        path.write_bytes(b''.join(chain((head,), vectors, pieces(update), (private,))))\n",
+            "        write_pieces(path, chain((head,), vectors, (self.rest,)), OWNER_FILE)\n",
+            "        path.write_bytes(b''.join(chain((head,), vectors, (self.rest,))))\n",
         ),
-        (
-            "a-torn-update-is-sent",
-            "return (about, beside, update, private) if found == expected else None",
-            "return about, beside, update, private",
-        ),
-        (
-            "a-torn-private-part-is-trained-with",
-            'if hashlib.sha256(private).hexdigest() != about["private"] or',
-            "if",
-        ),
-        (
-            "a-torn-answer-ends-the-silo",
-            "        if line is None:\n",
-            "        if False:\n",
-        ),
-        (
-            "a-place-in-the-data-is-lost",
-            'decode(Cursor, about["cursor"], own=True)',
-            "Cursor()",
-        ),
+        ("a-torn-update-is-sent", "if whole else None", ""),
+        ("a-torn-answer-ends-the-silo", "            if line is None:\n", "            if False:\n"),
         (
             "an-update-comes-back-as-another-type",
-            'dtype = np.dtype(about["dtype"])',
-            'dtype = np.dtype("uint8")',
+            "map_file(path, np.dtype(dtype), begins, size)",
+            'map_file(path, "i4", begins, size)',
         ),
         (
             "an-update-is-copied-to-be-written",
-            "chain((head,), vectors, pieces(update), (private,))",
-            "(head, *vectors, update.tobytes(), private)",
+            "chain((head,), vectors, (self.rest,)), OWNER_FILE",
+            "(head, *(each.tobytes() for each in self.vectors.values()), self.rest), OWNER_FILE",
+        ),
+        (
+            "a-torn-private-part-is-trained-with",
+            'if hashlib.sha256(rest).hexdigest() != said["rest"] or',
+            "if",
         ),
     ),
 }
