@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
@@ -236,6 +237,17 @@ def test_an_untested_flwr_cannot_be_kept_from_code_that_is_sent(monkeypatch: pyt
     monkeypatch.setattr(versions, "TESTED", frozenset({"0.0.1"}))
     failed(checks.check_code(config), "whatever client the server sends", "Install flwr 0.0.1, or write code:")
     assert checks.check_code(config.model_copy(update={"code": "shipped"})).ok
+
+
+def test_an_untested_flwr_is_told_with_what_changed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "TESTED", frozenset({"0.0.1"}))
+    assert checks.check_versions().detail.endswith("of what the fast way goes by changed: nothing")
+    for name in ("pull_messages", "push_messages"):
+        monkeypatch.delattr(fleet_handlers, name)
+    handlers = "flwr.superlink.servicer.fleet.fleet_handlers"
+    assert checks.check_versions().detail.endswith(f" changed: {handlers}:pull_messages, {handlers}:push_messages")
+    monkeypatch.setattr(checks, "_FEW", 1)
+    assert checks.check_versions().detail.endswith(f" changed: {handlers}:pull_messages, and more")
 
 
 def test_what_the_supervisor_says(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, SiloLocked
-from fedsync.flower.internals import versions
+from fedsync.flower.internals import contract, versions
 from fedsync.flower.internals.registration import node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.node_keys import read_node_keys
@@ -34,6 +34,8 @@ MODELS_IN_MEMORY = 8
 """Model, gradient, optimiser's state, base, update and what is sealed of it: a generous count."""
 
 WARN_DAYS = 30
+
+_FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,14 @@ def model_bytes(strategy: StrategyConfig) -> int:
 def check_versions() -> Check:
     """Python and the libraries that both sides have to agree on."""
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
-    way = "fast way" if versions.supported() else "stock way, slower: this flwr is not a tested version"
+    way = "fast way" if versions.supported() else _why_stock()
     return Check("versions", True, f"Python {platform.python_version()}, {found}; {way}")
+
+
+def _why_stock() -> str:
+    changed = [change.place for change in contract.changes()]
+    named = f"{', '.join(changed[:_FEW])}{', and more' if len(changed) > _FEW else ''}" if changed else "nothing"
+    return f"stock way, slower: this flwr is not a tested version; of what the fast way goes by changed: {named}"
 
 
 def check_code(config: SiloStartConfig) -> Check:
