@@ -22,8 +22,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,13 +30,12 @@ import psutil
 from rich.console import Console
 
 from bench.common import markdown_table, print_table, write_json
-from bench.faults.soak_federation import Federation, bundled
+from bench.faults.soak_federation import Federation
 from fedsync import replay
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
 from fedsync.core.errors import FedSyncError
-from fedsync.core.events import UpdateArrived
-from fedsync.flower.internals.apps import OWN
+from fedsync.core.events import UpdateArrived, WorkFailed
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
 from fedsync.ops.runs import resume_run, stop_run, submit_run
 
@@ -170,13 +168,6 @@ LIES = {
 NONE = "none"
 
 
-@contextmanager
-def lying(lie: str | None) -> Iterator[None]:
-    """What is submitted meanwhile has silos that lie so, instead of FedSync's."""
-    with bundled(OWN, OWN if lie is None else f"bench.faults.soak_lies:{lie}"):
-        yield
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one run of FedSync at a commit; ``problem`` is empty if it survived."""
@@ -192,8 +183,14 @@ class Outcome:
     problem: str
 
 
-def account(run: Run, newest: int) -> str:
-    """What does not add up in a run's files, or nothing; where figures are sealed, one more version scores the last."""
+def account(run: Run, newest: int, *, lied: bool) -> str:
+    """What does not add up in a run's files, or nothing.
+
+    Args:
+        run: that is over.
+        newest: its last version; where figures are sealed, one more than its rounds, which scores the last.
+        lied: whether a silo lied in it, some of which the server must have refused.
+    """
     try:
         entries = replay(run.out / "journal.jsonl")
     except FedSyncError as error:
@@ -203,6 +200,8 @@ def account(run: Run, newest: int) -> str:
     used = [update_id for commit in commits for update_id in commit.weights]
     arrived = {e.meta.update_id for entry in entries for e in entry.events if isinstance(e, UpdateArrived)}
     dropped = {action.update_id for action in actions if isinstance(action, Discard)}
+    if lied and not any(isinstance(event, WorkFailed) for entry in entries for event in entry.events):
+        return "nothing was refused of a silo that lied"
     if [commit.version for commit in commits] != list(range(1, newest + 1)):
         return f"versions {[commit.version for commit in commits]}"
     if len(used) != len(set(used)):
@@ -227,13 +226,13 @@ def one(fault: str, federation: Federation, options: argparse.Namespace, seed: i
     settings += ["local.batch_size=32", "local.threads=1"]
     config = StrategyConfig.load("fedavg", [*settings, f"min_silos={options.silos}", *options.set])
     out = federation.folder / "server" / "runs" / f"{fault.replace(' ', '-')}-{seed}"
-    with lying(LIES.get(fault)):
-        run = Run(federation, submit_run(federation.config, config, out), time.time())
-        problem = run.wait_for(at_commit)
-        if not problem and fault in FAULTS:
-            time.sleep(delay_s)
-            FAULTS[fault](run, rng)
-        problem = problem or run.see_through() or account(run, rounds + (config.policies().tally > 0))
+    federation.lie(LIES.get(fault))
+    run = Run(federation, submit_run(federation.config, config, out), time.time())
+    problem = run.wait_for(at_commit)
+    if not problem and fault in FAULTS:
+        time.sleep(delay_s)
+        FAULTS[fault](run, rng)
+    problem = problem or run.see_through() or account(run, rounds + (config.policies().tally > 0), lied=fault in LIES)
     seconds, resumed = time.monotonic() - begin_s, federation.resumed - resumed
     return Outcome(code(), fault, seed, at_commit, resumed, run.by_hand, run.longest_s, seconds, problem)
 
@@ -270,9 +269,9 @@ def _campaign(
     *,
     lies: bool,
 ) -> None:
-    """Faults in one federation; its silos run what comes with a run where some are to lie."""
+    """Faults in one federation; its first silo lies where some are to."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        federation = Federation(Path(folder), options.silos, shipped=lies)
+        federation = Federation(Path(folder), options.silos, liar=lies)
         federation.start()
         try:
             for seed, fault in missing:

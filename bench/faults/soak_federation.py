@@ -6,6 +6,7 @@ The first silo reaches the server through a proxy, which can be told to swallow 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import psutil
 import yaml
 
 from bench.faults.lossy_lines import SERVER, Lines
+from bench.faults.soak_lies import FILE, LIE
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
@@ -110,7 +112,7 @@ class Federation:
         folder: for all of their files; of a short name, for trainers' sockets are below it.
         silos: how many.
         line_bytes_s: what the first silo's line carries to the server [bytes/s].
-        shipped: whether runs may bring their own client, which lies; messages then go Flower's own way.
+        liar: whether the first silo lies, once told to.
         lines: between namespaces in which server and silos are; None has them all on loopback.
         keys: for encryption; without them runs are in the clear.
     """
@@ -121,7 +123,7 @@ class Federation:
         silos: int,
         line_bytes_s: float = inf,
         *,
-        shipped: bool = False,
+        liar: bool = False,
         lines: Lines | None = None,
         keys: bool = True,
     ) -> None:
@@ -145,9 +147,9 @@ class Federation:
             silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private)}
             if issued is not None:  # and runs of one silo, too
                 silo |= {"keys": str(issued.silos[name]), "seal": {"members": 1}}
-            silo |= {"code": "shipped" if shipped else "installed"}
             self._write(f"{name}.yaml", silo)
         self.config = ServerStartConfig.load(folder / "server.yaml")
+        self._liars = {self.names[0]} if liar else set()
         self._supervisors: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -160,6 +162,14 @@ class Federation:
             time.sleep(0.2)
         for name in self.names:
             self._fedsync("silo", "start", "--silo", f"{name}.yaml", log=name)
+
+    def lie(self, lie: str | None) -> None:
+        """Have the liar, where there is one, lie so from now on, or be honest."""
+        file = self.folder / LIE
+        if lie is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(lie)
 
     def stop(self) -> None:
         """Have all of it end as it does by itself."""
@@ -197,10 +207,12 @@ class Federation:
 
     def _fedsync(self, *arguments: str, log: str = "server") -> None:
         before = [] if self._lines is None or log == "server" else self._lines.entering(log)
+        program = "bench.faults.soak_lies" if log in self._liars else "fedsync"
         with (self.folder / f"{log}.out").open("ab") as out:
             process = subprocess.Popen(
-                [*before, sys.executable, "-m", "fedsync", *arguments],
+                [*before, sys.executable, "-m", program, *arguments],
                 cwd=self.folder,
+                env={**os.environ, FILE: str(self.folder / LIE)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,45 +1,72 @@
-"""ClientApps whose first silo lies, for `bench/faults/soak.py`; all others are honest."""
+"""A silo that lies, for `bench/faults/soak.py`: its owner has changed the client that is installed there.
+
+Its SuperNode is this file in the place of `fedsync.flower.internals.launch`, and answers orders as the federation's
+file `LIE` says at that moment; where there is no such file, it is honest.
+
+Usage: as ``fedsync silo start``.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
-from fedsync.flower.client_app import app as honest
+from fedsync import cli
+from fedsync.core.orders import WorkReport
+from fedsync.core.transfer import Payload
+from fedsync.flower.internals import launch
+from fedsync.ops import programs
+from fedsync.trainer.protocol import Ask, Identity, read_reply
 
-LIAR = 0
-"""The silo that lies, by its share of the data."""
+LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"
+"""Name of the file, and the variable of the environment that says where it is."""
 
-Lie = Callable[[list[bytes]], bytes]
-"""From all updates of the silo so far, the last one the true answer, to what it says instead."""
+Lie = Callable[[list[Payload]], Payload]
+"""From all updates of the silo in a run, the last one the true answer, to what it says instead; bytes, uint8."""
 
-
-def _lying(lie: Lie) -> ClientApp:
-    app = ClientApp()
-    made: list[bytes] = []
-
-    @app.query()
-    @app.evaluate()
-    def _answer(message: Message, context: Context) -> Message:
-        return honest(message, context)
-
-    @app.train()
-    def _train(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        record = reply.content.config_records["fedsync"]
-        update = record.get("payload")  # of a small model
-        if isinstance(update, bytes) and int(context.node_config.get("partition-id", -1)) == LIAR:
-            made.append(update)
-            record["payload"] = lie(made)
-        return reply
-
-    return app
+LIES: dict[str, Lie] = {
+    "garbage": lambda made: np.frombuffer(np.random.default_rng().bytes(made[-1].nbytes), np.uint8),
+    "twice": lambda made: made[0],
+    "other_round": lambda made: made[-2] if len(made) > 1 else made[-1],
+    "flood": lambda made: np.tile(made[-1], 50),
+}
 
 
-garbage = _lying(lambda made: np.random.default_rng().bytes(len(made[-1])))
-twice = _lying(lambda made: made[0])
-other_round = _lying(lambda made: made[-2] if len(made) > 1 else made[-1])
-flood = _lying(lambda made: made[-1] * 50)
+def lying(connect: Callable[[Identity], Ask]) -> Callable[[Identity], Ask]:
+    """The way to a trainer whose updates arrive as something else."""
+    made: dict[str, list[Payload]] = {}
+    file = Path(os.environ[FILE])
+
+    def connect_and_lie(identity: Identity) -> Ask:
+        ask = connect(identity)
+
+        def answer(text: str, payload: Payload | None) -> tuple[str, Payload | None]:
+            reply, update = ask(text, payload)
+            if update is None or not file.exists() or not isinstance(read_reply(reply, identity.name), WorkReport):
+                return reply, update
+            made.setdefault(identity.spec, []).append(np.array(update).view(np.uint8))
+            return reply, LIES[file.read_text()](made[identity.spec])
+
+        return answer
+
+    return connect_and_lie
+
+
+def main() -> None:
+    """Be the silo's supervisor, or the SuperNode that it starts."""
+    if sys.argv[1] == "supernode":
+        from fedsync.flower import client_app
+
+        vars(client_app)["connect"] = lying(client_app.connect)
+        launch.main(sys.argv[1:])
+    else:
+        vars(programs)["_CHILD"] = (sys.executable, "-m", "bench.faults.soak_lies")
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()
