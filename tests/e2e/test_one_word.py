@@ -3,10 +3,6 @@
 import base64
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +14,9 @@ from fedsync.flower.run_folder import Phase, phase, read_error
 from fedsync.ops.runs import submit_run
 from fedsync.trainer.protocol import LOG, STATE_FOLDER, Refusal
 from fedsync.trainer.refusals import last_refusals
+from tests.e2e.deployed import fedsync, wait_for
 
 MARKER = "Patient-4711-positive"
-WAIT_S = 120.0
-
 TASK = """\
 from pathlib import Path
 
@@ -36,19 +31,6 @@ class Leaks(DigitsTask):
     def loss(self, model, batch):
         raise ValueError("cannot read " + Path(__file__).with_name("patients.csv").read_text())
 """
-
-
-def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
-    with (cwd / f"{arguments[0]}.out").open("wb") as out:
-        command = [sys.executable, "-m", "fedsync", *arguments]
-        return subprocess.Popen(command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-
-
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 def holds_marker(file: Path) -> bool:

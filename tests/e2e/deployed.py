@@ -1,0 +1,22 @@
+"""A deployed federation as its people start it: ``fedsync server start``, and ``fedsync silo start`` for each silo."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WAIT_S = 120.0
+
+
+def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
+    with (cwd / f"{arguments[0]}.out").open("wb") as out:
+        command = [sys.executable, "-m", "fedsync", *arguments]
+        return subprocess.Popen(command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
