@@ -106,6 +106,19 @@ POINTS: Points = {
         flwr.supercore.inflatable.inflatable_object:get_object_body 221a88d53513
         flwr.supercore.inflatable.inflatable_object:get_object_head_values_from_object_content d9288c47e775
     """),
+    "heartbeats that are heard, not written": _points("""
+        flwr.common.constant:HEARTBEAT_PATIENCE d4735e3a265e
+        flwr.proto.heartbeat_pb2:SendNodeHeartbeatRequest 8641d8a570fc
+        flwr.superlink.servicer.fleet.fleet_handlers:send_node_heartbeat d56e73950a3f
+        flwr.supercore.state.schema.linkstate_models:Node d2ff0a5c23dd
+        flwr.supercore.utils:uint64_to_int64 25954f49d88d
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.acknowledge_node_heartbeat 922e5841c816
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.activate_node a06be1bac7e1
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.deactivate_node c3ad2ab2beb4
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_nodes 5bfc5eda7780
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_node_info c5c7a1d033d3
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_res 5c1b460981b4
+    """),
     "the gate before the SuperLink": _points("""
         flwr.superlink.main:create_app ee966b630c8b
         flwr.superlink.cli.flower_superlink:flower_superlink 398ce9c85755
