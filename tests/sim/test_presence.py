@@ -341,6 +341,8 @@ def test_a_window_begins_when_the_silo_is_back(every_s: float) -> None:
     """Also where rounding has it a little before."""
     silo = machines({"speed": 1.0, "joins_at_s": 0.7, "presence": {"for_s": every_s / 2, "every_s": every_s}})[0]
     assert silo.presence is not None
-    for outage in itertools.islice(outages(silo, seed=7), 200):
+    seen = list(itertools.islice(outages(silo, seed=7), 200))
+    assert len(seen) == 200, "its window closes again and again"
+    for outage in seen:
         said = silo.presence.told(outage.back_s - silo.joins_at_s)
         assert said.sound and said.left_s == pytest.approx(every_s / 2, rel=1e-6)
