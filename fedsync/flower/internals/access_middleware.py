@@ -11,10 +11,10 @@ nothing, and asks operators for no account. So each request is judged by its hea
 | ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started; below ``fedsync/`` as above |
 | ``/v1/control/`` and all else | the server's machine | operators, who have the secret of the server's user |
 
-A node's heartbeats are answered here, too: Flower's own layers take ten times as long as what is to be done. A
-request that passes has a place among those of its sender (`fedsync.flower.internals.shares`), and so many seconds
-for its body. It has to say how long it is. Silos need no long ones: Flower cuts arrays into parts of 5 MiB, each of
-which is a request. All others are answered and cut off; what came with them is not read.
+A node's heartbeats are answered here, too, without Flower's middlewares. A request that passes has a place among those
+of its sender (`fedsync.flower.internals.shares`), and so many seconds for its body. It has to say how long it is. Silos
+need no long ones: Flower cuts arrays into parts of 5 MiB, each of which is a request. All others are answered and cut
+off; what came with them is not read.
 """
 
 from __future__ import annotations

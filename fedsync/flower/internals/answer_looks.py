@@ -8,6 +8,7 @@ itself: for nodes that are gone, and messages that are too old.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,7 +23,7 @@ WHOLE_S = 5.0
 
 
 class AnswerLooks:
-    """Knows which answers were stored since an app's last look.
+    """Knows which answers were stored since an app's last look; several threads may ask it.
 
     Args:
         clock: seconds, from anywhere.
@@ -30,12 +31,14 @@ class AnswerLooks:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
         self._stored: defaultdict[int, set[str]] = defaultdict(set)
         self._whole: dict[int, tuple[bytes, float]] = {}
 
     def stored(self, run: int, answers: str) -> None:
         """An answer to the message ``answers`` is there."""
-        self._stored[run].add(answers)
+        with self._lock:
+            self._stored[run].add(answers)
 
     def worth_it(self, token: bytes, run: int, asked: PullAppMessagesRequest) -> bool:
         """Narrow what an app asks for to what may be there; False if nothing is.
@@ -45,7 +48,9 @@ class AnswerLooks:
             run: of the app.
             asked: its request, which is changed.
         """
-        now_s, stored = self._clock(), self._stored.pop(run, set())
+        now_s = self._clock()
+        with self._lock:
+            stored = self._stored.pop(run, set())
         before, at_s = self._whole.get(run, (b"", -inf))
         if before != token or now_s - at_s >= WHOLE_S:
             self._whole[run] = token, now_s

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PULL, PULL_NOW, PUSH = (f"{PREFIX}{name}" for name in ("pull", "pull-now", "push"))
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
-"""Flower's own route; its ten layers take longer than all that a heartbeat says."""
+"""Flower's own route, which is answered without its middlewares."""
 
 NODE_PATHS = (PULL, PULL_NOW, PUSH, HEARTBEAT)
 APP_PREFIX = "/v1/runtime/fedsync/"
