@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from bench.faults.lossy_lines import SERVER, Lines
-from bench.faults.soak_lies import FILE, LIE
+from bench.faults.soak_lies import COMMAND, FILE, LIE
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
@@ -207,10 +207,10 @@ class Federation:
 
     def _fedsync(self, *arguments: str, log: str = "server") -> None:
         before = [] if self._lines is None or log == "server" else self._lines.entering(log)
-        program = "bench.faults.soak_lies" if log in self._liars else "fedsync"
+        program = COMMAND if log in self._liars else (sys.executable, "-m", "fedsync")
         with (self.folder / f"{log}.out").open("ab") as out:
             process = subprocess.Popen(
-                [*before, sys.executable, "-m", program, *arguments],
+                [*before, *program, *arguments],
                 cwd=self.folder,
                 env={**os.environ, FILE: str(self.folder / LIE)},
                 stdin=subprocess.DEVNULL,

@@ -3,7 +3,7 @@
 Its SuperNode is this file in the place of `fedsync.flower.internals.launch`, and answers orders as the federation's
 file `LIE` says at that moment; where there is no such file, it is honest.
 
-Usage: as ``fedsync silo start``.
+`COMMAND` starts it, with the arguments of ``fedsync silo start``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from fedsync.trainer.protocol import Ask, Identity, read_reply
 
 LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"
 """Name of the file, and the variable of the environment that says where it is."""
+
+COMMAND = (sys.executable, "-c", "from bench.faults.soak_lies import main; main()")
 
 Lie = Callable[[list[Payload]], Payload]
 """From all updates of the silo in a run, the last one the true answer, to what it says instead; bytes, uint8."""
@@ -64,9 +66,5 @@ def main() -> None:
         vars(client_app)["connect"] = lying(client_app.connect)
         launch.main(sys.argv[1:])
     else:
-        vars(programs)["_CHILD"] = (sys.executable, "-m", "bench.faults.soak_lies")
+        vars(programs)["_CHILD"] = COMMAND
         cli.main()
-
-
-if __name__ == "__main__":
-    main()

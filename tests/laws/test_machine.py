@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from fedsync.core.coordinator import Coordinator
+from fedsync.core import coordinator
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -25,7 +25,7 @@ from fedsync.core.events import (
 )
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, Window, WorkOrder, WorkReport
 from fedsync.core.protocols import AnyBarrier
-from fedsync.core.state import Policies
+from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.views import ClusterView, Verdict
 from tests.laws.calm import SERVED, calm
 from tests.laws.kinds import cases
@@ -258,15 +258,14 @@ def explored(case: Case, runs: int, change: Change = unchanged) -> None:
 
 def test_a_failure_prints_a_script_that_can_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a coordinator that does not count failures: the printed lines show it again, and nothing once it is mended."""
-    plain = Coordinator._fail
+    plain = coordinator.fail_order
 
-    def forgetful(coordinator: Coordinator, name: str, at_s: float) -> None:
-        plain(coordinator, name, at_s)
-        silos = coordinator._state.silos
-        silos[name] = replace(silos[name], failures=0)
+    def forgetful(state: CoordinatorState, name: str, at_s: float, *, away: bool = False) -> None:
+        plain(state, name, at_s, away=away)
+        state.silos[name] = replace(state.silos[name], failures=0)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Coordinator, "_fail", forgetful)
+        broken.setattr(coordinator, "fail_order", forgetful)
         with pytest.raises(AssertionError) as caught:
             explored(("barrier", "ssp", {"staleness": 1}), runs=20)
         law, script = caught.value.__notes__[-1].split("; to see it again:\n")

@@ -1,7 +1,10 @@
 """What FedSync goes by in Flower's private parts is written down, and a change of it is named."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -37,7 +40,10 @@ def is_known(place: str) -> bool:
 
 @pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 def test_a_tested_flwr_is_as_it_was_read() -> None:
-    assert [str(change) for change in contract.changes()] == []
+    """In a process of its own: some tests have FedSync's functions in the place of Flower's."""
+    command = [sys.executable, "-W", "ignore", "-m", contract.__name__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout == f"flwr {version('flwr')}: {len(KNOWN)} points, 0 of them changed\n"
 
 
 def test_every_private_part_that_is_imported_is_a_point() -> None:
@@ -50,8 +56,9 @@ def test_every_private_part_that_is_imported_is_a_point() -> None:
 def test_a_function_that_changed_is_named_with_what_goes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def pull_messages() -> None: ...
 
+    before = set(contract.changes())
     monkeypatch.setattr(fleet_handlers, "pull_messages", pull_messages)
-    (change,) = contract.changes()
+    (change,) = set(contract.changes()) - before
     assert change.place == "flwr.superlink.servicer.fleet.fleet_handlers:pull_messages"
     assert str(change).endswith("is another (held requests and messages with their parts)")
     assert change.print == contract.fingerprint(change.place)
@@ -74,7 +81,9 @@ def test_a_field_and_a_value_that_changed_are_noticed(monkeypatch: pytest.Monkey
 
 
 def test_the_command_names_what_changed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = len(contract.changes())
     monkeypatch.delattr(date, "now")
     contract.main()
     printed = capsys.readouterr().out
-    assert f"{len(KNOWN)} points, 1 of them changed" in printed and "flwr.supercore.date:now is not there" in printed
+    assert f"{len(KNOWN)} points, {changed + 1} of them changed" in printed
+    assert "flwr.supercore.date:now is not there" in printed
