@@ -98,7 +98,7 @@ class Attendance:
     def _unseen(self, name: str, silo: SiloView, view: ClusterView) -> str:
         """Why barriers do not see a silo; empty if they do."""
         until_s, back_s = self.windows[name]
-        if until_s <= view.now_s < back_s:
+        if self.away(name, view.now_s):
             return f"{name} is away for {back_s - view.now_s:.0f} s"
         if silo.order is None and not view.has_time(name):
             left_s, needs_s = until_s - view.now_s, silo.order_s(view.work[name]) or 0.0
@@ -107,7 +107,7 @@ class Attendance:
 
     def _expected(self, now_s: float) -> list[str]:
         """Nobody is to be seen: who is the first to be back, and when."""
-        back = [(back_s, name) for name, (until_s, back_s) in self.windows.items() if until_s <= now_s < back_s]
+        back = [(back_s, name) for name, (_, back_s) in self.windows.items() if self.away(name, now_s)]
         if not back:
             return []
         back_s, name = min(back)

@@ -50,7 +50,8 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
             steering.paused = isinstance(asked.question, PauseRun)
         case DropSilo(name):
             silo = state.silos.get(name)
-            steering.dropped[name] = None if silo is None else replace(silo.facts, presence=None)
+            steering.dropped[name] = None
+            steering.keeps_out(name, None if silo is None else silo.facts)
             state.attendance.windows.pop(name, None)  # nobody waits for it to be back
             if silo is not None:
                 actions.extend(HaltEarly(name, order.update_id) for order in silo.orders)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Any
 
 from fedsync.core.actions import OperatorAnswered
 from fedsync.core.orders import SiloFacts
@@ -71,19 +72,14 @@ class ChangeStop:
     seconds: float | None = None
     target_accuracy: float | None = None
 
-    def given(self) -> dict[str, float]:
+    def given(self) -> dict[str, Any]:
         """The rules that change, by name."""
         rules = {"rounds": self.rounds, "seconds": self.seconds, "target_accuracy": self.target_accuracy}
         return {name: value for name, value in rules.items() if value is not None}
 
     def after(self, rules: StopRules) -> StopRules:
         """The rules that were, with those that change."""
-        return replace(
-            rules,
-            rounds=rules.rounds if self.rounds is None else self.rounds,
-            seconds=rules.seconds if self.seconds is None else self.seconds,
-            target_accuracy=rules.target_accuracy if self.target_accuracy is None else self.target_accuracy,
-        )
+        return replace(rules, **self.given())
 
     def problem(self) -> str:
         """Why these are no rules; "" if they are."""

@@ -229,8 +229,8 @@ class FlowerDriver:
         )
 
     def _check_alive(self) -> None:
-        able, working = self._coordinator.able, any(sent.works for sent in self._outbox.waiting)
-        if self._coordinator.paused or (able and (self._timers or working)):
+        able, working = self._coordinator.able, (sent.works for sent in self._outbox.waiting)
+        if self._coordinator.paused or (able and (self._timers or any(working))):
             self._vigil.wake(self._now_s())
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)

@@ -76,7 +76,7 @@ class LiveRun:
 
     def now_s(self, quiet_s: float) -> float:
         """The run's time, ``quiet_s`` wall seconds after its last entry; virtual time stands still meanwhile."""
-        return self._last_s if self._runtime == "virtual" or self.ledger.stopped else self._last_s + quiet_s
+        return self._last_s if self.virtual or self.ledger.stopped else self._last_s + quiet_s
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ class LiveRun:
     def _headline(self, quiet_s: float, over: bool) -> Text:
         ledger, total = self.ledger, self.steered.stop.get("rounds")
         rounds, accuracy, left_s = ledger.rounds, ledger.accuracy, self.left_s()
-        unit = "virtual s" if self._runtime == "virtual" else "s"
+        unit = "virtual s" if self.virtual else "s"
         parts = [
             f"{self._config.get('name', '')} ({self._runtime})",
             f"round {len(rounds)}" + (f"/{total}" if total else ""),

@@ -16,7 +16,7 @@ TESTS = (
 
 _CHANGES: Changes = {
     "core/attendance.py": (
-        ("a-silo-that-has-gone-home-is-waited-for", "until_s <= view.now_s < back_s", "False"),
+        ("a-silo-that-has-gone-home-is-waited-for", "if self.away(name, view.now_s):", "if False:"),
         ("what-a-silo-says-with-its-updates-is-not-heard", "        if said is not None:\n", "        if False:\n"),
         ("one-that-says-away-for-no-time-is-asked-without-a-pause", "max(back_s, REST_S)", "back_s"),
         (
