@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
@@ -21,7 +20,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
-from fedsync.flower.internals import versions
+from fedsync.flower.internals import contract, versions
 from fedsync.identity.certificates import ServerCertificate, make_authority
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.doctor import checks, health, network, preflight
@@ -240,14 +239,15 @@ def test_an_untested_flwr_cannot_be_kept_from_code_that_is_sent(monkeypatch: pyt
 
 
 def test_an_untested_flwr_is_told_with_what_changed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changed is found in `tests.flower.internals.test_contract`; here other tests have patched flwr already."""
+    changed: list[contract.Change] = []
     monkeypatch.setattr(versions, "TESTED", frozenset({"0.0.1"}))
+    monkeypatch.setattr(contract, "changes", lambda: changed)
     assert checks.check_versions().detail.endswith("of what the fast way goes by changed: nothing")
-    for name in ("pull_messages", "push_messages"):
-        monkeypatch.delattr(fleet_handlers, name)
-    handlers = "flwr.superlink.servicer.fleet.fleet_handlers"
-    assert checks.check_versions().detail.endswith(f" changed: {handlers}:pull_messages, {handlers}:push_messages")
+    changed += [contract.Change(f"flwr.gate:{name}", "the gate", "is not there") for name in ("pull", "push")]
+    assert checks.check_versions().detail.endswith(" changed: flwr.gate:pull, flwr.gate:push")
     monkeypatch.setattr(checks, "_FEW", 1)
-    assert checks.check_versions().detail.endswith(f" changed: {handlers}:pull_messages, and more")
+    assert checks.check_versions().detail.endswith(" changed: flwr.gate:pull, and more")
 
 
 def test_what_the_supervisor_says(tmp_path: Path) -> None:
