@@ -71,6 +71,8 @@ class RunSpec(Section):
         queues: a silo may be given an order while it has one in work.
         stop: when the server says that the run ends.
         admitted: the silos that it says may take part; empty for all that are registered.
+        tuned: the server chooses steps, sizes and barrier anew; silos that seal their figures tell it, pooled, how long
+            updates are.
     """
 
     seed: int
@@ -93,6 +95,7 @@ class RunSpec(Section):
     queues: bool = False
     stop: StopConfig | None = None
     admitted: list[str] = Field(default_factory=list)
+    tuned: bool = False
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
@@ -117,6 +120,7 @@ class RunSpec(Section):
             admitted=list(config.silos or ()),
             quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
             queues=queues(config),
+            tuned=config.auto is not None,
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:
@@ -131,9 +135,10 @@ class RunSpec(Section):
             metrics = self.evaluation.built(self.task)
             judged = metrics, self.evaluation.best.build(metrics)
         plan = encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, *judged)
-        if plan is None or self.server_optimizer is None:
-            return plan
-        return replace(plan, optimizer=self.server_optimizer.build())
+        if plan is None:
+            return None
+        optimizer = None if self.server_optimizer is None else self.server_optimizer.build()
+        return replace(plan, optimizer=optimizer, norms=self.tuned and plan.seal_metrics)
 
     @property
     def controls(self) -> bool:

@@ -69,8 +69,13 @@ class Tuner(Protocol[S]):
     def observe(self, state: S, seen: OrderSeen) -> S:
         """State after one more order. Never changes ``state``; nor do the others."""
 
-    def folded(self, state: S, folded: Folded) -> S:
-        """State once it is known how large the updates of a commit were."""
+    def folded(self, state: S, norms: tuple[float, float]) -> S:
+        """State once it is known how large the updates of a commit were.
+
+        Args:
+            state: before.
+            norms: squared norm of their mean, and mean of their squared norms.
+        """
 
     def advance(self, state: S, seen: CommitSeen) -> tuple[S, str]:
         """State after a commit; and why from now on the choice is another one, or nothing if it stays."""
@@ -128,12 +133,14 @@ class Tuning:
 
     def folded(self, event: Folded) -> None:
         if self.tuner is not None:
-            self.state = self.tuner.folded(self.state, event)
+            self.state = self.tuner.folded(self.state, (event.mean, event.each))
 
     def told(self, figures: PooledFigures) -> None:
         """Silos found this together."""
         if figures.loss is not None:
             self.loss = figures.loss
+        if figures.norms is not None and self.tuner is not None:
+            self.state = self.tuner.folded(self.state, figures.norms)
 
     def advance(
         self, run: TunedRun, seed: int, metas: tuple[UpdateMeta, ...], at_s: float, actions: list[Action]

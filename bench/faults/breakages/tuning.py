@@ -30,6 +30,24 @@ _CHANGES: Changes = {
             "return RecordedMachine(curve)",
         ),
     ),
+    "cipher/silo/replica.py": (
+        (
+            "lengths-are-told-of-raw-updates",
+            "length = squared_norm(sealed) / progress**2 if plan.norms else 0.0",
+            "length = squared_norm(sealed) if plan.norms else 0.0",
+        ),
+    ),
+    "cipher/silo/opening.py": (
+        (
+            "the-length-of-the-mean-hangs-on-the-server-s-rate",
+            "mean = squared_norm(change) / sent**2 if plan.norms and sane else 0.0",
+            "mean = squared_norm(change) if plan.norms and sane else 0.0",
+        ),
+    ),
+    "config/run_spec.py": (
+        ("lengths-are-told-in-every-run", "norms=self.tuned and plan.seal_metrics", "norms=plan.seal_metrics"),
+        ("lengths-are-told-beside-figures-of-one", "norms=self.tuned and plan.seal_metrics", "norms=self.tuned"),
+    ),
     "policies/tuning/elasticity.py": (
         (
             "old-updates-count-as-fresh-ones",
@@ -85,6 +103,11 @@ _CHANGES: Changes = {
         ),
     ),
     "core/tuning.py": (
+        (
+            "what-silos-tell-of-lengths-is-not-heard",
+            "if figures.norms is not None and self.tuner is not None:",
+            "if False:",
+        ),
         ("what-silos-found-together-is-not-heard", "            self.loss = figures.loss\n", "            pass\n"),
         ("auto-does-not-say-why", "            actions.append(Note(reason))\n", ""),
     ),

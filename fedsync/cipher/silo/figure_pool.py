@@ -10,6 +10,7 @@
 | training loss, evaluation | in the header | the server hears of pools, see below |
 | training samples held | in the header, as a weight | a public number stands in their place: ``cipher.examples`` |
 | test samples held | in the header | |
+| squared norm of the update, where the server tunes the run | in the header | the server hears of pools, see below |
 | other figures (`WorkReport.metrics`) | no | nothing decides by them |
 | answer to `EvaluateModel` | pools | the model is not looked at: the server could choose it |
 
@@ -28,8 +29,8 @@ A silo does not evaluate one model for the server twice, and evaluates none if t
 all of its silos have evaluated, no evaluation counts: else the server could ask all silos but one twice.
 
 What is told are means of four digits. A silo's training loss counts once for each update, however many samples the
-server had it train on: else the server could give the others one sample each. Four digits, because a longer fraction
-tells how many samples are behind it.
+server had it train on, and so does the squared norm of its update: else the server could give the others one sample
+each. Four digits, because a longer fraction tells how many samples are behind it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class FigurePool:
         began: newest version when the pool began.
         offered: newest version that one of them evaluated and whose model silos can still keep: that with which the
             pool began, or one that was the newest when that evaluation came; -1 for none.
+        norms: sum over updates of the squared norm of their version's mean, and of their own.
     """
 
     silos: frozenset[str] = frozenset()
@@ -78,9 +80,16 @@ class FigurePool:
     evaluation: Evaluation | None = None
     began: int = 0
     offered: int = -1
+    norms: tuple[float, float] = (0.0, 0.0)
 
     def after(
-        self, version: int, tally: Tally, members: Sequence[Member], quorum: int, metrics: Sequence[AnyMetric] = ()
+        self,
+        version: int,
+        tally: Tally,
+        members: Sequence[Member],
+        quorum: int,
+        metrics: Sequence[AnyMetric] = (),
+        mean: float = 0.0,
     ) -> tuple[FigurePool, PooledFigures | None]:
         """The pool once ``version`` is in it, and what the server is told if that was enough.
 
@@ -90,11 +99,19 @@ class FigurePool:
             members: of all of them.
             quorum: silos whose figures are enough.
             metrics: what is worked out of the sums of evaluations.
+            mean: squared norm of the mean of the version's updates, as they were sent; 0 where nobody asks for it.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
         least = fewest(quorum)
         counts = _counts(tally, silos, least)
-        pool = replace(self, silos=self.silos | silos, updates=self.updates + tally.count, loss=self.loss + tally.loss)
+        norms = self.norms[0] + tally.count * mean, self.norms[1] + tally.lengths
+        pool = replace(
+            self,
+            silos=self.silos | silos,
+            updates=self.updates + tally.count,
+            loss=self.loss + tally.loss,
+            norms=norms,
+        )
         if tally.evaluation is not None and counts:
             # Where all silos evaluated, what few found in versions before is told by nobody.
             before = FigurePool() if len(silos) >= max(2, quorum) else self
@@ -116,23 +133,26 @@ class FigurePool:
         score = None
         if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
             score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
-        return PooledFigures(version, _rounded(self.loss / self.updates), score)
+        mean, each = (_rounded(total / self.updates) for total in self.norms)
+        norms = (mean, each) if min(mean, each) > 0 else None
+        return PooledFigures(version, _rounded(self.loss / self.updates), score, norms=norms)
 
     def to_json(self) -> list[Any]:
         """For a silo's file; floats come back bit by bit."""
         found = self.evaluation
         sums = None if found is None else [found.loss, found.correct, found.samples, dict(found.sums)]
         versions = self.evaluated, self.began, self.offered
-        return [sorted(self.silos), self.updates, self.loss, sorted(self.evaluators), sums, *versions]
+        return [sorted(self.silos), self.updates, self.loss, sorted(self.evaluators), sums, *versions, *self.norms]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> FigurePool:
         """The inverse of `to_json`; raises `TypeError` or `ValueError` if it is none."""
-        silos, updates, loss, evaluators, sums, *versions = value
+        silos, updates, loss, evaluators, sums, evaluated, began, offered, *norms = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
         found = None if sums is None else _evaluation(*sums)
-        evaluated, began, offered = map(int, versions)
-        return cls(names[0], int(updates), float(loss), names[1], evaluated, found, began, offered)
+        mean, each = map(float, norms)
+        versions = int(evaluated), found, int(began), int(offered)
+        return cls(names[0], int(updates), float(loss), names[1], *versions, (mean, each))
 
 
 def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:

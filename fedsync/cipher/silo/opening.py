@@ -54,7 +54,7 @@ from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.control_downlink import serial_of
 from fedsync.core.errors import SERVER, ProtocolError
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Vector, squared_norm
 from fedsync.core.orders import PooledFigures, Subject
 from fedsync.core.server_optimizer import Backing, ServerOptimizer
 from fedsync.core.spans import give_back, spans
@@ -77,12 +77,14 @@ class _Opened:
         tally: of its headers; None if no sum counts.
         counted: sums that count.
         shown: exponents of the tensors that its largest values need, as of a single update; empty if no sum counts.
+        mean: squared norm of the mean of the updates, as they were sent; 0 where nobody asks for it.
     """
 
     change: Vector
     tally: Tally | None = None
     counted: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
+    mean: float = 0.0
 
 
 class Opener:
@@ -167,7 +169,7 @@ class Opener:
         if opened.tally is not None:
             if opened.tally.fault:
                 _log_spoiled(entry.version, members, _spoiled("evaluation", opened.tally.fault), "evaluation")
-            state, figures = self._pooled(state, opened.tally, members)
+            state, figures = self._pooled(state, opened, opened.tally, members)
         state = replace(state, scales=scales, added=added)
         if self._plan.optimizer is not None:
             return self._stepped(self._plan.optimizer, state, opened, members), figures
@@ -192,7 +194,7 @@ class Opener:
         return replace(state, model=_moved(state.model, change, np.add), moments=moments, counted=counted)
 
     def _pooled(
-        self, state: ReplicaState, added_up: Tally, members: Sequence[Member]
+        self, state: ReplicaState, opened: _Opened, added_up: Tally, members: Sequence[Member]
     ) -> tuple[ReplicaState, PooledFigures | None]:
         """The state with the figures of one more version, whose change it has not yet; and those of enough silos."""
         plan, at = self._plan, state.version
@@ -201,7 +203,7 @@ class Opener:
             if figures is not None and figures.score is not None and figures.subject is Subject.BEST and state.best:
                 figures = replace(figures, score=replace(figures.score, version=state.best.version))
             return replace(state, panel=panel), figures
-        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics)
+        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics, opened.mean)
         if plan.selection is None:
             return replace(state, pool=pool), figures
         if figures is None:
@@ -288,7 +290,9 @@ class Opener:
                 grids[one.head.grid].decode(slots, factor, change, len(one.head.members), SERVER)
         sane = _bounded(change)
         shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
-        return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
+        sent = weighting.rate * (added_up.effective_progress if weighting.normalised else 1.0)
+        mean = squared_norm(change) / sent**2 if plan.norms and sane else 0.0
+        return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown, mean)
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         return state.scales.grids(self._plan, self._ring.group)

@@ -42,7 +42,7 @@ from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
-from fedsync.core.layout import Vector, as_bytes
+from fedsync.core.layout import Vector, as_bytes, squared_norm
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
 from fedsync.core.spans import digest
@@ -210,9 +210,10 @@ class EncryptedReplica:
         weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
         factor = self._factor(report.steps, report.samples)
         sealed, clear = plan.divide(update)
-        votes = self._needed(sealed, factor)
-        figures = self._figures(order, report)
-        own = tally.build(Contribution(weight, votes, progress, *figures), plan.cap, plan.statistics)
+        length = squared_norm(sealed) / progress**2 if plan.norms else 0.0
+        figures = *self._figures(order, report), length
+        own = Contribution(weight, self._needed(sealed, factor), progress, *figures)
+        header = tally.build(own, plan.cap, plan.statistics)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
             raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
@@ -226,7 +227,7 @@ class EncryptedReplica:
 
         def portions() -> Iterator[Slots]:
             nonlocal clipped
-            for slots, beyond in grid.encode(own, sealed, factor, self._rounding(order)):
+            for slots, beyond in grid.encode(header, sealed, factor, self._rounding(order)):
                 clipped += beyond
                 yield slots
 

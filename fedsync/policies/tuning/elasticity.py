@@ -22,9 +22,9 @@ cancel. Momentum makes it worse. Where each step goes on with a part b of the la
 to ``2 (1 + b)`` over its curvature, and ``(1 - b) / s`` where of all updates a share s is one version old: then it is
 the quotient of the two, ``2 s (1 + b) / (1 - b)``, where that is more than 1 + s.
 
-Where nobody sees updates, the loss takes the place of norms. AdaComm (Wang and Joshi 2019, arXiv:1810.08313, equation
-17) has the best number of steps fall as ``sqrt(F_j / F_0)``; with the best number above that is ``e / (1 - e) =
-sqrt(F_j / F_0)``, so silos begin with as much training as overhead.
+Where silos seal their figures they find both norms together. Where nobody tells them, the loss takes their place.
+AdaComm (Wang and Joshi 2019, arXiv:1810.08313, equation 17) has the best number of steps fall as ``sqrt(F_j / F_0)``;
+with the best number above that is ``e / (1 - e) = sqrt(F_j / F_0)``, so silos begin with as much training as overhead.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from fedsync.core.events import Folded
 from fedsync.core.fitting import CurveFitter
 from fedsync.core.machines import RecordedMachine
 from fedsync.core.orders import LocalWork
@@ -153,8 +152,8 @@ class AutoTuner:
         laps = state.laps.get(seen.silo, ())
         return replace(state, laps={**state.laps, seen.silo: (*laps, Lap.of(seen, laps[-1:]))[-KEPT:]})
 
-    def folded(self, state: AutoState, folded: Folded) -> AutoState:
-        return replace(state, norms=(*state.norms, (folded.mean, folded.each))[-NORMS:])
+    def folded(self, state: AutoState, norms: tuple[float, float]) -> AutoState:
+        return replace(state, norms=(*state.norms, norms)[-NORMS:])
 
     def sizing(self, state: AutoState) -> Sizing:
         return self.sized(state.choice)
