@@ -46,7 +46,6 @@ _CHANGES: Changes = {
     ),
     "config/run_spec.py": (
         ("lengths-are-told-in-every-run", "norms=self.tuned and plan.seal_metrics", "norms=plan.seal_metrics"),
-        ("lengths-are-told-beside-figures-of-one", "norms=self.tuned and plan.seal_metrics", "norms=self.tuned"),
     ),
     "policies/tuning/elasticity.py": (
         (

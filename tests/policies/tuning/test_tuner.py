@@ -16,7 +16,7 @@ from fedsync.core.events import Event, Folded, SiloJoined, UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import RecordedMachine
-from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import PooledFigures, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, Payload
 from fedsync.core.tuning import CommitSeen, OrderSeen
 from fedsync.policies.tuning.record import Lap
@@ -33,7 +33,7 @@ EVERY_SECOND: dict[str, Any] = {"kind": "fixed", "interval_s": 1.0}
 
 
 class Played(Kernel[RecordedMachine]):
-    """A run of so many commits, whose silos may lie about how long they trained."""
+    """A run of so many commits, whose silos may lie about how long they trained, and may tell the norms themselves."""
 
     upload_bytes = 0
 
@@ -43,6 +43,7 @@ class Played(Kernel[RecordedMachine]):
         super().__init__(Coordinator(self.policies), machines)
         self.lies, self.left, self.entries = lies, commits, list[JournalEntry]()
         self.norms: tuple[float, float] | None = (1.0, 4.0)
+        self.sealed = False
         for name in curves:
             self._push(0.0, SiloJoined(0.0, name, FACTS), Priority.PRESENCE)
 
@@ -57,11 +58,13 @@ class Played(Kernel[RecordedMachine]):
         order, steps = work.order, len(work.course.after_s)
         seconds = self.lies.get(work.silo, lambda true: true)(work.course.last_s - work.start_s)
         report = WorkReport(order.base_version, steps, steps * order.batch_size, seconds, 0.5)
+        if self.sealed and order.base_version:
+            report = replace(report, pooled=(PooledFigures(order.base_version, 0.5, norms=self.norms),))
         return UpdateArrived(now_s, UpdateMeta.of(work.silo, order, report, FACTS.examples, 0), report)
 
     def added(self, now_s: float) -> list[Event]:
         committed = self.entries and any(isinstance(action, Commit) for action in self.entries[-1].actions)
-        if not committed or self.norms is None:
+        if not committed or self.sealed or self.norms is None:
             return []
         return [Folded(now_s, self._coordinator.version, *self.norms)]
 
@@ -138,9 +141,9 @@ def test_it_looks_at_its_choice_at_the_first_commit_and_every_so_many_commits() 
     assert {number % 5 for number in at} == {1}
 
 
-def last_steps(norms: tuple[float, float] | None, **auto: Any) -> int:
+def last_steps(norms: tuple[float, float] | None, *, sealed: bool = False, **auto: Any) -> int:
     run = Played(tuned({"gain": 0.01, "barriers": [{"kind": "bsp"}], **auto}), 24, {}, **ALIKE)
-    run.norms = norms
+    run.norms, run.sealed = norms, sealed
     run.run()
     steps: int = run.actions(Dispatch)[-1].order.max_steps
     return steps
@@ -153,6 +156,11 @@ def test_steps_follow_what_they_are_worth() -> None:
     assert last_steps((1.0, 100.0)) <= 2
     assert last_steps((1.0, 1.0), most_steps=10) == 10
     assert last_steps((1.0, 100.0), least_steps=3) == 3
+
+
+@pytest.mark.parametrize(("norms", "expected"), [((1.0, 4.0), 6.25), ((0.64, 1.0), 25)])
+def test_norms_that_silos_tell_together_count_alike(norms: tuple[float, float], expected: float) -> None:
+    assert last_steps(norms, sealed=True) == pytest.approx(expected, abs=3)
 
 
 def test_without_norms_it_goes_by_throughput_and_loss() -> None:
