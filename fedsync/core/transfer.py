@@ -8,7 +8,7 @@ silos, and a `Aggregator` sends what a silo has not seen yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -229,7 +229,22 @@ class InTheClear:
 
 
 class DurableAggregator(Aggregator, Protocol):
-    """A store that another process can go on with."""
+    """A store that another process can go on with, and that takes sums of regions."""
+
+    def sum_bytes(self, members: int) -> int:
+        """Largest sum of so many updates of a region, in bytes; see `fedsync.core.regions`."""
+
+    def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
+        """Keep the sum of a region's updates, after a check that it can do no harm; it counts as a whole.
+
+        Args:
+            relay: who sent it.
+            update_ids: of its members, two or more.
+            payload: as a `fedsync.core.regions.RegionAdder` made it.
+
+        Raises:
+            ProtocolError: the relay sent something else.
+        """
 
     def state(self) -> Mapping[str, Any]:
         """All that must survive a restart, as values that pickle."""

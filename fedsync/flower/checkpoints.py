@@ -55,7 +55,7 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 10
+FORMAT = 11
 """Of the files; another one is refused."""
 
 _DIGEST_BYTES = 32

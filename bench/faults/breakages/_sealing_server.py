@@ -25,7 +25,7 @@ SERVER: Changes = {
     "cipher/server/chain.py": (
         (
             "a-sum-that-cannot-be-opened-is-made",
-            "if len(envelopes) > limit:",
+            "if count > limit:",
             "if False:",
         ),
         (
@@ -63,8 +63,8 @@ SERVER: Changes = {
         ),
         (
             "a-sealed-update-is-committed-twice",
-            "taken = {update_id: self._pending.pop(update_id) for update_id in update_ids}",
-            "taken = {update_id: self._pending[update_id] for update_id in update_ids}",
+            "taken = {update_id: self._pending.pop(update_id) for update_id in named if",
+            "taken = {update_id: self._pending[update_id] for update_id in named if",
         ),
         (
             "a-committed-order-is-answered-again",

@@ -46,8 +46,8 @@ _CHANGES: Changes = {
     "policies/aggregate/aggregator.py": (
         (
             "discarded-updates-count-for-silos",
-            "        self._pending.pop(update_id, None)\n",
-            "        self._pending.pop(update_id, None)\n        self._counted.update([serial_of(update_id)])\n",
+            "        self._waiting.discard(update_id)\n",
+            "        self._waiting.discard(update_id)\n        self._counted.update([serial_of(update_id)])\n",
         ),
         (
             "a-silo-is-sent-an-old-mean",

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import region_sum, wire
 from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
 from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
 from fedsync.cipher.keys.keywrap import ServerKeys
@@ -28,11 +28,12 @@ from fedsync.cipher.masking.masks import own_seeds
 from fedsync.cipher.masking.roster import announced, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.chain import Chain, total
+from fedsync.cipher.server.brought import Brought, Gathered
+from fedsync.cipher.server.chain import Chain, members_of, total
 from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.inbox import Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
-from fedsync.cipher.suites.suite import Adder, Member
+from fedsync.cipher.suites.suite import Adder
 from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import PolicyError, ProtocolError, RunError
@@ -70,12 +71,10 @@ MAX_SNAPSHOT_EXTRA = 2**20
 """Bytes that a sealed snapshot may have beside its models."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Brought:
-    """What a commit brings, and whose updates are in it."""
-
-    entry: LinkEntry
-    members: tuple[Member, ...]
+def upload_bytes(plan: EncryptionPlan) -> int:
+    """Largest update, in bytes: words, header, annex, and what travels in the clear."""
+    annex = wire.MAX_ANNEX if plan.masked else 0
+    return plan.chunks * plan.form.chunk_bytes + 4 * plan.clear_values + annex + 4096
 
 
 class EncryptedAggregator:
@@ -114,15 +113,17 @@ class EncryptedAggregator:
         self._savepoint: int | None = None
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
-        self._unmasking: tuple[Unmasking, _Brought] | None = None
+        self._unmasking: tuple[Unmasking, Brought] | None = None
 
     # Silos come, and are sent what they lack.
 
     @property
     def upload_bytes(self) -> int:
-        """Largest update, in bytes: words, header, annex, and what travels in the clear."""
+        return upload_bytes(self._plan)
+
+    def sum_bytes(self, members: int) -> int:
         annex = wire.MAX_ANNEX if self._plan.masked else 0
-        return self._plan.chunks * self._plan.form.chunk_bytes + 4 * self._plan.clear_values + annex + 4096
+        return region_sum.most_bytes(members, self.upload_bytes, annex)
 
     def norms(self) -> None:
         """Nobody here sees an update."""
@@ -238,7 +239,7 @@ class EncryptedAggregator:
         """The sum of updates on one grid, as it is sent; it leads to ``version``."""
         plan, keys = self._plan, self._keys
         words, tag = total(envelopes, self._adder, plan.limit)
-        first, members = envelopes[0].head, tuple(envelope.head.members[0] for envelope in envelopes)
+        first, members = envelopes[0].head, members_of(envelopes)
         head = wire.Head(
             wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, first.attempt, keys.epoch,
             keys.fingerprint, first.grid, chunks, members,
@@ -253,6 +254,9 @@ class EncryptedAggregator:
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         self._inbox.put(silo, update_id, update)
 
+    def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
+        self._inbox.put_sum(relay, update_ids, payload)
+
     def commit(self, commit: Commit) -> None:
         """Add the updates of a commit; their weights are inside already.
 
@@ -264,17 +268,10 @@ class EncryptedAggregator:
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
         updates = self._inbox.take(commit.weights, self._chain.newest)
-        # Of what does not count the others make up the weight.
-        share = sum(commit.weights[update_id] for update_id in updates) / sum(commit.weights.values())
-        clear = np.zeros(self._plan.clear_values, dtype=np.float32)
-        by_grid: dict[bytes, list[wire.Envelope]] = {}
-        for update_id, update in updates.items():
-            by_grid.setdefault(update.envelope.head.grid, []).append(update.envelope)
-            clear += np.float32(commit.weights[update_id] / share) * update.clear
-        version, chunks = self._chain.newest + 1, self._plan.chunks
-        sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(by_grid.items()))
-        members = tuple(update.envelope.head.members[0] for update in updates.values())
-        brought = _Brought(LinkEntry(version, sums, self._files.keep(as_bytes(clear))), members)
+        gathered = Gathered.of(updates, commit.weights, self._plan.clear_values)
+        version, chunks, members = self._chain.newest + 1, self._plan.chunks, gathered.members
+        sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))
+        brought = Brought(LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear))), members)
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
             logger.warning(
@@ -282,18 +279,20 @@ class EncryptedAggregator:
             )
             self._pause()
             return
-        if self._evidence is not None:
-            envelopes = [update.envelope for update in updates.values()]
-            roster = self._announcements.roster(envelopes[0].head.sender) if self._plan.masked else b""
-            self._evidence.begin(version, envelopes, self._plan.members, bytes(brought.entry.clear), roster)
+        if self._evidence is not None and not gathered.summed:
+            singles = gathered.singles
+            roster = self._announcements.roster(singles[0].head.sender) if self._plan.masked else b""
+            self._evidence.begin(version, singles, self._plan.members, bytes(brought.entry.clear), roster)
+        elif self._evidence is not None:
+            self._evidence.without("regions' relays send sums")
         if self._plan.masked:
-            annexes = {one.envelope.head.sender: one.envelope.head.annex for one in updates.values()}
+            annexes = {single.head.sender: single.head.annex for single in gathered.singles}
             self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), brought
             self._close()
         else:
             self._add(brought)
 
-    def _add(self, brought: _Brought) -> None:
+    def _add(self, brought: Brought) -> None:
         """The next version, and where enough silos have voted, the next grid."""
         self._chain.add(brought.entry)
         if self._evidence is not None:

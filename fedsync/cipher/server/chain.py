@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.catch_up import Link, LinkEntry, LinkKind
 from fedsync.cipher.encoding.integrity import added
-from fedsync.cipher.suites.suite import Adder, Words
+from fedsync.cipher.suites.suite import Adder, Member, Words
 from fedsync.core.errors import PolicyError
 from fedsync.core.spans import give_back, spans
 
@@ -58,17 +58,25 @@ class Chain:
 
 
 def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple[Iterator[Words], wire.Tag]:
-    """The sum of updates on one grid: its words span by span, added up when they are asked for, and its tag.
+    """The sum of updates, or regions' sums, on one grid: its words span by span, added when asked for, and its tag.
 
     Raises:
         PolicyError: more than can be opened.
     """
-    if len(envelopes) > limit:
-        raise PolicyError(f"{len(envelopes)} updates in one sum, at most {limit} can be opened")
+    count = sum(len(envelope.head.members) for envelope in envelopes)
+    if count > limit:
+        raise PolicyError(f"{count} updates in one sum, at most {limit} can be opened")
     tag = envelopes[0].tag
     for envelope in envelopes[1:]:
         tag = added(tag, envelope.tag, adder.form)
     return _spans([envelope.words for envelope in envelopes], adder), tag
+
+
+def members_of(envelopes: Sequence[wire.Envelope]) -> tuple[Member, ...]:
+    """The updates in a sum as it names them: in their order, which is that of their ids where a region's is in it."""
+    members = tuple(member for envelope in envelopes for member in envelope.head.members)
+    alone = len(members) == len(envelopes)
+    return members if alone else tuple(sorted(members, key=lambda member: member.update_id))
 
 
 def _spans(updates: Sequence[Words], adder: Adder) -> Iterator[Words]:

@@ -76,6 +76,11 @@ class Evidence:
             return
         self._begun = Notice(self._run, version, members, slips, clear, roster)
 
+    def without(self, why: str) -> None:
+        """The next version is made of what is no single updates."""
+        self._begun = None
+        self._warn(why)
+
     def settle(self, seeds: Mapping[str, bytes] | None = None) -> None:
         """The version is made; what is older than what may be kept goes.
 

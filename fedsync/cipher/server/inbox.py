@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import region_sum, wire
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
@@ -25,19 +25,23 @@ from fedsync.core.transfer import Payload
 
 logger = logging.getLogger(__name__)
 
-_NAMES: Names = {"ordered": "_ordered"}
+_NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}
 """What a checkpoint holds besides updates as they came; attempts begin anew in another process."""
 
 
-@dataclass(frozen=True, slots=True)
+Masks = tuple[bytes, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """A sealed update that waits for its commit.
+    """A sealed update that waits for its commit, or the sum of a region's.
 
     Args:
         message: as it came.
-        envelope: what is sealed of it.
-        clear: what is not sealed of it.
-        scale: its silo was to seal on the grid of this number.
+        envelope: what is sealed of it; of a region's sum the aggregate that names all members.
+        clear: what is not sealed of it; of a region's sum the members' mean.
+        scale: its silos were to seal on the grid of this number.
+        singles: who sent what, without words where it is a region's sum; else the envelope itself.
         masks: which updates it may be added up with: context and roster of its masks, or nothing where there are none.
     """
 
@@ -45,7 +49,8 @@ class Update:
     envelope: wire.Envelope
     clear: Vector
     scale: int
-    masks: tuple[bytes, frozenset[str]] | None = None
+    singles: tuple[wire.Envelope, ...]
+    masks: Masks | None = None
 
     @property
     def base(self) -> int:
@@ -58,6 +63,10 @@ class Update:
     @property
     def chain(self) -> bytes:
         return self.envelope.head.members[0].chain
+
+    @property
+    def update_ids(self) -> tuple[str, ...]:
+        return tuple(member.update_id for member in self.envelope.head.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,7 @@ class Inbox:
         self._attempts = Attempts()
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
+        self._spoiled: set[str] = set()
 
     def begin(self, update_id: str, version: int, scale: int) -> None:
         """An order starts from ``version``, on the grid that silos agreed on as the ``scale``-th."""
@@ -103,11 +113,7 @@ class Inbox:
         Raises:
             ProtocolError: it is not what was ordered, or not the silo's.
         """
-        if update_id in self._pending:
-            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
-        ordered = self._ordered.get(update_id)
-        if ordered is None:
-            raise ProtocolError(silo, "update id", f"{update_id!r} was not ordered")
+        ordered = self._order_of(silo, update_id)
         clear_bytes = 4 * self._plan.clear_values
         cut = len(update) - clear_bytes
         if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
@@ -117,13 +123,50 @@ class Inbox:
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
             raise ProtocolError(silo, "finite", "values in the clear are not finite")
-        nonce = envelope.head.members[0].nonce
-        if any(one.envelope.head.members[0].nonce == nonce for one in self._pending.values()):
-            raise ProtocolError(silo, "nonce", "that of another update: silos would not open a sum of both")
+        self._check_nonces(silo, envelope)
         masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
-        self._pending[update_id] = Update(update, envelope, clear, ordered.scale, masks)
+        self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), masks)
 
-    def _masks(self, silo: str, annex: bytes) -> tuple[bytes, frozenset[str]]:
+    def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
+        """Keep the sum of a region's updates, after every check that needs no key.
+
+        Raises:
+            ProtocolError: a member is not what was ordered, or is here already, or not its silo's; or members cannot
+                be in one sum.
+        """
+        if not update_ids or len(set(update_ids)) != len(update_ids):
+            raise ProtocolError(relay, "members", f"{len(update_ids)} updates, none of which may be there twice")
+        orders = [self._order_of(relay, update_id) for update_id in update_ids]
+        expected = [
+            self._expected(update_id.rpartition("/")[0], update_id, ordered, self._plan.chunks)
+            for update_id, ordered in zip(update_ids, orders, strict=True)
+        ]
+        payload = self._files.keep(payload)
+        found = region_sum.read(payload, relay, expected, self._plan.clear_values, self._adder)
+        self._check_nonces(relay, found.envelope)
+        masks: Masks | None = None
+        if self._plan.masked:
+            each = {self._masks(slip.head.sender, slip.head.annex) for slip in found.slips}
+            if len(each) > 1:
+                raise ProtocolError(relay, "members", "updates with other masks are in one sum")
+            (masks,) = each
+        whole = Update(payload, found.envelope, found.clear, orders[0].scale, found.slips, masks)
+        self._pending.update(dict.fromkeys(update_ids, whole))
+
+    def _order_of(self, sender: str, update_id: str) -> _Ordered:
+        if update_id in self._pending:
+            raise ProtocolError(sender, "update id", f"{update_id!r} is here already")
+        ordered = self._ordered.get(update_id)
+        if ordered is None or update_id in self._spoiled:
+            raise ProtocolError(sender, "update id", f"{update_id!r} was not ordered")
+        return ordered
+
+    def _check_nonces(self, sender: str, envelope: wire.Envelope) -> None:
+        here = {member.nonce for one in set(self._pending.values()) for member in one.envelope.head.members}
+        if any(member.nonce in here for member in envelope.head.members):
+            raise ProtocolError(sender, "nonce", "that of another update: silos would not open a sum of both")
+
+    def _masks(self, silo: str, annex: bytes) -> Masks:
         read = Annex.unpack(annex, silo, silo)
         roster = frozenset(read.pairs.keys() | {silo})
         if not roster <= self._keys.senders.keys():
@@ -152,12 +195,14 @@ class Inbox:
     def _read(self, silo: str, update_id: str, ordered: _Ordered, message: Payload, chunks: int) -> wire.Envelope:
         if message.dtype != np.uint8 or message.ndim != 1:
             raise ProtocolError(silo, "sealed message", f"{message.dtype} {message.shape} instead of bytes")
+        return wire.decode(message.data, self._expected(silo, update_id, ordered, chunks), self._adder)
+
+    def _expected(self, silo: str, update_id: str, ordered: _Ordered, chunks: int) -> wire.Expected:
         plan, keys = self._plan, self._keys
-        expected = wire.Expected(
+        return wire.Expected(
             wire.Kind.UPDATE, plan.form, plan.packing, silo, ordered.base, ordered.attempt, keys.epoch,
             keys.fingerprint, None, chunks, update_id, self.key_of(silo),
         )  # fmt: skip
-        return wire.decode(message.data, expected, self._adder)
 
     def take(self, update_ids: Iterable[str], newest: int) -> dict[str, Update]:
         """Updates for a commit; they are not kept any longer.
@@ -170,8 +215,15 @@ class Inbox:
             update_ids: of the commit.
             newest: version, on which the commit follows.
         """
-        taken = {update_id: self._pending.pop(update_id) for update_id in update_ids}
-        for update_id in taken:
+        named = tuple(update_ids)
+        parts = [update_id for update_id in named if update_id in self._pending and not self._whole(update_id, named)]
+        for update_id in parts:
+            self._spoil(update_id)
+        for update_id in self._spoiled.intersection(named):
+            logger.warning("%s is in a region's sum with one that does not count: it does not count either", update_id)
+        taken = {update_id: self._pending.pop(update_id) for update_id in named if update_id not in self._spoiled}
+        self._spoiled.difference_update(named)
+        for update_id in named:
             self._ordered.pop(update_id, None)
         _drop(taken, lambda update: update.base <= newest - WINDOW, "started from a version that silos have forgotten")
         if self._plan.masked and taken:
@@ -194,20 +246,38 @@ class Inbox:
             usual = {min(pair for pair in usual if pair[0] == number) for number in most}
         _drop(taken, lambda update: (of(update), word(update)) not in usual, why)
 
+    def _whole(self, update_id: str, named: Sequence[str]) -> bool:
+        """Whether all that is in a sum with an update is named, too."""
+        return set(self._pending[update_id].update_ids) <= set(named)
+
+    def _spoil(self, update_id: str) -> None:
+        """A region's sum cannot count any more, as one of it does not: neither do the others."""
+        update = self._pending.get(update_id)
+        for other in () if update is None else update.update_ids:
+            self._spoiled.add(other)
+            del self._pending[other]
+
     def discard(self, update_id: str) -> None:
+        update = self._pending.get(update_id)
+        if update is not None and len(update.update_ids) > 1:
+            self._spoil(update_id)
         self._pending.pop(update_id, None)
+        self._spoiled.discard(update_id)
         self._ordered.pop(update_id, None)
 
     def state(self) -> Mapping[str, Any]:
         """All that must survive a restart, as values that pickle."""
-        pending = {update_id: (one.envelope.head.sender, one.message) for update_id, one in self._pending.items()}
+        pending = {one.update_ids: (one.envelope.head.sender, one.message) for one in self._pending.values()}
         return {**named(self, _NAMES), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], version: int) -> None:
         """Go on from another's `state`, at this version of the model."""
         fill(self, _NAMES, state)
-        for update_id, (silo, message) in state["pending"].items():
-            self.put(silo, update_id, message)
+        for update_ids, (sender, message) in state["pending"].items():
+            if len(update_ids) > 1:
+                self.put_sum(sender, update_ids, message)
+            else:
+                self.put(sender, update_ids[0], message)
         if self._plan.masked:
             self._attempts.restart(version)
 

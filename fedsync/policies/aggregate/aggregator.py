@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
 from fedsync.policies.aggregate.norms import norms_of
+from fedsync.policies.aggregate.waiting import Taken, WaitingUpdates
 
 _NAMES: Names = {
     "model": "_exact",
@@ -28,13 +29,31 @@ _NAMES: Names = {
     "savepoint": "_remembered",
     "moments": "_moments",
     "counted": "_counted",
-    "pending": "_pending",
+    "pending": "_waiting.payloads",
+    "sums": "_waiting.sums",
     "bases": "_bases",
     "best": "_best",
     "first": "_first",
     "own": "_own",
 }
 """What a checkpoint holds."""
+
+
+def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
+    """See that a silo's update can do no harm.
+
+    Raises:
+        ProtocolError: wrong type, shape or length, or a value that is not finite.
+    """
+    wire.check(update, size, silo)
+    for start, stop in spans(size, 4):
+        span = wire.decode(update, start, stop)
+        # NaN fails every comparison, so two passes without a temporary find it and infinity too.
+        low, high = np.min(span), np.max(span)
+        give_back(update)
+        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
+            told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+            raise ProtocolError(silo, "finite", told)
 
 
 class PlainAggregator(InTheClear):
@@ -68,7 +87,7 @@ class PlainAggregator(InTheClear):
         self._exact: Vector = self._keeper.keep(model)
         self._public = PublicModel(self._exact, self._wire.down, self._keeper)
         self._held: dict[str, int] = {}
-        self._pending: dict[str, Payload] = {}
+        self._waiting = WaitingUpdates(self._wire.up)
         self._optimizer = optimizer
         self._moments = Moments() if optimizer is None else optimizer.begin(model.size, self._keeper)
         self._counted: dict[str, int] = {}
@@ -117,7 +136,7 @@ class PlainAggregator(InTheClear):
         return self._public.whole(*(self._first if order.subject is Subject.LOCAL else self._best))
 
     def put_own(self, silo: str, model: Payload) -> None:
-        self._check(FP32, silo, model)
+        check_values(FP32, self.model.size, silo, model)
         self._own[silo] = self._keeper.keep(model)
 
     def own(self, silo: str) -> Payload:
@@ -147,68 +166,68 @@ class PlainAggregator(InTheClear):
         Raises:
             ProtocolError: wrong type, shape or length, a value that is not finite, or a name that is taken.
         """
-        if update_id in self._pending:
-            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
-        self._check(self._wire.up, silo, update)
-        self._pending[update_id] = self._keeper.keep(update)
+        check_values(self._wire.up, self.model.size, silo, update)
+        self._waiting.add(silo, (update_id,), self._keeper.keep(update))
 
-    def _check(self, wire: WireFormat, silo: str, update: Payload) -> None:
-        size = self.model.size
-        wire.check(update, size, silo)
-        for start, stop in spans(size, 4):
-            span = wire.decode(update, start, stop)
-            # NaN fails every comparison, so two passes without a temporary find it and infinity too.
-            low, high = np.min(span), np.max(span)
-            give_back(update)
-            if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
-                told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
-                raise ProtocolError(silo, "finite", told)
+    def sum_bytes(self, members: int) -> int:
+        return FP32.payload_bytes(self.model.size)
+
+    def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
+        """Keep the mean of a region's updates, after a check that it can do no harm.
+
+        Raises:
+            ProtocolError: as of `put`, or the members began with different versions, or one was not ordered.
+        """
+        if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
+            raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
+        if not self._bases.keys() >= set(update_ids):
+            raise ProtocolError(relay, "update id", f"one of {', '.join(update_ids)} was not ordered")
+        check_values(FP32, self.model.size, relay, payload)
+        self._waiting.add(relay, update_ids, self._keeper.keep(payload))
 
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model as `Commit` says, in the order of ``commit.weights``.
 
         Each value is worked out by itself, so the spans have the bits that whole vectors would have.
         """
-        used, bases = self._taken(commit)
-        if self._measures:
-            self._norms = norms_of(commit.weights, used, self._exact.size, self._wire.up)
+        taken = self._waiting.take(commit.weights)
+        bases = self._begun(commit)
+        if self._measures and len(taken.members) == len(
+            taken.payloads
+        ):  # of a sum nobody knows how large its parts are
+            self._norms = norms_of(taken.weights, taken.payloads, self._exact.size, self._wire.up)
         if self._optimizer is None:
-            folded = self._folded(self._exact, commit, used, bases)
+            folded = self._folded(self._exact, commit, taken, bases)
             self._exact = self._keeper.make(np.float32, self._exact.size, folded)
         else:
-            self._step(self._optimizer, commit, used, bases)
+            self._step(self._optimizer, commit, taken, bases)
         self._public.advance(self._exact)
 
     def norms(self) -> tuple[float, float] | None:
         norms, self._norms = self._norms, None
         return norms
 
-    def _taken(self, commit: Commit) -> tuple[dict[str, Payload], dict[str, tuple[int, Vector]]]:
-        """The commit's updates, and the versions that their orders began with, as far as they are known."""
-        used, bases = dict[str, Payload](), dict[str, tuple[int, Vector]]()
+    def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
+        """The versions that a commit's orders began with, as far as they are known."""
+        bases = dict[str, tuple[int, Vector]]()
         for update_id in commit.weights:
-            used[update_id] = self._pending.pop(update_id)
             base = self._bases.pop(update_id, None)
             if base is not None:
                 bases[update_id] = base
             elif commit.toward:
                 raise PolicyError(f"version {commit.version} moves towards {update_id!r}, which no order began")
-        return used, bases
+        return bases
 
     def _folded(
-        self,
-        before: Vector | None,
-        commit: Commit,
-        used: Mapping[str, Payload],
-        bases: Mapping[str, tuple[int, Vector]],
+        self, before: Vector | None, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
     ) -> Part:
         """Makes parts of ``before`` with the updates added, or of their sum where it is None."""
 
         def fold(start: int, stop: int) -> Vector:
             new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
             scaled = np.empty_like(new)
-            for update_id, weight in commit.weights.items():
-                update = self._wire.up.decode(used[update_id], start, stop)
+            for update_id, weight in taken.weights.items():
+                update = taken.formats[update_id].decode(taken.payloads[update_id], start, stop)
                 if commit.toward and before is not None:
                     # Of two models that are close, so what the subtraction rounds is small.
                     np.subtract(bases[update_id][1][start:stop], before[start:stop], out=scaled)
@@ -217,7 +236,7 @@ class PlainAggregator(InTheClear):
                 else:
                     np.multiply(update, np.float32(weight), out=scaled)
                 new += scaled
-            give_back(*used.values(), *(base for _, base in bases.values()))
+            give_back(*taken.payloads.values(), *(base for _, base in bases.values()))
             if before is not None:
                 give_back(before)
             return new
@@ -228,17 +247,19 @@ class PlainAggregator(InTheClear):
         self,
         optimizer: ServerOptimizer,
         commit: Commit,
-        used: Mapping[str, Payload],
+        taken: Taken,
         bases: Mapping[str, tuple[int, Vector]],
     ) -> None:
         """Move the exact model by what the optimizer makes of the updates' sum."""
         if commit.toward:
             raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")
         before = self._exact
-        change = self._keeper.make(np.float32, before.size, self._folded(None, commit, used, bases))
+        change = self._keeper.make(np.float32, before.size, self._folded(None, commit, taken, bases))
         staleness = [self._public.version - version for version, _ in bases.values()]
         backing, counted = None, self._counted
         if optimizer.controls:
+            if taken.left_out:
+                return  # what silos think that their updates are worth, and the variates' mean, would part
             if any(staleness):
                 raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
             counted = {**counted, **dict(map(serial_of, commit.weights))}
@@ -266,7 +287,7 @@ class PlainAggregator(InTheClear):
         self._public.restart(public)
 
     def discard(self, update_id: str) -> None:
-        self._pending.pop(update_id, None)
+        self._waiting.discard(update_id)
         self._bases.pop(update_id, None)
 
     def state(self) -> Mapping[str, Any]:
@@ -279,4 +300,4 @@ class PlainAggregator(InTheClear):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        return tuple(self._pending)
+        return self._waiting.ids

@@ -1,0 +1,99 @@
+"""Mutants of relays: sums of regions, for their tests to notice."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/cipher/server/test_region.py",
+    "tests/policies/aggregate/test_region.py",
+    "tests/attacks/test_lying_relay.py",
+)
+
+_CHANGES: Changes = {
+    "cipher/encoding/region_sum.py": (
+        (
+            "members-are-whoever-a-relay-names",
+            "wire.read_slip(payload[at : at + length], wanted)",
+            "wire.read_slip(payload[at : at + length], __import__('dataclasses').replace(wanted, public=None))",
+        ),
+        ("the-tag-of-a-region-is-that-of-one", "tag = added(tag, slip.tag, first.form)", "pass"),
+        ("words-of-a-region-are-any-numbers", "    if fault is not None:\n        raise fault\n", ""),
+    ),
+    "cipher/server/chain.py": (
+        (
+            "members-of-regions-are-named-in-another-order",
+            "return members if alone else tuple(sorted(members, key=lambda member: member.update_id))",
+            "return members",
+        ),
+    ),
+    "cipher/server/brought.py": (
+        (
+            "a-region-counts-in-the-clear-as-one-silo",
+            "weight = sum(weights[update_id] for update_id in update.update_ids)",
+            "weight = weights[update.update_ids[0]]",
+        ),
+        (
+            "a-region-is-added-once-for-each-member",
+            "apart = list(dict.fromkeys(updates.values()))",
+            "apart = list(updates.values())",
+        ),
+    ),
+    "cipher/server/inbox.py": (
+        (
+            "a-part-of-a-region-s-sum-counts",
+            "if update_id in self._pending and not self._whole(update_id, named)]",
+            "if False]",
+        ),
+        (
+            "a-sum-with-a-discarded-update-counts",
+            "            self._spoil(update_id)\n        self._pending.pop(update_id, None)",
+            "            pass\n        self._pending.pop(update_id, None)",
+        ),
+        (
+            "what-was-spoiled-comes-again-alone",
+            "if ordered is None or update_id in self._spoiled:",
+            "if ordered is None:",
+        ),
+    ),
+    "cipher/server/region.py": (
+        (
+            "a-relay-adds-up-what-is-on-other-grids",
+            "return head.round, head.attempt, head.grid, head.members[0].chain, names",
+            "return (names,)",
+        ),
+        (
+            "a-relay-keeps-what-nobody-signed",
+            "None, plan.chunks, order.update_id, public,",
+            "None, plan.chunks, order.update_id, None,",
+        ),
+    ),
+    "policies/aggregate/waiting.py": (
+        ("a-region-counts-as-one-silo", "first: sum(weights[member] for member in whole)", "first: weights[first]"),
+        (
+            "a-part-of-a-region-s-mean-counts",
+            "not weights.keys() >= set(whole)",
+            "False",
+        ),
+        ("nothing-makes-up-for-a-region-that-does-not-count", "if left_out and own:", "if False:"),
+    ),
+    "policies/aggregate/region.py": (
+        ("a-relay-weighs-all-silos-the-same", "np.float32(share / whole)", "np.float32(1 / len(updates))"),
+        ("a-relay-adds-up-updates-of-other-versions", "by_base.setdefault(base, {})", "by_base.setdefault(0, {})"),
+    ),
+    "policies/aggregate/aggregator.py": (
+        ("sums-of-regions-are-in-no-checkpoint", '    "sums": "_waiting.sums",\n', ""),
+        (
+            "a-mean-of-other-versions-is-taken",
+            "if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:",
+            "if False:",
+        ),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)

@@ -1,0 +1,130 @@
+"""The sum of a region's sealed updates, as its relay sends it to the server.
+
+    magic [4] | version [2] | members [2] | bytes of each slip [members x 4] | zeros to 8
+    | each slip, zeros to 8 | words of the sum | values in the clear, float32
+
+A *slip* (`fedsync.cipher.encoding.wire.slip`) is an update without its words, under its silo's own signature. So the
+server knows of each member what it knows of an update that came alone: who sealed it, for which order, on which grid
+and past, with which annex; and it adds up the tags itself. That the words are the members' sum it cannot see. Silos
+see it, by the tag, before they open anything.
+
+What travels in the clear is a mean, see `fedsync.core.regions`. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.integrity import added
+from fedsync.cipher.suites.suite import Adder, Words, check_additions
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Vector
+from fedsync.core.transfer import Payload
+
+_MAGIC, _VERSION, _ALIGN = b"FSRG", 1, 8
+_HEAD = struct.Struct("<4sHH")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SealedSum:
+    """A region's sum that passed every check that needs no key.
+
+    Args:
+        envelope: of the sum; its head names all members.
+        slips: of the members, in the same order.
+        clear: what travelled in the clear, float32 [values].
+    """
+
+    envelope: wire.Envelope
+    slips: tuple[wire.Envelope, ...]
+    clear: Vector
+
+
+def most_bytes(members: int, upload_bytes: int, annex: int) -> int:
+    """Bytes that the sum of so many updates may have, of which one has at most ``upload_bytes``."""
+    return upload_bytes + members * (4096 + annex)
+
+
+def parts(envelopes: Sequence[wire.Envelope], words: Iterable[Words], clear: Vector) -> Iterator[bytes | memoryview]:
+    """The message, piece by piece; see the module.
+
+    Args:
+        envelopes: the members' updates.
+        words: of their sum, span by span.
+        clear: the mean of their values in the clear.
+    """
+    slips = [wire.slip(envelope) for envelope in envelopes]
+    lengths = np.array([len(slip) for slip in slips], dtype="<u4").tobytes()
+    yield _HEAD.pack(_MAGIC, _VERSION, len(slips)) + lengths + bytes(-len(lengths) % _ALIGN)
+    for slip in slips:
+        yield slip + bytes(-len(slip) % _ALIGN)
+    for span in words:
+        yield np.ascontiguousarray(span, dtype="<u8").data.cast("B")
+    yield clear.astype("<f4", copy=False).tobytes()
+
+
+def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_values: int, adder: Adder) -> SealedSum:
+    """Read a region's sum after every check that needs no secret.
+
+    Args:
+        payload: the message.
+        relay: who sent it, for errors.
+        expected: what each member has to be, in order; of one form and as many chunks.
+        clear_values: how many travel in the clear.
+        adder: of the suite.
+
+    Raises:
+        ProtocolError: the first check that it failed.
+    """
+    if payload.dtype != np.uint8 or payload.ndim != 1 or len(payload) < _HEAD.size:
+        raise ProtocolError(relay, "region's sum", f"{payload.dtype} {payload.shape} instead of bytes")
+    magic, version, count = _HEAD.unpack_from(payload.data)
+    if (magic, version, count) != (_MAGIC, _VERSION, len(expected)):
+        told = f"it begins with {magic!r}, version {version}, of {count} members, and names {len(expected)}"
+        raise ProtocolError(relay, "region's sum", told)
+    table, form = 4 * count, expected[0].form
+    at, size = _HEAD.size + table + -table % _ALIGN, expected[0].chunks * form.chunk_bytes
+    if len(payload) < at:
+        raise ProtocolError(relay, "region's sum", "it ends within its lengths")
+    lengths = np.frombuffer(payload.data, "<u4", count, _HEAD.size).tolist()
+    whole = at + sum(length + -length % _ALIGN for length in lengths) + size + 4 * clear_values
+    if len(payload) != whole:
+        raise ProtocolError(relay, "length", f"{len(payload)} bytes, and its parts have {whole}")
+    slips = []
+    for length, wanted in zip(lengths, expected, strict=True):
+        slips.append(wire.read_slip(payload[at : at + length], wanted))
+        at += length + -length % _ALIGN
+    envelope = _aggregate(slips, payload[at : at + size], relay)
+    fault = adder.fault(envelope.words, relay)
+    if fault is not None:
+        raise fault
+    clear = np.frombuffer(payload[at + size :].tobytes(), dtype="<f4").astype(np.float32, copy=False)
+    if not np.isfinite(clear).all():
+        raise ProtocolError(relay, "finite", "values in the clear are not finite")
+    return SealedSum(envelope, tuple(slips), clear)
+
+
+def _aggregate(slips: Sequence[wire.Envelope], payload: Payload, relay: str) -> wire.Envelope:
+    """The sum of what the slips are of, if that can be one."""
+    first, members = slips[0].head, tuple(slip.head.members[0] for slip in slips)
+    for slip in slips[1:]:
+        head = slip.head
+        if (head.grid, head.round, head.attempt) != (first.grid, first.round, first.attempt):
+            raise ProtocolError(relay, "members", "updates of other grids, versions or attempts are in one sum")
+        if head.members[0].chain != first.members[0].chain:
+            raise ProtocolError(relay, "members", "updates that are built on other pasts are in one sum")
+    check_additions(members, first.form.limit(first.packing), relay)
+    tag = slips[0].tag
+    for slip in slips[1:]:
+        tag = added(tag, slip.tag, first.form)
+    words = np.frombuffer(payload.data, dtype="<u8").reshape(first.chunks, first.form.words)
+    head = wire.Head(
+        wire.Kind.AGGREGATE, first.form, first.packing, relay, first.round, first.attempt, first.epoch,
+        first.fingerprint, first.grid, first.chunks, members,
+    )  # fmt: skip
+    return wire.Envelope(head, words.astype(np.uint64, copy=False), tag)

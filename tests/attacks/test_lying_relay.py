@@ -1,0 +1,102 @@
+"""A relay that lies about its silos' sum. It is of the server's side, and gains what a lying server does: nothing.
+
+The server, which has no key, takes such a sum: its slips are the silos' own. Silos see that its words are not the sum
+of what they sealed, before they open anything, and stay at the model that they have.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.cipher.encoding import region_sum
+from fedsync.cipher.encoding.wire import Envelope
+from fedsync.cipher.server.region import SealedRegion
+from fedsync.cipher.suites.suite import Adder, Words
+from fedsync.core.actions import Commit
+from fedsync.core.errors import ProtocolError
+from tests.cipher.make import INITIAL, Federation, change, close, order, plan
+
+
+def _added(updates: list[Words], adder: Adder) -> Words:
+    whole = updates[0].copy()
+    for words in updates[1:]:
+        adder.add(whole, words)
+    return whole
+
+
+def _noise(updates: list[Words], adder: Adder) -> Words:
+    whole = _added(updates, adder)
+    whole[0, 0] = (whole[0, 0] + np.uint64(1)) % np.uint64(adder.form.modulus)
+    return whole
+
+
+def _exchanged(updates: list[Words], adder: Adder) -> Words:
+    whole = _added(updates, adder)
+    whole[0, :2] = whole[0, 1::-1]
+    return whole
+
+
+LIES: dict[str, Callable[[list[Words], Adder], Words]] = {
+    "one is left out": lambda updates, adder: _added(updates[1:], adder),
+    "one is in it twice": lambda updates, adder: _added([*updates, updates[0]], adder),
+    "one stands for all": lambda updates, adder: _added([updates[0]] * 3, adder),
+    "noise": _noise,
+    "words are exchanged": _exchanged,
+}
+
+
+def _envelopes(federation: Federation) -> list[Envelope]:
+    region = SealedRegion(federation.plan, federation.keys.server)
+    for name in federation.examples:
+        federation.begin(name, 0)
+    for name in federation.examples:
+        update_id, payload = federation.seal(name, change(ord(name)))
+        region.put(name, order(update_id, 0), 1.0, payload)
+    return [kept.envelope for kept in region._kept.values()]
+
+
+def _sent(federation: Federation, envelopes: list[Envelope], words: Words) -> None:
+    message = b"".join(region_sum.parts(envelopes, [words], np.empty(0, np.float32)))
+    ids = [envelope.head.members[0].update_id for envelope in envelopes]
+    federation.aggregator.put_sum("relay", ids, np.frombuffer(message, np.uint8))
+    federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
+
+
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+@pytest.mark.parametrize("lie", LIES)
+def test_silos_open_no_sum_that_a_relay_has_changed(kind: str, lie: str, tmp_path: Path) -> None:
+    federation = Federation(plan(kind), tmp_path, dict.fromkeys("abc", 10))
+    envelopes = _envelopes(federation)
+    adder = Adder(federation.plan.form)
+    _sent(federation, envelopes, LIES[lie]([envelope.words for envelope in envelopes], adder))
+    for name in "abc":
+        with pytest.raises(ProtocolError, match="tag"):
+            federation.begin(name, 1)
+        np.testing.assert_array_equal(federation.silos[name].model, INITIAL)
+
+
+def test_the_same_sum_without_a_lie_is_opened(tmp_path: Path) -> None:
+    federation = Federation(plan("bfv"), tmp_path, dict.fromkeys("abc", 10))
+    envelopes = _envelopes(federation)
+    _sent(federation, envelopes, _added([each.words for each in envelopes], Adder(federation.plan.form)))
+    close(federation.begin("a", 1), INITIAL + np.mean([change(ord(name)) for name in "abc"], axis=0))
+
+
+def test_a_relay_names_no_update_that_its_silo_did_not_sign(tmp_path: Path) -> None:
+    """The slip is under the silo's signature: another base, nonce, digest or tag is another message."""
+    federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abc", 10))
+    envelopes = _envelopes(federation)
+    words = _added([each.words for each in envelopes], Adder(federation.plan.form))
+    message = b"".join(region_sum.parts(envelopes, [words], np.empty(0, np.float32)))
+    slips = slice(24, message.index(words.tobytes()[:64]))
+    ids = [envelope.head.members[0].update_id for envelope in envelopes]
+    for at in range(slips.start, slips.stop, 97):
+        forged = np.frombuffer(message, np.uint8).copy()
+        forged[at] ^= 1
+        try:
+            federation.aggregator.put_sum("relay", ids, forged)
+        except ProtocolError:
+            continue
+        raise AssertionError(f"byte {at} of a slip was changed and taken")
