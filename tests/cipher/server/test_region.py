@@ -71,7 +71,7 @@ def test_silos_open_sums_of_sums_bit_for_bit_as_sums_of_single_updates(kind: str
     for name, (update_id, payload) in answers.items():
         alone.put(name, update_id, payload)
     ids = [
-        update_id for names in ("ab", "de", "c") for update_id in send(federation, sums_of(federation, answers, names))
+        update_id for names in ("ad", "be", "c") for update_id in send(federation, sums_of(federation, answers, names))
     ]
     for aggregator in (federation.aggregator, alone):
         aggregator.commit(Commit(1, dict.fromkeys(sorted(ids), 0.2)))
@@ -250,7 +250,7 @@ def test_updates_with_other_masks_are_in_no_sum(tmp_path: Path) -> None:
         region.put("a", order(update_id, 0), 1.0, foreign)
 
 
-@pytest.mark.parametrize("bad", ["short", "floats", "of another", "of nobody", "not finite"])
+@pytest.mark.parametrize("bad", ["short", "floats", "of another", "of nobody", "not signed", "not finite"])
 def test_a_relay_refuses_what_the_server_would(bad: str, tmp_path: Path) -> None:
     federation = Federation(plan("pad", only=("body.*",)), tmp_path, FIVE)
     answers = sealed(federation)
@@ -261,6 +261,7 @@ def test_a_relay_refuses_what_the_server_would(bad: str, tmp_path: Path) -> None
         "floats": ("a", payload.view(np.int8)),
         "of another": ("a", answers["b"][1]),
         "of nobody": ("z", payload),
+        "not signed": ("a", _flipped(payload, -1 - 4 * federation.plan.clear_values)),
         "not finite": ("a", np.concatenate([payload[:-4], np.array([np.nan], np.float32).view(np.uint8)])),
     }
     silo, sent = wrong[bad]
