@@ -161,7 +161,8 @@ class LocalConfig(Section):
     """Whether silos tell how much of their machine is left to training; ``narx`` goes by that."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the computation, by automatic mixed precision; updates are float32 always."""
+    """Precision of the computation, by automatic mixed precision; updates are float32 always. A processor may lack an
+    operation in half floats, as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses."""
 
     channels_last: bool = False
     """A memory layout for convolutions over images that suits tensor cores."""

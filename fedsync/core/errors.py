@@ -31,6 +31,10 @@ class ConfigError(FedSyncError):
         return f"{self.place}: {self.problem}. {self.remedy}"
 
 
+class HugeModel(ConfigError):
+    """A model that fits no machine, so that no silo need be asked for it."""
+
+
 class OwnerRefusal(ConfigError):
     """A run asks for what a silo's owner does not allow."""
 

@@ -22,7 +22,7 @@ from fedsync.config.survey import survey_of
 from fedsync.core.actions import KeepBest
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.errors import ConfigError, FedSyncError, HugeModel
 from fedsync.core.layout import Vector
 from fedsync.core.parts import CommonForm, PartsError
 from fedsync.core.survey.findings import STATISTICS
@@ -362,7 +362,7 @@ class FedSync(Shipped):
         try:
             built = task_model(config)
             model, about = built.initial(), InitialModel(built.layout, built.parts.kept, built.frozen_digest.hex())
-        except PartsError:
+        except (PartsError, HugeModel):
             raise
         except ConfigError as error:
             logger.info("asking a silo for the model, for the server cannot build it: %s", error)

@@ -39,13 +39,17 @@ class MemoryLimit:
 
     folder: Path
 
+    def total(self) -> float | None:
+        """The limit [bytes], or None without one."""
+        return _number(read_text(self.folder / "memory.max"))
+
     def share(self, at_least: float = 0.0) -> float | None:
         """Share of the limit in use, or None without a limit.
 
         File cache that the kernel would drop first does not count. That takes a look into a longer file, so
         a share that is no larger than ``at_least`` with the cache is returned with it.
         """
-        limit = _number(read_text(self.folder / "memory.max"))
+        limit = self.total()
         used = _number(read_text(self.folder / "memory.current"))
         if limit is None or used is None or limit <= 0:
             return None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from fedsync.core.errors import ConfigError
+from fedsync.train.device import is_out_of_memory
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 
@@ -37,13 +39,44 @@ class Precision:
 
     def __init__(self, name: PrecisionName, device: torch.device) -> None:
         self._dtype = _DTYPES[name]
-        self._device = device
+        self._name, self._device = name, device
         self._scaler: GradScaler | None = None
         on_gpu = device.type == "cuda"
         if name == "bf16" and on_gpu and torch.cuda.get_device_capability(device)[0] < _FIRST_WITH_BF16:
             # It would be emulated, slower than float32.
             gpu = torch.cuda.get_device_name(device)
             raise ConfigError("local.precision", f"bf16 is beyond {device}, {gpu}", "Write fp16 or fp32")
+
+    def check(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
+        """Try one loss and its gradients where there may be no such arithmetic: a processor lacks some in half floats.
+
+        Args:
+            model: in training mode, which this leaves as it is.
+            loss: of the model, for a few samples.
+
+        Raises:
+            ConfigError: an operation of the model has none.
+        """
+        if self._dtype is None or self._device.type != "cpu":
+            return
+        before = [buffer.clone() for buffer in model.buffers()]
+        try:
+            with self.forward():
+                tried = loss()
+            tried.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return  # which training has a way with
+            loss()  # what is wrong in float32 too is told as it is
+            told = str(error).partition(". ")[0]
+            problem = f"{self._name} is beyond an operation of this model on a processor: {told}"
+            other = "bf16 or fp32" if self._name == "fp16" else "fp32"
+            raise ConfigError("local.precision", problem, f"Write {other}, or train on a GPU") from error
+        finally:
+            for parameter in model.parameters():
+                parameter.grad = None
+            for buffer, values in zip(model.buffers(), before, strict=True):
+                buffer.copy_(values)
 
     def renew(self) -> None:
         if self._dtype is torch.float16:

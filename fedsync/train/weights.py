@@ -19,6 +19,7 @@ from fedsync.core.rng import Stream, derive_seed
 from fedsync.core.spans import give_back, spans
 from fedsync.tasks.protocol import Task
 from fedsync.train.device import seeded
+from fedsync.train.model_size import FittingModel
 from fedsync.train.parts import frozen_digest, parts_of
 from fedsync.train.private import PrivateParts
 
@@ -126,8 +127,12 @@ def _set(tensor: Tensor, values: Tensor) -> None:
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
-    """The task's module on the CPU, as every silo of a run with this seed builds it."""
-    with seeded(torch.device("cpu"), derive_seed(seed, Stream.MODEL)):
+    """The task's module on the CPU, as every silo of a run with this seed builds it.
+
+    Raises:
+        ConfigError: this machine has not the memory for it.
+    """
+    with seeded(torch.device("cpu"), derive_seed(seed, Stream.MODEL)), FittingModel():
         return task.model()
 
 

@@ -1,0 +1,51 @@
+"""Mutants of what keeps a run from asking too much of a machine, or a silo from claiming too much."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/train/test_model_size.py",
+    "tests/train/test_precision.py",
+    "tests/flower/test_first_model.py",
+)
+
+_CHANGES: Changes = {
+    "train/model_size.py": (
+        ("only-the-largest-layer-counts", "self._bytes += itemsize", "self._bytes = itemsize"),
+        (
+            "a-model-of-other-floats-is-taken-for-smaller",
+            '(given.get("dtype") or torch.get_default_dtype()).itemsize',
+            "4",
+        ),
+        ("a-silo-is-asked-for-what-nobody-can-have", "self._bytes > NOBODY_HAS_BYTES", "self._bytes > 2**70"),
+        ("a-group-s-memory-is-taken-for-the-machine-s", "total, *limits]", "total]"),
+    ),
+    "train/precision.py": (
+        ("half-floats-are-not-tried", "self._dtype is None or self._device.type", "True or self._device.type"),
+        (
+            "trying-half-floats-leaves-traces-in-the-model",
+            "                buffer.copy_(values)\n",
+            "                pass\n",
+        ),
+        (
+            "a-task-s-own-mistake-is-blamed-on-half-floats",
+            "            loss()  # what is wrong in float32 too is told as it is\n",
+            "",
+        ),
+    ),
+    "flower/first_model.py": (
+        (
+            "a-lost-question-for-the-first-model-stays-lost",
+            "            outbox.ask_again(sent, now_s)\n",
+            "",
+        ),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)
