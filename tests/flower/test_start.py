@@ -264,3 +264,11 @@ def test_evaluations_that_somebody_needs_are_not_left_out(more: list[str], probl
     with pytest.raises(ConfigError, match=problem):
         StrategyConfig.load("fedavg", more)
     StrategyConfig.load("fedavg", ["fraction_evaluate=0.5", "cipher={kind: bfv, metrics: plain}"])
+
+
+def test_a_model_that_fits_no_machine_ends_the_run_before_any_silo_is_asked(tmp_path: Path) -> None:
+    wide = "task={kind: mlp, hidden: [1000000000000], data: {kind: blobs}, partition: {kind: iid}}"
+    grid = DirectGrid(2)
+    with pytest.raises(ConfigError, match=r"the model takes .* GiB at least\. Choose narrower or fewer layers"):
+        _strategy(tmp_path, wide).start(grid)
+    assert grid.pushed == []

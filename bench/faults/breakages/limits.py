@@ -9,6 +9,7 @@ TESTS = (
     "tests/train/test_model_size.py",
     "tests/train/test_precision.py",
     "tests/flower/test_first_model.py",
+    "tests/flower/test_start.py",
 )
 
 _CHANGES: Changes = {
@@ -35,6 +36,7 @@ _CHANGES: Changes = {
             "",
         ),
     ),
+    "flower/strategy.py": (("silos-are-asked-for-a-model-that-nobody-has", "(PartsError, HugeModel)", "PartsError"),),
     "flower/first_model.py": (
         (
             "a-lost-question-for-the-first-model-stays-lost",
