@@ -14,8 +14,9 @@ from typing import Any
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
 from fedsync.observe.replay import read_ledger
+from fedsync.observe.rounds import Round
 
 DROP = 0.95
 """Share of a reference's whole decrease that makes the target."""

@@ -29,7 +29,8 @@ import fedsync
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.rounds import Round
 
 WALL_S = 1800.0
 """Real seconds after which a run counts as hanging."""

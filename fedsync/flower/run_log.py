@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.rounds import Round
 
 logger = logging.getLogger("flwr.fedsync")
 """Below Flower's logger, whose handler writes what users see; others' messages of level INFO it does not."""

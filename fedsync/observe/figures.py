@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedsync.observe.ledger import Round
+from fedsync.observe.rounds import Round
 
 ROUND = ("seconds", "loss", "accuracy", "test_loss")
 """Fields of a `Round` that are figures."""

@@ -10,7 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.rounds import Round
 
 
 class RunProgress(AbstractContextManager["RunProgress"]):

@@ -19,8 +19,9 @@ from fedsync.observe import evaluations
 from fedsync.observe.cross_site import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
 from fedsync.observe.round_feed import RoundFeed
+from fedsync.observe.rounds import Round
 
 
 class Listener(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.rounds import Round
 
 
 class RoundFeed:

@@ -3,8 +3,8 @@
 import pytest
 
 from fedsync.observe.figures import Figure, figures
-from fedsync.observe.ledger import Round
 from fedsync.observe.metric_pool import MOST_NAMES, MetricPool
+from fedsync.observe.rounds import Round
 from fedsync.observe.shares import SiloShare
 
 

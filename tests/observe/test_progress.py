@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsync.observe.ledger import Ledger, Round
+from fedsync.observe.ledger import Ledger
 from fedsync.observe.progress import RunProgress
+from fedsync.observe.rounds import Round
 from fedsync.observe.shares import SiloShare
 
 
