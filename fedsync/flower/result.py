@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from flwr.serverapp.strategy import Result
 
 from fedsync.core.layout import Layout, Vector
 from fedsync.flower import payloads
-from fedsync.observe.ledger import Ledger
+from fedsync.observe.recorder import ROUNDS
 
 
 @dataclass(repr=False)
@@ -47,14 +48,15 @@ class FinalModel:
         return payloads.to_arrays(self.vector, self.layout, given, self.kept)
 
 
-def fill_metrics(result: Result, ledger: Ledger) -> None:
-    """Put what a run's books say into Flower's result of it."""
-    for row in ledger.rounds:
-        loss = {} if row.loss is None else {"train_loss": row.loss}
-        result.train_metrics_clientapp[row.round] = MetricRecord(
-            {**row.metrics, **loss, "seconds": row.seconds, "silos": len(row.silos)}
-        )
-        told = {"accuracy": row.accuracy, "loss": row.test_loss}
-        if any(value is not None for value in told.values()):
-            tested = MetricRecord({name: value for name, value in told.items() if value is not None})
-            result.evaluate_metrics_clientapp[row.round] = tested
+def fill_metrics(result: Result, out: Path) -> None:
+    """Put what the files of a run say of its rounds into Flower's result of it; the books have the newest only."""
+    with (out / ROUNDS).open(encoding="utf-8") as file:
+        for row in map(json.loads, file):
+            loss = {} if row["loss"] is None else {"train_loss": row["loss"]}
+            result.train_metrics_clientapp[row["round"]] = MetricRecord(
+                {**row["metrics"], **loss, "seconds": row["seconds"], "silos": len(row["silos"])}
+            )
+            told = {"accuracy": row["accuracy"], "loss": row["test_loss"]}
+            if any(value is not None for value in told.values()):
+                tested = MetricRecord({name: value for name, value in told.items() if value is not None})
+                result.evaluate_metrics_clientapp[row["round"]] = tested

@@ -298,7 +298,7 @@ class FedSync(Shipped):
             keeper.close()
             self.run_summary = result.summary = recorder.finish(models.digests)
             logger.info("files of the run: %s", self.out)
-        fill_metrics(result, recorder.ledger)
+        fill_metrics(result, recorder.out)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
         return result, final, begin.origin, aggregator

@@ -19,12 +19,21 @@ from fedsync.core.selection import numbers_of
 from fedsync.observe.evaluations import JudgedModels
 from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
-from fedsync.observe.rounds import Round
+from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import SiloTotals, WaitingUpdate, shares_of
 from fedsync.observe.steered import drops_in
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
+
+MOST_OPEN = 4096
+"""Rounds after which none gets a score any more, however long an order from its version takes."""
+
+KEPT_ROUNDS = 1000
+"""Newest rounds that are kept of a run that may last for weeks."""
+
+MOST_NOTES = 1000
+"""Notes that are kept, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class Ledger:
         judged: what was found before.
         best: version that is kept.
         last: newest version that has a score.
+        keep: newest rounds that are kept, once nothing comes to them any more; None for all. Whoever follows the books
+            after each entry has seen the others.
     """
 
     target_accuracy: float | None = None
@@ -59,7 +70,8 @@ class Ledger:
     detail: bool = True
     on_end: Callable[[EndedOrder], None] | None = None
     measured: tuple[AnyMetric, ...] | None = None
-    rounds: list[Round] = field(default_factory=list)
+    keep: int | None = None
+    rounds: Rounds = field(default_factory=Rounds)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stopped: Stop | None = None
@@ -82,11 +94,14 @@ class Ledger:
     _accuracy: float | None = None
     _loss: float | None = None
     _sealed: bool = False
+    _over: int = 0
+    _reached_s: float | None = None
 
     def __post_init__(self) -> None:
         self._scores, self.tested = Scores(self.measured or ()), FinalScores(self.measured)
 
     def add(self, entry: JournalEntry) -> None:
+        self._let_go()
         if not self._closing:
             self._end_s = entry.at_s
         discarded = [action.update_id for action in entry.actions if isinstance(action, Discard)]
@@ -114,10 +129,21 @@ class Ledger:
                     self.best = action
                     self.judged.keep(action)
                 case Note(text):
-                    self.notes.append(text)
+                    self.notes = [*self.notes[1 - MOST_NOTES :], text]
                 case Stop():
                     self.cut_off()
                     self.stopped = action
+
+    def _let_go(self) -> None:
+        """Let go of old rounds, many at a time: nothing comes to them any more, and all have seen them."""
+        if self.keep is None or self.rounds.here < 2 * self.keep:
+            return
+        self._over = self.closed(self._over)
+        for row in self.rounds.let_go(min(self._over, len(self.rounds) - self.keep)):
+            del self._by_version[row.round]
+            target, found = self.target_accuracy, row.accuracy
+            if self._reached_s is None and target is not None and found is not None and found >= target:
+                self._reached_s = row.at_s
 
     def closed(self, known: int = 0) -> int:
         """How many rounds, the first ones, get no score any more: they have one, or nobody is evaluating them.
@@ -133,6 +159,8 @@ class Ledger:
 
     def _is_closed(self, index: int) -> bool:
         """Scored or overtaken; or orders start from a later version by now, and none of this one is in work."""
+        if len(self.rounds) - index > MOST_OPEN:
+            return True
         version = self.rounds[index].round
         if self._sealed and len(self.rounds) - index <= _LATEST:
             return version <= self._last_scored
@@ -155,12 +183,12 @@ class Ledger:
     @property
     def seconds_to_target(self) -> float | None:
         """When the first version that reached the target was committed, or None."""
-        if self.target_accuracy is None:
-            return None
+        if self.target_accuracy is None or self._reached_s is not None:
+            return self._reached_s
         return self.seconds_to(self.target_accuracy)
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """When the first version with at least this accuracy was committed, or None."""
+        """When the first version with at least this accuracy was committed, or None; of the rounds that are kept."""
         reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
         return next(reached, None)
 

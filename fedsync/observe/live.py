@@ -18,7 +18,7 @@ from rich.text import Text
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.ledger import EndedOrder, Ledger
+from fedsync.observe.ledger import KEPT_ROUNDS, EndedOrder, Ledger
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import silo_table
@@ -48,7 +48,9 @@ class LiveRun:
 
     def __init__(self, header: dict[str, Any], on_end: Callable[[EndedOrder], None] = lambda ended: None) -> None:
         self._on_end = on_end
-        self.ledger = Ledger(header.get("target_accuracy"), header.get("model_bytes") or 0, on_end=self._end)
+        self.ledger = Ledger(
+            header.get("target_accuracy"), header.get("model_bytes") or 0, on_end=self._end, keep=KEPT_ROUNDS
+        )
         self._config: dict[str, Any] = header.get("config") or {}
         self.steered = SteeredRun(self._config.get("stop"))
         self._runtime = str(header.get("runtime", ""))

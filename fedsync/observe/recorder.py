@@ -23,6 +23,9 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.round_feed import RoundFeed
 from fedsync.observe.rounds import Round
 
+ROUNDS = "rounds.jsonl"
+"""File of a run: a line for each round, once nothing comes to it any more."""
+
 
 class Listener(Protocol):
     """Something that follows a run, for example a progress bar."""
@@ -52,6 +55,7 @@ class Recorder:
         metrics: what is worked out of silos' evaluations.
         journal: off, there is neither ``journal.jsonl`` nor ``rounds.jsonl``, and of each round only the
             slowest silo is kept: for runs of very many silos.
+        keep: newest rounds that stay in memory; see `Ledger`.
     """
 
     def __init__(
@@ -69,11 +73,16 @@ class Recorder:
         journal: bool = True,
         resume: bool = False,
         metrics: Sequence[AnyMetric] = (),
+        keep: int | None = None,
     ) -> None:
         out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
         self.out = out
         self.ledger = Ledger(
-            target_accuracy=target_accuracy, model_bytes=model_bytes, detail=journal, measured=tuple(metrics)
+            target_accuracy=target_accuracy,
+            model_bytes=model_bytes,
+            detail=journal,
+            measured=tuple(metrics),
+            keep=keep,
         )
         self._identity = {
             "strategy": config["name"],
@@ -86,7 +95,7 @@ class Recorder:
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
         _write_yaml(out / "config.yaml", config)
-        outputs = ("rounds.jsonl", "summary.json", evaluations.FILE, FILE)
+        outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
         for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
             (out / name).unlink(missing_ok=True)
         if silos is not None:
@@ -100,9 +109,11 @@ class Recorder:
             "target_accuracy": target_accuracy,
         }
         self._journal = JournalWriter(out / JOURNAL, None if resume else header) if journal else None
-        self._rounds = open_private(out / "rounds.jsonl") if journal else None
+        self._rounds = open_private(out / ROUNDS) if journal else None
         for entry in read_journal(out / JOURNAL)[1] if resume else ():
             self._follow(entry)
+            for exporter in exporters:  # before the books let go of it
+                exporter.follow(self.ledger)
 
     def record(self, entry: JournalEntry) -> None:
         """Write one entry and what follows from it.

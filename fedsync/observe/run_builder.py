@@ -17,6 +17,7 @@ from fedsync.core.layout import Vector
 from fedsync.core.state import Policies
 from fedsync.core.transfer import DurableAggregator
 from fedsync.observe.exporters.base import open_exporters
+from fedsync.observe.ledger import KEPT_ROUNDS
 from fedsync.observe.recorder import Listener, Recorder
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 
@@ -131,4 +132,5 @@ class RunBuilder:
             journal=journal,
             resume=resume,
             metrics=self.config.evaluation.built(self.config.task),
+            keep=None if self.runtime == "virtual" else KEPT_ROUNDS,
         )

@@ -117,7 +117,7 @@ class RunView:
             "bytes_down": summary["bytes_down"],
             "more_silos": max(len(names) - MOST_SILOS, 0),
             "silos": [self._silo(run, name, now_s, waited[name], summary["seconds"]) for name in names[:MOST_SILOS]],
-            "points": [[row.at_s, row.loss, row.accuracy] for row in thin(ledger.rounds, MOST_POINTS)],
+            "points": [list(point) for point in thin(ledger.rounds.points(), MOST_POINTS)],
             "commits": list(self._commits),
             "decisions": list(self._decisions),
             "operator": [[mark.at_s, mark.text[:_LONGEST], mark.refused[:_LONGEST]] for mark in steered.marks],

@@ -30,7 +30,7 @@ from fedsync.flower.internals.registration import register_keys
 from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, ends, phase, read_error
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
-from fedsync.observe.ledger import Ledger
+from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.recorder import Listener, add_digests
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
@@ -262,7 +262,7 @@ def _start_silos(
 
 def _follow(processes: _Processes, out: Path, control: Path, listeners: Sequence[Listener], *, resumed: bool) -> None:
     """Follow the run's journal until its files are complete; what a resumed run did before is no news."""
-    journal, ledger = Tail(out / JOURNAL), Ledger()
+    journal, ledger = Tail(out / JOURNAL), Ledger(keep=KEPT_ROUNDS)
     for entry in journal.entries() if resumed else ():
         ledger.add(entry)
     while True:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from fedsync.core.errors import ConfigError, HugeModel
 from fedsync.train.cgroups import find_limits
 
-NOBODY_HAS_BYTES = 2**44
+NOBODY_HAS_BYTES = 2**42
 """Memory of no machine; what is larger need not be tried on another one [bytes]."""
 
 _REMEDY = "Choose narrower or fewer layers, for example by task.hidden"

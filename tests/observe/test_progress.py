@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.rounds import Round
+from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import SiloShare
 
 
@@ -19,7 +19,7 @@ def row(version: int) -> Round:
 def lines_of(versions: list[int], before: int = 0) -> list[str]:
     """Of a run that goes on behind this many rounds, the same for each version."""
     text = io.StringIO()
-    ledger = Ledger(rounds=[row(version) for version in range(1, before + 1)])
+    ledger = Ledger(rounds=Rounds(row(version) for version in range(1, before + 1)))
     with RunProgress(Console(file=text, width=200), "mine", rounds=9) as progress:
         progress.follow(ledger)
         for version in versions:

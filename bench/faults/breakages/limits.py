@@ -8,6 +8,7 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/train/test_model_size.py",
     "tests/train/test_precision.py",
+    "tests/observe/test_long_runs.py",
     "tests/flower/test_first_model.py",
     "tests/flower/test_start.py",
 )
@@ -34,6 +35,20 @@ _CHANGES: Changes = {
             "a-task-s-own-mistake-is-blamed-on-half-floats",
             "            loss()  # what is wrong in float32 too is told as it is\n",
             "",
+        ),
+    ),
+    "observe/ledger.py": (
+        ("the-books-keep-every-round", "if self.keep is None or", "if True or"),
+        ("a-target-that-was-reached-is-forgotten", "self._reached_s = row.at_s", "self._reached_s = None"),
+        ("a-silo-that-never-answers-holds-up-the-books", "- index > MOST_OPEN", "- index > 2**60"),
+        ("rounds-go-before-they-were-handed-out", "min(self._over, len(self.rounds)", "min(2**60, len(self.rounds)"),
+    ),
+    "observe/rounds.py": (("a-curve-grows-with-the-run", "if len(self._outline) > MOST_OUTLINED", "if False"),),
+    "observe/recorder.py": (
+        (
+            "a-resumed-run-exports-its-newest-rounds-only",
+            "                exporter.follow(self.ledger)\n",
+            "                pass\n",
         ),
     ),
     "flower/strategy.py": (("silos-are-asked-for-a-model-that-nobody-has", "(PartsError, HugeModel)", "PartsError"),),
