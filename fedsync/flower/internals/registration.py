@@ -1,8 +1,8 @@
 """Registers the keys of nodes by name at a SuperLink, and takes that back.
 
 A SuperLink keeps a key for ever: one that was revoked, or that came under another name, cannot be registered again. It
-takes any number of keys under one name, so that one which was replaced would stay valid. Hence each registration looks
-at what the SuperLink has, and leaves one key a name.
+takes any number of keys under one name, so that one which was replaced would stay valid. Hence it is asked first what
+it has, once for all keys that are to be registered, and one key a name is left.
 
 The stock way is ``flwr supernode register KEY.pub CONNECTION --name NAME``, which costs a second or two of imports for
 each key, and cannot look: its list of nodes has neither names nor keys. With the versions of flwr in
@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from fedsync.flower.internals import versions
 from fedsync.flower.internals.operator import read_secret
 
 if TYPE_CHECKING:
+    import httpx
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
@@ -136,21 +138,25 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str, address
     """
     environment = {**os.environ, **unproxied(os.environ), **QUIET, "FLWR_HOME": str(home)}
     found = Registered()
-    for name, path in keys.items():
-        try:
-            key = node_public_key(name, path)
-            if not versions.supported():
-                if not _register_by_command(name, path, connection, environment):
-                    found.unsure.append(name)
-                continue
-            with _operator(home, address, authority) as client:
-                retired = _register_here(name, key, client)
-            if retired:
-                found.retired[name] = retired
-        except ConfigError as error:
-            found.problems[name] = error
-        except RunError as error:
-            found.problems[name] = RunError(f"the key of {name!r} could not be registered: {error}")
+    with ExitStack() as open_until_then:
+        registry = None
+        for name, path in keys.items():
+            try:
+                key = node_public_key(name, path)
+                if not versions.supported():
+                    if not _register_by_command(name, path, connection, environment):
+                        found.unsure.append(name)
+                    continue
+                with _told(address):
+                    if registry is None:
+                        registry = _Registry(open_until_then.enter_context(_operator(home, address, authority)))
+                    retired = registry.register(name, key)
+                if retired:
+                    found.retired[name] = retired
+            except ConfigError as error:
+                found.problems[name] = error
+            except RunError as error:
+                found.problems[name] = RunError(f"the key of {name!r} could not be registered: {error}")
     return found
 
 
@@ -168,7 +174,7 @@ def revoke_keys(name: str, home: Path, address: str, authority: Path) -> int:
         raise ConfigError("flwr", "not a version that this was tested with", remedy)
     from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
 
-    with _operator(home, address, authority) as client:
+    with _told(address), _operator(home, address, authority) as client:
         known = client.ListNodes(ListNodesRequest()).nodes_info
         doomed = [node.node_id for node in known if node.name == name and node.status != _REVOKED]
         for node in doomed:
@@ -176,26 +182,42 @@ def revoke_keys(name: str, home: Path, address: str, authority: Path) -> int:
     return len(doomed)
 
 
-def _register_here(name: str, key: EllipticCurvePublicKey, client: ControlHttpClient) -> int:
-    """Register a key, and unregister others under its name; returns how many there were."""
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+class _Registry:
+    """The keys that a SuperLink has, asked for once: each answer has all of them."""
 
-    public = public_key_to_bytes(key)
-    nodes = client.ListNodes(ListNodesRequest()).nodes_info
-    known = next((node for node in nodes if node.public_key == public), None)
-    # `fedsync certs silo` leaves a key as it is where there is one.
-    remedy = f"At the silo, remove {name}.node, make another with `fedsync certs silo {name}`, and send its public half"
-    if known is None:
-        client.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
-    elif known.status == _REVOKED:
-        raise ConfigError(f"silos, {name}", "its key was revoked before, and Flower takes no key twice", remedy)
-    elif known.name != name:
-        raise ConfigError(f"silos, {name}", f"its key is registered under the name {known.name!r}", remedy)
-    others = [node for node in nodes if node.name == name and node.status != _REVOKED and node.public_key != public]
-    for node in others:
-        client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-    return len(others)
+    def __init__(self, client: ControlHttpClient) -> None:
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        self._client = client
+        self._nodes = {node.public_key: node for node in client.ListNodes(ListNodesRequest()).nodes_info}
+        self._valid: defaultdict[str, list[bytes]] = defaultdict(list)
+        for public, node in self._nodes.items():
+            if node.status != _REVOKED:
+                self._valid[node.name].append(public)
+
+    def register(self, name: str, key: EllipticCurvePublicKey) -> int:
+        """Register a key, and unregister others under its name; returns how many there were."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
+        from flwr.proto.node_pb2 import NodeInfo
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        public = public_key_to_bytes(key)
+        known = self._nodes.get(public)
+        # `fedsync certs silo` leaves a key as it is where there is one.
+        again = f"remove {name}.node, make another with `fedsync certs silo {name}`, and send its public half"
+        remedy = f"At the silo, {again}"
+        if known is None:
+            self._client.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
+            self._nodes[public] = NodeInfo(public_key=public, name=name)
+        elif known.status == _REVOKED:
+            raise ConfigError(f"silos, {name}", "its key was revoked before, and Flower takes no key twice", remedy)
+        elif known.name != name:
+            raise ConfigError(f"silos, {name}", f"its key is registered under the name {known.name!r}", remedy)
+        others = [other for other in self._valid.pop(name, ()) if other != public]
+        for other in others:
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=self._nodes[other].node_id))
+            self._nodes[other].status = _REVOKED
+        return len(others)
 
 
 def _register_by_command(name: str, path: Path, connection: str, environment: Mapping[str, str]) -> bool:
@@ -216,8 +238,7 @@ def _register_by_command(name: str, path: Path, connection: str, environment: Ma
 
 @contextmanager
 def _operator(home: Path, address: str, authority: Path) -> Iterator[ControlHttpClient]:
-    """Flower's client for operators; what it is refused is a `RunError` that says why."""
-    import httpx
+    """Flower's client for operators."""
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -238,11 +259,18 @@ def _operator(home: Path, address: str, authority: Path) -> Iterator[ControlHttp
                 SimpleNamespace(intercept=show_secret),
             ],
         )
-    try:
+    with closing(client):
         yield client
+
+
+@contextmanager
+def _told(address: str) -> Iterator[None]:
+    """What the SuperLink refuses is a `RunError` that says why."""
+    import httpx
+
+    try:
+        yield
     except httpx.HTTPStatusError as error:
         raise RunError(f"the SuperLink at {address} refuses: {error.response.text}") from error
     except httpx.HTTPError as error:
         raise RunError(f"the SuperLink at {address} does not answer: {error}") from error
-    finally:
-        client.close()

@@ -52,8 +52,10 @@ class SuperLink:
 
     def __init__(self) -> None:
         self.nodes: list[NodeInfo] = []
+        self.looks = 0
 
     def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:
+        self.looks += 1
         return ListNodesResponse(nodes_info=self.nodes)
 
     def RegisterNode(self, request: RegisterNodeRequest) -> None:
@@ -89,6 +91,13 @@ def test_a_key_is_registered_once(superlink: SuperLink, tmp_path: Path) -> None:
     assert superlink.seen == [("berlin", "registered"), ("paris", "registered")]
     superlink.nodes[0].status = "online"
     assert register(keys) == Registered()
+
+
+def test_all_that_a_superlink_has_is_asked_for_once(superlink: SuperLink, tmp_path: Path) -> None:
+    keys = {name: make_node_key(name, tmp_path).public for name in ("berlin", "paris", "rome")}
+    assert register(keys) == Registered()
+    assert superlink.looks == 1, "with each key, the work for a thousand would be that for a million"
+    assert {name for name, _ in superlink.seen} == keys.keys()
 
 
 def test_a_silo_s_other_key_takes_the_place_of_the_one_before(superlink: SuperLink, tmp_path: Path) -> None:
