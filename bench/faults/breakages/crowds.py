@@ -8,6 +8,8 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/flower/internals/test_heartbeats.py",
     "tests/flower/internals/test_answer_looks.py",
+    "tests/flower/internals/test_one_transaction.py",
+    "tests/flower/internals/test_registration.py",
     "tests/flower/test_outbox.py",
 )
 
@@ -39,6 +41,32 @@ _CHANGES: Changes = {
             "a-silo-is-kept-alive-by-another",
             "        if told.node.node_id != node:\n            raise NoParcel(401",
             "        if False:\n            raise NoParcel(401",
+        ),
+    ),
+    "flower/internals/one_transaction.py": (
+        (
+            "parts-that-others-have-go-with-a-message",
+            ' AND ref_count > 0", [child])\n            self.delete(child)',
+            '", [child])\n            self._do("DELETE FROM objects WHERE object_id = ?", [child])',
+        ),
+        ("a-part-is-not-what-its-name-says", "                _check(name, content)\n", ""),
+        (
+            "bytes-are-counted-once-a-bundle",
+            "        self._took[run_id][1] += bytes_recv",
+            "        self._took[run_id][1] = bytes_recv",
+        ),
+        ("what-is-too-old-is-answered", 'row["created_at"] + row["ttl"] > late_s and', ""),
+        (
+            "who-finds-nothing-writes",
+            "        time, node = now(), uint64_to_int64(node_id)\n",
+            '        time, node = now(), uint64_to_int64(node_id)\n        self._do("DELETE FROM run WHERE 0", [])\n',
+        ),
+    ),
+    "flower/internals/registration.py": (
+        (
+            "each-key-asks-for-all-that-there-are",
+            "                    if registry is None:\n",
+            "                    if True:\n",
         ),
     ),
     "flower/outbox.py": (

@@ -23,7 +23,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter
@@ -44,6 +44,7 @@ from fedsync.flower.internals.bundles import (
     parts_of,
 )
 from fedsync.flower.internals.lines import Line
+from fedsync.flower.internals.one_transaction import clean_up_seldom, one_transaction
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
 
 if TYPE_CHECKING:
@@ -87,17 +88,21 @@ class BundleRoutes:
     def watch(self) -> None:
         """Hear from now on of every message that the state stores."""
         state: Any = self._state()
+        clean_up_seldom(state)
         store = state.store_message_and_object_tree
 
         def store_and_tell(message: Any, tree: ObjectTree, session: str) -> tuple[bool, list[str]]:
             done: tuple[bool, list[str]] = store(message, tree, session)
             if done[0]:
-                told = message.metadata
-                answers = told.reply_to_message_id
-                self._tell(told.run_id if answers else told.dst_node_id, answers)
+                self._tell_of(message)
             return done
 
         vars(state)["store_message_and_object_tree"] = store_and_tell
+
+    def _tell_of(self, message: Any) -> None:
+        told = message.metadata
+        answers = told.reply_to_message_id
+        self._tell(told.run_id if answers else told.dst_node_id, answers)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -237,21 +242,22 @@ class BundleRoutes:
         from flwr.proto.node_pb2 import Node
         from flwr.superlink.servicer.fleet import fleet_handlers
 
-        state, me = self._state(), Node(node_id=node)
-        found = fleet_handlers.pull_messages(PullMessagesRequest(node=me), state, state.object_store)
-        if not found.messages_list:
-            return []
-        run = found.messages_list[0].metadata.run_id
+        me = Node(node_id=node)
+        with one_transaction(self._state(), self._tell_of) as state:
+            found = fleet_handlers.pull_messages(PullMessagesRequest(node=me), state, state.object_store)
+            if not found.messages_list:
+                return []
+            run = found.messages_list[0].metadata.run_id
 
-        def ask(name: str) -> PullObjectResponse:
-            return fleet_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state)
+            def ask(name: str) -> PullObjectResponse:
+                return fleet_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state)
 
-        def confirm(name: str) -> None:
-            told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
-            fleet_handlers.confirm_message_received(told, state, state.object_store)
+            def confirm(name: str) -> None:
+                told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
+                fleet_handlers.confirm_message_received(told, state, state.object_store)
 
-        frames = _parts(found.message_object_trees, ask, confirm, MOST_BYTES)
-        return [found.SerializeToString(), *frames]
+            frames = _parts(found.message_object_trees, ask, confirm, MOST_BYTES)
+            return [found.SerializeToString(), *frames]
 
     def _beat(self, node: int, body: bytes) -> list[bytes]:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -267,13 +273,18 @@ class BundleRoutes:
         from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.superlink.servicer.fleet import fleet_handlers
 
-        state, asked = self._state(), PushMessagesRequest.FromString(frames[0])
+        asked = PushMessagesRequest.FromString(frames[0])
         parts = [PushObjectRequest.FromString(frame) for frame in frames[1:]]
         if any(each.node.node_id != node for each in (asked, *parts)):
             raise NoParcel(403, "another node's")
-        with self._together():
+        with self._together(), self._storing(asked, parts) as state:
             answer = fleet_handlers.push_messages(asked, state)
             return _with_parts(answer, parts, lambda part: fleet_handlers.push_object(part, state).stored)
+
+    def _storing(self, asked: Any, parts: Iterable[Any]) -> AbstractContextManager[Any]:
+        """The state that stores what is asked for, with parts that came with it."""
+        came = {part.object_id: part.object_content for part in parts}
+        return one_transaction(self._state(), self._tell_of, asked.message_object_trees, came)
 
     # Apps.
 
@@ -302,7 +313,7 @@ class BundleRoutes:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
         from flwr.superlink.servicer.runtime import runtime_handlers
 
-        state, task, me = self._state(), self._task(token), Node(node_id=SUPERLINK_NODE_ID)
+        task, me = self._task(token), Node(node_id=SUPERLINK_NODE_ID)
         run: int = task.run_id
         self._runs = {token: run, **{key: value for key, value in self._runs.items() if value != run}}
         # What is stored from here on is for the next look.
@@ -310,26 +321,27 @@ class BundleRoutes:
         asked = PullAppMessagesRequest.FromString(frames[0])
         if not self._looks.worth_it(token, run, asked):
             return [PullAppMessagesResponse().SerializeToString()]
-        found = runtime_handlers.pull_messages(asked, state, task)
+        with one_transaction(self._state(), self._tell_of) as state:
+            found = runtime_handlers.pull_messages(asked, state, task)
 
-        def ask(name: str) -> PullObjectResponse:
-            return runtime_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state, task)
+            def ask(name: str) -> PullObjectResponse:
+                return runtime_handlers.pull_object(PullObjectRequest(node=me, run_id=run, object_id=name), state, task)
 
-        def confirm(name: str) -> None:
-            told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
-            runtime_handlers.confirm_message_received(told, state, task)
+            def confirm(name: str) -> None:
+                told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
+                runtime_handlers.confirm_message_received(told, state, task)
 
-        return [found.SerializeToString(), *_parts(found.message_object_trees, ask, confirm, MOST_APP_BYTES)]
+            return [found.SerializeToString(), *_parts(found.message_object_trees, ask, confirm, MOST_APP_BYTES)]
 
     def _app_push(self, token: bytes, frames: list[bytes]) -> list[bytes]:
         from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest
         from flwr.superlink.servicer.runtime import runtime_handlers
 
-        state, task = self._state(), self._task(token)
+        task, asked = self._task(token), PushAppMessagesRequest.FromString(frames[0])
         parts = [PushObjectRequest.FromString(frame) for frame in frames[1:]]
-        with self._together():
-            answer = runtime_handlers.push_messages(PushAppMessagesRequest.FromString(frames[0]), state, task)
+        with self._together(), self._storing(asked, parts) as state:
+            answer = runtime_handlers.push_messages(asked, state, task)
             return _with_parts(answer, parts, lambda part: runtime_handlers.push_object(part, state, task).stored)
 
 

@@ -119,6 +119,49 @@ POINTS: Points = {
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_node_info c5c7a1d033d3
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_res 5c1b460981b4
     """),
+    "bundles in one transaction": _points("""
+        flwr.supercore.sql_mixin:SqlMixin.session 2aa8a8351f33
+        flwr.supercore.run:RunStatus 6fbedd301086
+        flwr.common.constant:Status 0fab62895910
+        flwr.server.superlink.utils:check_abort 4990608beb17
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_run_status 9f5531faa145
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.store_traffic cc82e5eaf2bb
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.add_clientapp_runtime 5e7961fe7305
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.store_message_and_object_tree 1fd5d65c086f
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.store_message_ins 03ff7e13cf98
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.store_message_res 0d5ff7f4f292
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_ins 4299efc545e6
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_valid_message_ins 59abe5660f99
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._lock_run 6b5866bba842
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._claim_message_ins_rows cd74f93ce469
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._load_message_ins_rows 18748b2fdbcc
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._check_stored_messages e4aa2d05a99a
+        flwr.server.superlink.linkstate.sql_linkstate:_run_status_from_task_model 856afb7204f6
+        flwr.server.superlink.linkstate.sql_linkstate:_message_model_to_dict 379c49e10547
+        flwr.supercore.corestate.sql_corestate:SqlCoreState.start_session 1921ed72bdf8
+        flwr.supercore.corestate.sql_corestate:SqlCoreState.preregister_object_tree e8627c45d229
+        flwr.supercore.corestate.sql_corestate:SqlCoreState.store_object 903590e22681
+        flwr.supercore.corestate.sql_corestate:SqlCoreState.get_object 6fca12d9ec58
+        flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_push_session 6e84f952c16a
+        flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens 34301eae2ee4
+        flwr.supercore.object_store:NoObjectInStoreError dd414d00e383
+        flwr.supercore.object_store.sql_object_store:SqlObjectStore.preregister b1a91327f784
+        flwr.supercore.object_store.sql_object_store:SqlObjectStore.get_object_tree 9774341d09cd
+        flwr.supercore.object_store.sql_object_store:SqlObjectStore.put 399bbf08368d
+        flwr.supercore.object_store.sql_object_store:SqlObjectStore.get bf5844fab44c
+        flwr.supercore.object_store.sql_object_store:SqlObjectStore.delete ac6c8a3fdb63
+        flwr.supercore.state.schema.objectstore_models:StoredObject a8b196ab94ad
+        flwr.supercore.state.schema.objectstore_models:ObjectChild 32b78bd579e3
+        flwr.supercore.state.schema.objectstore_models:RunObject 923078b8b822
+        flwr.supercore.state.schema.corestate_models:ObjectPushSession 803b8ceca9ec
+        flwr.supercore.state.schema.corestate_models:ObjectPushSessionRoot 84742c8458dc
+        flwr.supercore.state.schema.corestate_models:Task 47299c112d4c
+        flwr.supercore.state.schema.linkstate_models:Run 1292966651a6
+        flwr.supercore.state.schema.linkstate_models:MessageIns 18b05953608d
+        flwr.supercore.inflatable.inflatable_object:get_object_id 1c9d6716beb1
+        flwr.supercore.inflatable.inflatable_utils:validate_object_content 86b85558c2b3
+        flwr.supercore.utils:int64_to_uint64 942d251dd5cb
+    """),
     "the gate before the SuperLink": _points("""
         flwr.superlink.main:create_app ee966b630c8b
         flwr.superlink.cli.flower_superlink:flower_superlink 398ce9c85755
@@ -147,6 +190,7 @@ POINTS: Points = {
         flwr.proto.control_pb2:ListNodesRequest 4f53cda18c2b
         flwr.proto.control_pb2:RegisterNodeRequest 0d28db41b3f8
         flwr.proto.control_pb2:UnregisterNodeRequest 190999e45c6a
+        flwr.proto.node_pb2:NodeInfo 69be4063286a
         flwr.common.constant:APP_DIR fd8b77bf8244
         flwr.supercore.utils:get_flwr_home 976b70dd0d24
     """),

@@ -104,7 +104,7 @@ class SuperLink:
             reply_to_message_id=answers,
             group_id="",
             message_type="train",
-            created_at=time.time(),
+            created_at=round(time.time(), 1),
             ttl=ttl,
         )
         message = make_message(metadata=metadata, content=RecordDict({"c": ConfigRecord({"x": os.urandom(size)})}))

@@ -1,0 +1,334 @@
+"""A SuperLink's state for the length of one bundle: one transaction, and few statements.
+
+Flower's handlers see to each part of a message by itself. With a database, a statement costs the SuperLink half a
+millisecond of processor time, nearly all of it in Python, and an order with its answer took 85 ms. A bundle has a
+message with all its parts, so most of that is done once:
+
+| | Flower, for each part | here |
+|---|---|---|
+| whether the run goes on | cleans up after apps that died, then looks | looks, once a bundle |
+| a message is stored, or taken | statements by SQLAlchemy's mapper | the same statements, most of them as text |
+| bytes that went | added to the run's | added up, and written once a bundle |
+| parts that come | announced in a session, claimed, stored, counted down | stored with their message |
+| parts that go, and are removed | a transaction each | statements as text, in the bundle's transaction |
+
+The rows are those that Flower leaves, and its handlers decide all that they decided. A bundle that is refused leaves
+nothing. What does not have all its parts, and a state without a database, goes Flower's way.
+
+It writes Flower's tables, for the versions in `fedsync.flower.internals.versions.TESTED` only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from sqlite3 import Cursor
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from flwr.proto.message_pb2 import ObjectTree
+    from sqlalchemy.orm import Session
+
+CLEAN_UP_S = 1.0
+"""How often it is looked for apps that died [s]. Flower gives them a minute."""
+
+Told = Callable[[Any], None]
+Do = Callable[[str, Sequence[object]], Cursor]
+"""Executes a statement with values where it has question marks, in the transaction that SQLAlchemy has begun."""
+
+_COLUMNS = (
+    "message_id, group_id, run_id, src_node_id, dst_node_id, reply_to_message_id, created_at, delivered_at, ttl, "
+    "message_type, content, error"
+)
+_RUNS_ON = "pending_at IS NOT NULL AND starting_at IS NOT NULL AND running_at IS NOT NULL AND finished_at IS NULL"
+
+
+@contextmanager
+def one_transaction(
+    state: Any, told: Told, trees: Iterable[ObjectTree] = (), came: Mapping[str, bytes] | None = None
+) -> Iterator[Any]:
+    """What Flower's handlers are given as their state while they handle one bundle.
+
+    Args:
+        state: of the SuperLink.
+        told: called with each message that is stored in another way than by the state's own method.
+        trees: of the messages in the bundle.
+        came: parts that came with it, by name.
+    """
+    if not has_one_database(state):
+        yield state
+        return
+    with state.session() as session:
+        view = _State(state, session, told, trees, came or {})
+        yield view
+        view.settle()
+
+
+def has_one_database(state: Any) -> bool:
+    """Whether messages and their parts are in the same database."""
+    url = getattr(state, "database_url", None)
+    return url is not None and getattr(state.object_store, "database_url", None) == url
+
+
+def clean_up_seldom(state: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    """Have a state with a database look for apps that died once in `CLEAN_UP_S`, not with each request."""
+    if not has_one_database(state):
+        return
+    clean_up: Callable[[], None] = state._cleanup_expired_task_tokens
+    due_s = clock()
+
+    def clean_up_if_due() -> None:
+        nonlocal due_s
+        if clock() >= due_s:
+            due_s = clock() + CLEAN_UP_S
+            clean_up()
+
+    vars(state)["_cleanup_expired_task_tokens"] = clean_up_if_due
+
+
+class _State:
+    """The state, within a transaction. What is not here is its own."""
+
+    def __init__(
+        self, state: Any, session: Session, told: Told, trees: Iterable[ObjectTree], came: Mapping[str, bytes]
+    ) -> None:
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        self._state, self._told, self._came = state, told, came
+        self._whole = all(part.object_id in came for tree in trees for part in iterate_object_tree(tree))
+        self._statuses: dict[int, Any] = {}
+        self._took: defaultdict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        self._stored: set[tuple[int, str]] = set()
+        self._locked: dict[int, dict[str, Any]] = {}
+        self._do: Do = session.connection().connection.driver_connection.execute  # type: ignore[union-attr]
+        self.object_store = _Objects(state.object_store, self._do)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_run_status(self, run_ids: set[int]) -> dict[int, Any]:
+        for run in run_ids - self._statuses.keys():
+            self._statuses[run] = self._status(run)
+        return {run: self._statuses[run] for run in run_ids}
+
+    def _status(self, run: int) -> Any:
+        from flwr.common.constant import Status
+        from flwr.supercore.run import RunStatus
+        from flwr.supercore.utils import uint64_to_int64
+
+        self._state._cleanup_expired_task_tokens()
+        tasks = "run JOIN task ON task.task_id = run.primary_task_id"
+        found = self._do(f"SELECT 1 FROM {tasks} WHERE run.run_id = ? AND {_RUNS_ON}", [uint64_to_int64(run)])
+        return RunStatus(Status.RUNNING, "", "") if found.fetchone() else self._state.get_run_status({run})[run]
+
+    def store_traffic(self, run_id: int, *, bytes_sent: int, bytes_recv: int) -> None:
+        self._took[run_id][0] += bytes_sent
+        self._took[run_id][1] += bytes_recv
+
+    def add_clientapp_runtime(self, run_id: int, runtime: float) -> None:
+        self._took[run_id][2] += runtime
+
+    def settle(self) -> None:
+        """Write what was added up."""
+        for run, took in self._took.items():
+            self.object_store.count(run, *took)
+
+    def start_session(self, run_id: int) -> str:
+        return str(uuid4() if self._whole else self._state.start_session(run_id))
+
+    def _cleanup_push_session(self, session_id: str, *, cleanup_messages: bool) -> None:
+        if not self._whole:
+            self._state._cleanup_push_session(session_id, cleanup_messages=cleanup_messages)
+
+    def store_message_and_object_tree(
+        self, message: Any, object_tree: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        if not self._whole:
+            found: tuple[bool, list[str]] = self._state.store_message_and_object_tree(message, object_tree, session_id)
+            return found
+        store = _flowers(self, "store_message_res" if message.metadata.reply_to_message_id else "store_message_ins")
+        if store(message) is None:
+            return False, []
+        run = message.metadata.run_id
+        missing = self.object_store.store(run, object_tree, self._came)
+        self._stored.update((run, name) for name in missing)
+        self._told(message)
+        return True, missing
+
+    def _lock_run(self, run_id: int, *, require_unfinished: bool = False) -> dict[str, Any] | None:
+        """The run's row, that nobody else changes until the transaction ends."""
+        from flwr.supercore.utils import uint64_to_int64
+
+        if not require_unfinished or run_id in self._locked:
+            return self._locked.get(run_id) or _flowers(self, "_lock_run")(run_id)
+        unfinished = "SELECT 1 FROM task WHERE task.task_id = run.primary_task_id AND finished_at IS NULL"
+        lock = f"UPDATE run SET run_id = run_id WHERE run_id = ? AND EXISTS ({unfinished})"
+        columns = "run_id, federation_id, primary_task_id"
+        for row in self._do(f"{lock} RETURNING {columns}", [uint64_to_int64(run_id)]).fetchall():
+            self._locked[run_id] = dict(zip(columns.split(", "), row, strict=True))
+        return self._locked.get(run_id)
+
+    def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Any]:
+        found: list[Any] = _flowers(self, "get_message_ins")(node_id, limit, run_id=run_id)
+        return found
+
+    def get_valid_message_ins(self, message_id: str) -> dict[str, Any] | None:
+        self._check_stored_messages({message_id})
+        return next(iter(self._load_message_ins_rows({message_id})), None)
+
+    def _claim_message_ins_rows(
+        self, node_id: int, limit: int | None, run_id: int | None = None
+    ) -> list[dict[str, Any]]:
+        from flwr.supercore.date import now
+        from flwr.supercore.utils import uint64_to_int64
+
+        if limit != 1 or run_id is not None:
+            claimed: list[dict[str, Any]] = _flowers(self, "_claim_message_ins_rows")(node_id, limit, run_id)
+            return claimed
+        time, node = now(), uint64_to_int64(node_id)
+        there = "dst_node_id = ? AND delivered_at = '' AND created_at + ttl > ? ORDER BY created_at, message_id LIMIT 1"
+        # Nothing is written where there is none.
+        look = f"SELECT message_id FROM message_ins WHERE {there}"
+        while found := self._do(look, [node, time.timestamp()]).fetchone():
+            claim = "UPDATE message_ins SET delivered_at = ? WHERE message_id = ? AND delivered_at = ''"
+            if self._do(claim, [time.isoformat(), found[0]]).rowcount:
+                return self._load_message_ins_rows({found[0]})
+        return []
+
+    def _load_message_ins_rows(self, message_ids: set[str]) -> list[dict[str, Any]]:
+        marks = ", ".join("?" * len(message_ids))
+        load = f"SELECT {_COLUMNS} FROM message_ins WHERE message_id IN ({marks}) ORDER BY created_at, message_id"
+        return [dict(zip(_COLUMNS.split(", "), row, strict=True)) for row in self._do(load, [*message_ids])]
+
+    def _check_stored_messages(self, message_ids: set[str], run_id: int | None = None) -> None:
+        """Remove those that are too old, or of nodes that are not there any more: by Flower, where one may be."""
+        from flwr.supercore.date import now
+
+        late_s = now().timestamp()
+        rows = self._load_message_ins_rows(message_ids)
+        if run_id is not None or not all(row["created_at"] + row["ttl"] > late_s and self._runs(row) for row in rows):
+            _flowers(self, "_check_stored_messages")(message_ids, run_id)
+
+    def _runs(self, row: dict[str, Any]) -> bool:
+        """Whether a message is between nodes of the federation of its run."""
+        from flwr.supercore.utils import int64_to_uint64
+
+        nodes = {int64_to_uint64(row[end]) for end in ("src_node_id", "dst_node_id")}
+        found = self._do("SELECT federation_id FROM run WHERE run_id = ?", [row["run_id"]]).fetchone()
+        return found is not None and self._state.federation_manager.filter_nodes(nodes, found[0]) == nodes
+
+    def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
+        if (run_id, object_id) in self._stored:
+            return True
+        return bool(self._state.store_object(run_id, session_id, object_id, object_content))
+
+    def get_object(self, run_id: int, object_id: str) -> bytes | None:
+        content = self.object_store.get(object_id)
+        if content != b"":
+            return content
+        found: bytes | None = self._state.get_object(run_id, object_id)
+        return found
+
+
+class _Objects:
+    """The object store, within a transaction. What is not here is its own."""
+
+    def __init__(self, store: Any, do: Do) -> None:
+        self._store, self._do = store, do
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def __contains__(self, name: str) -> bool:
+        return self._do("SELECT 1 FROM objects WHERE object_id = ?", [name]).fetchone() is not None
+
+    def _children(self, name: str) -> list[str]:
+        return [child for (child,) in self._do("SELECT child_id FROM object_children WHERE parent_id = ?", [name])]
+
+    def get(self, name: str) -> bytes | None:
+        found = self._do("SELECT content FROM objects WHERE object_id = ?", [name]).fetchone()
+        return found[0] if found is not None else None
+
+    def get_object_tree(self, name: str) -> ObjectTree:
+        """See Flower's; parents have children that are there, by the database's own rule."""
+        from flwr.proto.message_pb2 import ObjectTree
+        from flwr.supercore.object_store import NoObjectInStoreError
+
+        if name not in self:
+            raise NoObjectInStoreError(f"Object {name} was not pre-registered.")
+        tree: ObjectTree = self._tree(ObjectTree, name)
+        return tree
+
+    def _tree(self, kind: Any, name: str) -> Any:
+        return kind(object_id=name, children=[self._tree(kind, child) for child in self._children(name)])
+
+    def store(self, run: int, tree: ObjectTree, came: Mapping[str, bytes]) -> list[str]:
+        """Store a message's parts, all of which came; returns the names of those that were not there.
+
+        Raises:
+            ValueError: a part is not what its name says.
+        """
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.utils import uint64_to_int64
+
+        missing = []
+        for part in iterate_object_tree(tree):
+            name, content = part.object_id, came[part.object_id]
+            children = [child.object_id for child in part.children]
+            insert = "INSERT INTO objects (object_id, content, is_available, ref_count) VALUES (?, ?, 1, 0)"
+            added = self._do(f"{insert} ON CONFLICT DO NOTHING", [name, content]).rowcount
+            if added:
+                for child in children:
+                    self._do("INSERT INTO object_children (parent_id, child_id) VALUES (?, ?)", [name, child])
+                    self._do("UPDATE objects SET ref_count = ref_count + 1 WHERE object_id = ?", [child])
+            elif set(children) != set(self._children(name)):
+                raise ValueError(f"object {name} was announced with other children")
+            else:
+                fill = "UPDATE objects SET content = ?, is_available = 1 WHERE object_id = ? AND is_available = 0"
+                added = self._do(fill, [content, name]).rowcount
+            if added:
+                _check(name, content)
+                missing.append(name)
+            mapped = "INSERT INTO run_objects (run_id, object_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._do(mapped, [uint64_to_int64(run), name])
+        # A session of before in which not all of the message came.
+        roots = "SELECT session_id FROM object_push_session_roots WHERE root_object_id = ?"
+        self._do(f"DELETE FROM object_push_sessions WHERE session_id IN ({roots})", [tree.object_id])
+        return missing
+
+    def delete(self, name: str) -> None:
+        """Remove a part that is no other's, and those that were its alone."""
+        found = self._do("SELECT 1 FROM objects WHERE object_id = ? AND ref_count = 0", [name]).fetchone()
+        if found is None:
+            return
+        children = self._children(name)
+        self._do("DELETE FROM objects WHERE object_id = ?", [name])
+        for child in children:
+            self._do("UPDATE objects SET ref_count = ref_count - 1 WHERE object_id = ? AND ref_count > 0", [child])
+            self.delete(child)
+
+    def count(self, run: int, sent: float, received: float, runtime: float) -> None:
+        """Add to what a run's messages took."""
+        from flwr.supercore.utils import uint64_to_int64
+
+        added = "bytes_sent = bytes_sent + ?, bytes_recv = bytes_recv + ?, clientapp_runtime = clientapp_runtime + ?"
+        self._do(f"UPDATE run SET {added} WHERE run_id = ?", [sent, received, runtime, uint64_to_int64(run)])
+
+
+def _flowers(view: _State, name: str) -> Any:
+    """Flower's method of this name, to which the view is the state."""
+    return MethodType(getattr(type(view._state), name), view)
+
+
+def _check(name: str, content: bytes) -> None:
+    """As Flower's object store checks what it is given."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+    from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+
+    if get_object_id(content) != name:
+        raise ValueError(f"object {name} is another")
+    validate_object_content(content)
