@@ -7,8 +7,8 @@ machine as it can, so a commit's seconds say what both of them reach together; m
 
 | figure | is |
 |---|---|
-| an idle silo | processor time of the SuperLink with silos that wait and no run, less what it takes without them |
-| an order | processor time of SuperLink and ServerApp, by the updates that are committed meanwhile |
+| an idle silo | processor time of the SuperLink with silos that wait, less that without: mean, and most with 95 % |
+| an order | processor time of SuperLink, ServerApp and all silos, by the updates that are committed meanwhile |
 | memory, files | of these processes after a fifth of the commits, and at the end |
 
     python bench/cost/crowd.py [--silos 100 --commit 200] [--sealed] [--commits 20] [--idle 60]
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ from fedsync.ops.runs import submit_run
 from fedsync.ops.supervisor_loop import HEALTH_FILE
 
 START_S, SETTLE_S, WARM_UP = 900.0, 20.0, 1
+WINDOW_S = 5.0
 _SILOS = "from bench.cost.crowd_silos import main; main()"
 LINES_OF_ONE = 3
 """Connections of a silo: one that is held, one for a heartbeat, and one to spare."""
@@ -63,6 +65,7 @@ class Sample:
         updates: in them.
         superlink_s: processor time of the SuperLink.
         app_s: that of the ServerApp.
+        silos_s: that of all silos.
         superlink_mib: resident memory.
         app_mib: likewise.
         lines: connections to the SuperLink.
@@ -74,6 +77,7 @@ class Sample:
     updates: int
     superlink_s: float
     app_s: float
+    silos_s: float
     superlink_mib: float
     app_mib: float
     lines: int
@@ -142,8 +146,8 @@ class Server:
 
     def sample(self) -> Sample:
         links, apps = self._superlink(), self._app()
-        times = [each.cpu_times() for each in (links, apps) if each is not None]
-        used = [each.user + each.system for each in times] + [0.0]
+        silos = psutil.Process(self._processes[1].pid) if len(self._processes) > 1 else None
+        used = [_used(each) for each in (links, apps, silos)]
         sizes = [each.memory_info().rss / 2**20 for each in (links, apps) if each is not None] + [0.0]
         if self._journal is None and (self.out / JOURNAL).exists():
             self._journal = Tail(self.out / JOURNAL)
@@ -154,7 +158,7 @@ class Server:
                     self._updates += len(action.weights)
         stored = sum(each.stat().st_size for each in (self.folder / "server").glob(f"{DATABASE}*"))
         return Sample(
-            *(time.monotonic(), self._commits, self._updates, used[0], used[1], sizes[0], sizes[1]),
+            *(time.monotonic(), self._commits, self._updates, *used, sizes[0], sizes[1]),
             *(len(links.net_connections("tcp")) - 1, stored / 2**20),
         )
 
@@ -170,12 +174,15 @@ class Server:
             return psutil.Process(int((self.out / PID_FILE).read_text()))
         return None
 
-    def idle(self, seconds: float) -> float:
-        """Share of a core that the SuperLink takes now."""
-        before = self.sample()
-        time.sleep(seconds)
-        after = self.sample()
-        return (after.superlink_s - before.superlink_s) / (after.at_s - before.at_s)
+    def idle(self, seconds: float) -> list[float]:
+        """Shares of a core that the SuperLink takes now, by window."""
+        superlink, shares = self._superlink(), list[float]()
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            used_s, begun_s = _used(superlink), time.monotonic()
+            time.sleep(WINDOW_S)
+            shares.append((_used(superlink) - used_s) / (time.monotonic() - begun_s))
+        return shares
 
     def submit(self, silos: int, commit: int, commits: int, *, sealed: bool) -> None:
         settings = ["task={kind: digits}", f"min_silos={silos}", f"barrier={{kind: buffered, size: {commit}}}"]
@@ -188,6 +195,20 @@ class Server:
         end_processes(list(reversed(self._processes)))
 
 
+def _used(process: psutil.Process | None) -> float:
+    """Processor seconds so far."""
+    with suppress(psutil.Error):
+        return float(sum(process.cpu_times()[:2])) if process is not None else 0.0
+    return 0.0
+
+
+def beyond(waiting: list[float], alone: list[float]) -> tuple[float, float]:
+    """Mean of what silos that wait take, and the most of it with 95 % (Welch's interval, for normal windows)."""
+    mean = statistics.fmean(waiting) - statistics.fmean(alone)
+    spread = sum(statistics.variance(each) / len(each) for each in (waiting, alone)) ** 0.5
+    return mean, mean + 1.645 * spread
+
+
 def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     """All figures of a crowd."""
     silos, commits = options.silos, options.commits
@@ -196,12 +217,11 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     try:
         found["registered_s"] = server.until("registration", lambda: server.registered(silos))
         time.sleep(SETTLE_S if options.idle else 0)
-        alone = server.idle(options.idle / 3) if options.idle else 0.0
+        found["without"] = server.idle(options.idle) if options.idle else []
         server.crowd(silos, "--work", str(options.work))
         if options.idle:
             time.sleep(SETTLE_S)
-            found["idle"] = (server.idle(options.idle) - alone) / silos
-            found["without"] = alone
+            found["idle"] = server.idle(options.idle)
         server.submit(silos, options.commit, commits, sealed=options.sealed)
         samples: list[Sample] = []
         while not samples or samples[-1].commits < commits:
@@ -236,9 +256,14 @@ def report(options: argparse.Namespace, found: dict[str, object]) -> None:
     print(f"{(last.commits - first.commits) / seconds:.2f} commits and {updates / seconds:.1f} updates a second")
     link_ms = 1e3 * (last.superlink_s - first.superlink_s) / updates
     app_ms = 1e3 * (last.app_s - first.app_s) / updates
-    print(f"an order: SuperLink {link_ms:.1f} ms, ServerApp {app_ms:.1f} ms")
+    silos_ms = 1e3 * (last.silos_s - first.silos_s) / updates
+    print(
+        f"an order: SuperLink {link_ms:.1f} ms, ServerApp {app_ms:.1f} ms, its silo {silos_ms:.1f} ms of processor time"
+    )
     if "idle" in found:
-        print(f"an idle silo: {100 * found['idle']:.4f} % of a core; without silos {100 * found['without']:.1f} %")  # type: ignore[operator]
+        mean, most = (100 * each / options.silos for each in beyond(found["idle"], found["without"]))  # type: ignore[arg-type]
+        alone = 100 * statistics.fmean(found["without"])  # type: ignore[arg-type]
+        print(f"an idle silo: {mean:.4f} % of a core, at most {most:.4f} % (95 %); without silos {alone:.1f} %")
 
 
 def main() -> None:
