@@ -63,7 +63,7 @@ def one_transaction(
         yield state
         return
     with state.session() as session:
-        view = _State(state, session, told, trees, came or {})
+        view = _BundleState(state, session, told, trees, came or {})
         yield view
         view.settle()
 
@@ -90,7 +90,7 @@ def clean_up_seldom(state: Any, clock: Callable[[], float] = time.monotonic) -> 
     vars(state)["_cleanup_expired_task_tokens"] = clean_up_if_due
 
 
-class _State:
+class _BundleState:
     """The state, within a transaction. What is not here is its own."""
 
     def __init__(
@@ -105,7 +105,7 @@ class _State:
         self._stored: set[tuple[int, str]] = set()
         self._locked: dict[int, dict[str, Any]] = {}
         self._do: Do = session.connection().connection.driver_connection.execute  # type: ignore[union-attr]
-        self.object_store = _Objects(state.object_store, self._do)
+        self.object_store = _BundleObjects(state.object_store, self._do)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
@@ -234,7 +234,7 @@ class _State:
         return found
 
 
-class _Objects:
+class _BundleObjects:
     """The object store, within a transaction. What is not here is its own."""
 
     def __init__(self, store: Any, do: Do) -> None:
@@ -319,7 +319,7 @@ class _Objects:
         self._do(f"UPDATE run SET {added} WHERE run_id = ?", [sent, received, runtime, uint64_to_int64(run)])
 
 
-def _flowers(view: _State, name: str) -> Any:
+def _flowers(view: _BundleState, name: str) -> Any:
     """Flower's method of this name, to which the view is the state."""
     return MethodType(getattr(type(view._state), name), view)
 
