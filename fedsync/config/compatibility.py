@@ -52,6 +52,15 @@ def check_simulated(config: StrategySections) -> None:
         )
 
 
+def adds_regions(config: StrategySections) -> bool:
+    """Whether relays may add up updates before they are committed.
+
+    What each counts must be known by then, and a commit must take all that is there: a sum counts as a whole.
+    """
+    weighed = config.aggregation.is_shipped() and config.aggregation.weigher(config.solver).weighting is not None
+    return weighed and all(barrier.innermost.most_updates is None for barrier in barriers_of(config))
+
+
 def barriers_of(config: StrategySections) -> tuple[BarrierPolicy[Any], ...]:
     """Barriers that the run may come to, that of the strategy first; of those that no file names, what it allows."""
     auto = config.auto

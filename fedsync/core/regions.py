@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.orders import WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
 
@@ -37,12 +37,13 @@ class RegionAdder(Protocol):
     def upload_bytes(self) -> int:
         """Size of a silo's update as it travels."""
 
-    def put(self, silo: str, order: WorkOrder, share: float, update: Payload) -> None:
+    def put(self, silo: str, update_id: str, base: int, share: float, update: Payload) -> None:
         """Keep an update, after every check that the server would make.
 
         Args:
             silo: who sent it.
-            order: that it answers.
+            update_id: of the order that it answers.
+            base: version that the order began with.
             share: what it counts among others of the region, positive.
             update: as it came.
 

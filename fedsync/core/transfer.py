@@ -168,12 +168,16 @@ class Aggregator(Protocol):
         """
 
 
-def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload) -> None:
+def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload | None) -> None:
     """Keep what came of an order: an update, a silo's own model if it was asked for and sent, or nothing.
+
+    None is an update that the aggregator has already, in the sum of its region.
 
     Raises:
         ProtocolError: the silo sent something else.
     """
+    if update is None:
+        return
     if not order.apart:
         aggregator.put(silo, order.update_id, update)
     elif order.share and update.nbytes:

@@ -65,9 +65,11 @@ from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.operator_requests import OperatorRequests
-from fedsync.flower.outbox import Outbox, PendingMessage
+from fedsync.flower.outbox import Outbox
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.payloads import needed
+from fedsync.flower.pending_message import PendingMessage
+from fedsync.flower.regions import Regions, Relayed
 from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.observe.recorder import Recorder
 from fedsync.trainer.protocol import (
@@ -110,6 +112,7 @@ class FlowerDriver:
         resumed: the moment that coordinator and store are at, where another process began the run.
         parcels: what is left at the server's gate; None where there is none.
         operator: what the server's user asks for; None where nobody can.
+        adds: updates of a region may be added up before they are committed.
     """
 
     def __init__(
@@ -131,23 +134,20 @@ class FlowerDriver:
         resumed: Moment | None = None,
         parcels: ParcelStore | None = None,
         operator: OperatorRequests | None = None,
+        adds: bool = False,
     ) -> None:
         self._coordinator, self._aggregator = coordinator, aggregator
         self._form, self._recorder = form, recorder
-        self._timing = timing
-        self._after_commit = after_commit
-        self._keep_best = keep_best
-        self._in_spare_time = in_spare_time
-        self._nodes = Nodes(grid, admission, timing.look_s)
-        self._checkpoints, self._operator = checkpoints, operator
-        self._resumed = resumed
+        self._timing, self._in_spare_time = timing, in_spare_time
+        self._after_commit, self._keep_best = after_commit, keep_best
+        self._nodes = Nodes(grid, admission, timing.look_s, Regions(layout, adds=adds, hold_s=timing.hold_s))
+        self._checkpoints, self._operator, self._resumed = checkpoints, operator, resumed
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes, parcels=parcels)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
-        self._answered = ""
-        self._spare = IdleTraining(timing.spare_s)
+        self._answered, self._spare = "", IdleTraining(timing.spare_s)
         self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
@@ -156,8 +156,7 @@ class FlowerDriver:
         Raises:
             RunError: no silo is there to work for too long, or the run ended in failure.
         """
-        looks = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5)
-        idle = 0
+        looks, idle = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5), 0
         events = self._come_back(self._resumed) if self._resumed is not None else []
         if self._resumed is None:
             self._save()
@@ -203,9 +202,8 @@ class FlowerDriver:
 
         Where the run was about to end they only have to evaluate, and so were never away.
         """
-        events: list[Event] = []
-        if moment.evaluating is None:
-            events = [SiloLost(self._now_s(), name, "the server was restarted") for name in moment.silos]
+        silos = moment.silos if moment.evaluating is None else ()
+        events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
         missing, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
         while missing and self._now_s() < end_s:
             events += [*self._replies(), *self._membership(), *self._flush()]
@@ -251,7 +249,8 @@ class FlowerDriver:
                 case Train(order), InProgress():
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
-                    return self._update(name, order, reply, needed(payload, name), now_s)
+                    update = None if isinstance(arrival, Relayed) and arrival.summed else needed(payload, name)
+                    return self._update(name, order, reply, update, now_s)
                 case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)
                     return asked.answered(now_s, name, None, pooled)
@@ -308,14 +307,16 @@ class FlowerDriver:
             raise ProtocolError(name, "order", "it is lost, and its time with it")
         self._outbox.repeat(sent, name, self._now_s())
 
-    def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload, now_s: float) -> Event:
+    def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload | None, now_s: float) -> Event:
+        """An update is there, in ``update`` or, where that is None, in the sum of its region."""
         self._answered = name
         self._outbox.over(order.update_id, now_s)
         if self._aggregator.seals_figures:
             check_sealed(name, report)
+        nbytes = self._aggregator.upload_bytes if update is None else update.nbytes
         store(self._aggregator, name, order, update)
         self._aggregator.holds(name, order.base_version)
-        meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], update.nbytes)
+        meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], nbytes)
         return UpdateArrived(now_s, meta, report)
 
     def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:

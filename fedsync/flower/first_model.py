@@ -18,6 +18,7 @@ from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox
 from fedsync.flower.parcels import ParcelStore
+from fedsync.flower.regions import Regions
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import AskModel, InitialModel, Refused
 from fedsync.trainer.refusals import explained
@@ -105,7 +106,7 @@ def _asked(
     parcels: ParcelStore | None = None,
 ) -> Answered:
     begin_s = time.monotonic()
-    nodes, last = Nodes(grid, admission, timing.look_s), "nobody answered"
+    nodes, last = Nodes(grid, admission, timing.look_s, Regions(hold_s=timing.hold_s)), "nobody answered"
     outbox = Outbox(grid, nodes, spec, timing, report_s=0.0, at_once=_AT_ONCE, parcels=parcels)
     while (now_s := time.monotonic() - begin_s) < timing.join_timeout_s:
         gone, fresh = nodes.look()

@@ -21,7 +21,7 @@ from fedsync.flower.payloads import Packed, unpack
 from fedsync.trainer.protocol import MAX_TEXT, EvaluateModel, Reply, Request, Train, read_reply, write_request
 
 _RECORD, _SPEC, _TEXT, _PAYLOAD = "fedsync", "spec", "text", "payload"
-_PARCEL, _TICKET, _UPLOADED, _FETCHES = "parcel", "ticket", "uploaded", "fetches"
+_PARCEL, _TICKET, _UPLOADED, _FETCHES, _RELAY = "parcel", "ticket", "uploaded", "fetches", "relay"
 _READ = 10_000
 
 _NAMES = {
@@ -46,6 +46,25 @@ def request(
     if ticket is not None:
         texts[_TICKET] = f"{ticket.session}/{ticket.name}"
     return Message(_content(texts, payload), message_type=kind, dst_node_id=node, ttl=ttl_s)
+
+
+def relay_request(
+    node: int, spec: str, text: str, payload: Packed | None, ttl_s: float, ticket: Ticket | None = None
+) -> Message:
+    """Ask a relay; ``text`` is a `fedsync.trainer.regions.RegionRequest`."""
+    texts = {_SPEC: spec, _TEXT: text, **({} if ticket is None else {_TICKET: f"{ticket.session}/{ticket.name}"})}
+    return Message(_content(texts, payload), message_type=MessageType.QUERY, dst_node_id=node, ttl=ttl_s)
+
+
+def relay_answer(message: Message, text: str, payload: Packed | None = None, *, fetches: bool = False) -> Message:
+    """Send a relay's reply; other arguments as of `answer`."""
+    texts = {_TEXT: text, _RELAY: "yes", **({_FETCHES: "yes"} if fetches else {})}
+    return Message(_content(texts, payload), reply_to=message)
+
+
+def is_relay(reply: Message) -> bool:
+    """Whether the node that answers is a relay."""
+    return _says(reply, _RELAY)
 
 
 def answer(message: Message, text: str, payload: Packed | None = None, *, fetches: bool = False) -> Message:
@@ -119,7 +138,13 @@ def read_answer(reply: Message, sender: str, most_bytes: int, most: int = MAX_TE
     Raises:
         ProtocolError: the silo sent something else.
     """
-    return read_reply(_text(reply, _TEXT, sender), sender, most), _payload(reply, most_bytes, sender)
+    text, payload = read_answer_text(reply, sender, most_bytes)
+    return read_reply(text, sender, most), payload
+
+
+def read_answer_text(reply: Message, sender: str, most_bytes: int) -> tuple[str, Payload | None]:
+    """A reply as text, and the bytes beside it, uint8; arguments and errors as of `read_answer`."""
+    return _text(reply, _TEXT, sender), _payload(reply, most_bytes, sender)
 
 
 def read_uploaded(reply: Message, sender: str) -> Uploaded | None:
@@ -134,8 +159,12 @@ def read_uploaded(reply: Message, sender: str) -> Uploaded | None:
 
 def fetches(reply: Message) -> bool:
     """Whether the node that answers can fetch parcels."""
+    return _says(reply, _FETCHES)
+
+
+def _says(reply: Message, key: str) -> bool:
     record = reply.content.config_records.get(_RECORD)
-    return record is not None and record.get(_FETCHES) == "yes"
+    return record is not None and record.get(key) == "yes"
 
 
 def _named(message: Message, key: str, sender: str) -> tuple[str, ...] | None:

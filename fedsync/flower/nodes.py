@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -18,6 +18,8 @@ from flwr.serverapp import Grid
 from fedsync.common.backoff import Backoff
 from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import ProtocolError, RunError
+from fedsync.flower.internals.pull import Arrival
+from fedsync.flower.regions import Regions
 from fedsync.trainer.protocol import Hello, Refused
 from fedsync.trainer.refusals import AT_ONCE, PASSING, explained_together
 
@@ -37,11 +39,14 @@ class Admission:
             that a node with a registered name is seen.
         expected: silos that the run counts on: where so many refuse it, and nobody else is there, it is over; None
             waits for others.
+        regions: silos of each relay, by its name; None accepts relays, unless nodes are registered by name: then a
+            relay has to be named here, or any silo could speak for others.
     """
 
     silos: Sequence[str] | None = None
     registered: bool = False
     expected: int | None = None
+    regions: Mapping[str, Sequence[str]] | None = None
 
 
 RESTS = Backoff(1, 64)
@@ -61,10 +66,14 @@ class Nodes:
         grid: of Flower.
         admission: who may take part.
         look_s: shortest time between two looks [s].
+        regions: those of the run, whose nodes are nodes, too.
     """
 
-    def __init__(self, grid: Grid, admission: Admission | None = None, look_s: float = 0.0) -> None:
+    def __init__(
+        self, grid: Grid, admission: Admission | None = None, look_s: float = 0.0, regions: Regions | None = None
+    ) -> None:
         self._grid = grid
+        self.regions = regions or Regions()
         self._look_s = look_s
         self._looked_s = -inf
         self._admission = admission or Admission()
@@ -95,7 +104,7 @@ class Nodes:
         if time.monotonic() - self._looked_s < self._look_s:
             return [], []
         self._looked_s = time.monotonic()
-        infos = list(self._grid.get_nodes())
+        infos = self.regions.around(self._grid.get_nodes())
         here = {info.node_id: info.name for info in infos}
         self._registered.update((node, name) for node, name in here.items() if name)
         self._registered_only |= bool(self._registered)
@@ -116,6 +125,17 @@ class Nodes:
             else:
                 fresh.append(node)
         return gone, fresh
+
+    def relay(self, node: int, arrival: Arrival) -> None:
+        """Take a node for a relay, as it has said.
+
+        Raises:
+            ProtocolError: it may be none, or says more that is none.
+        """
+        name, regions = self._registered.get(node, ""), self._admission.regions
+        if name not in regions if regions is not None else self._registered_only:
+            raise self._refusal(node, "relay", "it says that it is a relay, and `regions` names none of this name")
+        self.regions.enrol(node, name or f"relay {node}", str(self._activated[node]), arrival)
 
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""
@@ -203,6 +223,9 @@ class Nodes:
 
     def _check_name(self, node: int, name: str) -> None:
         accepted = self._admission.silos
+        region = (self._admission.regions or {}).get(self.regions.relay_of(node))
+        if region is not None and name not in region:
+            raise self._refusal(node, "region", f"{name[:MAX_NAME]!r} is not among the silos of its relay")
         if accepted is not None and name not in accepted:
             raise self._refusal(node, "list", f"{name[:MAX_NAME]!r} is not among the strategy's silos")
         if self.by_name.get(name, node) != node:

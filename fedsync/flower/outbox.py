@@ -11,14 +11,17 @@
 An order is asked for again by `Collect`, and so until it is done; anything else is sent once more. The time of an order
 that is queued at its silo begins when the one before it is over.
 
+What silos behind a relay are asked goes together (`fedsync.flower.regions`), and is waited for one by one.
+
 Large payloads are left at the server's gate where there is one (`fedsync.flower.parcels`): for nodes that say in an
 answer that they can fetch them, and of all nodes that leave theirs there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from math import inf
 
@@ -33,6 +36,8 @@ from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
 from fedsync.flower.nodes import Nodes
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
+from fedsync.flower.pending_message import PendingMessage
+from fedsync.flower.regions import Letter, Relayed
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import (
     MAX_LAYOUT_TEXT,
@@ -46,7 +51,11 @@ from fedsync.trainer.protocol import (
     Reply,
     Request,
     Train,
+    read_reply,
+    write_request,
 )
+
+logger = logging.getLogger(__name__)
 
 MOST_TOGETHER = 16
 """Messages that go to the SuperLink in one request, where their payloads are small."""
@@ -58,54 +67,6 @@ _MOST_PATIENCE = 64
 
 _SMALL_ANSWER_BYTES = 2**20
 """Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMessage:
-    """A request that waits for its reply.
-
-    Args:
-        node: that it went to.
-        request: whose reply is waited for, also where a `Collect` asks for it.
-        due_s: when nobody waits for it any more.
-        end_s: an order has failed then, however far it is.
-        steps: of an order in work, that are known to be done.
-        ask_s: when it is asked for again.
-        asked: how often it was.
-        collecting: the order was asked for since it was sent.
-        halt: its silo should stop and send what it has.
-        again: it was sent before, with what did not fit the version of the model that the silo keeps.
-        queued: its silo has another order before it, which is not over; so it is not overdue at any time.
-        parcel: SHA-256 of what its node fetches at the gate; empty for nothing.
-        ticket: under which its node may leave an answer there.
-    """
-
-    node: int
-    request: Request
-    due_s: float
-    end_s: float = inf
-    steps: int = 0
-    ask_s: float = inf
-    asked: int = 0
-    collecting: bool = False
-    halt: bool = False
-    again: bool = False
-    queued: bool = False
-    parcel: str = ""
-    ticket: Ticket | None = None
-
-    @property
-    def order(self) -> WorkOrder | None:
-        """The order that it is, or None."""
-        return self.request.order if isinstance(self.request, Train) else None
-
-    @property
-    def works(self) -> bool:
-        return isinstance(self.request, Train | EvaluateModel)
-
-    def asks_for(self, update_id: str) -> bool:
-        """Whether it is the order for this update."""
-        return isinstance(self.request, Train) and self.request.order.update_id == update_id
 
 
 _ANOTHER_APP = (
@@ -156,7 +117,7 @@ class Outbox:
         self._parcels = parcels
         self._fetching: set[int] = set()
         self._packed: tuple[Payload, bool, payloads.Packed] | None = None
-        self._posted: list[tuple[PendingMessage, Message]] = []
+        self._posted: list[tuple[PendingMessage, Message | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
     # What is asked.
@@ -216,8 +177,8 @@ class Outbox:
                     self._aggregator.give_up(silo)  # which others may be asked for
                     continue
                 timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
-                message = messages.request(node, self._spec, Question(), payloads.pack(question), timeout_s)
-                self._posted.append((PendingMessage(node, Question(), now_s + timeout_s), message))
+                sent = PendingMessage(node, Question(), now_s + timeout_s)
+                self._posted.append((sent, self._message(sent, Question(), question, timeout_s)))
 
     def ask_again(self, sent: PendingMessage, now_s: float) -> None:
         """Ask for the answer to what was sent: where a line breaks, a message is lost that was taken for delivered."""
@@ -238,11 +199,7 @@ class Outbox:
         if rounds and not sent.again:
             # That is what it holds when it comes to this.
             self._aggregator.holds(silo, rounds[max(rounds)])
-        payload, fetches = self._payload(self._aggregator, sent.request, silo), sent.node in self._fetching
-        # Made once where it is the same for all.
-        if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
-            self._packed = payload, fetches, self._pack(payload, fetches=fetches)
-        self._post(sent, sent.request, self._packed[2], now_s)
+        self._post(sent, sent.request, self._payload(self._aggregator, sent.request, silo), now_s)
 
     @staticmethod
     def _payload(aggregator: DurableAggregator, request: Request, silo: str) -> Payload:
@@ -259,10 +216,13 @@ class Outbox:
                 return aggregator.outgoing(silo, Subject.LAST)
 
     def _pack(self, payload: Payload, *, fetches: bool) -> payloads.Packed:
-        parcel = None
-        if fetches and self._parcels is not None and payload.nbytes > payloads.SMALL_BYTES:
-            parcel = self._parcels.publish(payload)
-        return parcel or payloads.pack(payload)
+        """Made once where it is the same for all."""
+        if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
+            parcel = None
+            if fetches and self._parcels is not None and payload.nbytes > payloads.SMALL_BYTES:
+                parcel = self._parcels.publish(payload)
+            self._packed = payload, fetches, parcel or payloads.pack(payload)
+        return self._packed[2]
 
     def _ticket(self, sent: PendingMessage) -> Ticket | None:
         """Where an answer may be left that is larger than what goes into a message anyway."""
@@ -273,16 +233,33 @@ class Outbox:
         what = sent.order.update_id if sent.order is not None else type(sent.request).__name__
         return self._parcels.expect(sent.node, what, most)
 
-    def _post(self, sent: PendingMessage, request: Request, packed: payloads.Packed | None, now_s: float) -> None:
+    def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
         """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
         patience_s = Backoff(self._timing.ask_s, _MOST_PATIENCE * self._timing.ask_s).pause_s(sent.asked)
         if sent.order is not None:
             patience_s += self._report_s
         left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
+        if sent.node in self._nodes.regions:
+            sent = replace(sent, ask_s=now_s + patience_s)
+            self._posted.append((sent, self._message(sent, request, payload, left_s)))
+            return
+        packed = None if payload is None else self._pack(payload, fetches=sent.node in self._fetching)
         parcel = packed.digest if isinstance(packed, Parcel) else ""
         sent = replace(sent, ask_s=now_s + patience_s, parcel=parcel, ticket=self._ticket(sent))
-        message = messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)
-        self._posted.append((sent, message))
+        self._posted.append((sent, messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)))
+
+    def _message(
+        self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
+    ) -> Message | Letter:
+        """A question with its bytes in it, or for a relay's bundle."""
+        if sent.node not in self._nodes.regions:
+            return messages.request(
+                sent.node, self._spec, request, None if payload is None else payloads.pack(payload), left_s
+            )
+        adds = sent.order is not None and not sent.order.apart
+        examples = self._nodes.examples.get(self._nodes.sender(sent.node), 1)
+        update_id = sent.order.update_id if sent.order is not None and adds else ""
+        return Letter(write_request(request), payload, self._most_bytes(sent.request), left_s, update_id, examples)
 
     # What is waited for.
 
@@ -303,8 +280,9 @@ class Outbox:
     def flush(self) -> list[PendingMessage]:
         """Push what was posted; returns those whose node the SuperLink does not know any more."""
         self._tidy_up()
-        lost = []
-        posted, self._posted = self._posted, []
+        lost = self._bundle([(sent, letter) for sent, letter in self._posted if isinstance(letter, Letter)])
+        posted = [(sent, message) for sent, message in self._posted if isinstance(message, Message)]
+        self._posted = []
         while posted:
             count = _together(posted)
             pushed, posted = posted[:count], posted[count:]
@@ -317,6 +295,18 @@ class Outbox:
                     lost.append(sent)
         return lost
 
+    def _bundle(self, letters: Sequence[tuple[PendingMessage, Letter]]) -> list[PendingMessage]:
+        """Send what is for silos behind relays; returns those whose relay is gone."""
+        regions, lost = self._nodes.regions, []
+        told = [(sent.node, letter) for sent, letter in letters]
+        named = regions.push(self._grid, self._spec, told, self._fetching, self._parcels)
+        for (sent, _), number in zip(letters, named, strict=True):
+            if number is None:
+                lost.append(sent)
+            else:
+                self._sent[number] = sent
+        return lost
+
     def _tidy_up(self) -> None:
         """Keep at the gate what messages under way speak of."""
         if self._parcels is None:
@@ -324,7 +314,9 @@ class Outbox:
         digests = {sent.parcel for sent in self.waiting}
         if self._packed is not None and isinstance(self._packed[2], Parcel):
             digests.add(self._packed[2].digest)
-        self._parcels.keep(digests, {(sent.node, sent.ticket.name) for sent in self.waiting if sent.ticket is not None})
+        tickets = {(sent.node, sent.ticket.name) for sent in self.waiting if sent.ticket is not None}
+        more = self._nodes.regions.parcels
+        self._parcels.keep(digests | more[0], tickets | more[1])
 
     def wait(self, seconds: float) -> None:
         """Wait for answers, so long at most."""
@@ -332,9 +324,26 @@ class Outbox:
 
     def replies(self) -> list[tuple[PendingMessage, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
-        most = {identifier: BESIDE + self._most_bytes(sent.request) for identifier, sent in self._sent.items()}
-        answered = [(self._end(arrival.answers), arrival) for arrival in self._arrivals.pull(most)]
-        return [(sent, arrival) for sent, arrival in answered if sent is not None]
+        regions, found = self._nodes.regions, list[tuple[PendingMessage | None, Arrival]]()
+        alone = {identifier: sent for identifier, sent in self._sent.items() if sent.node not in regions}
+        most = {identifier: self._most_bytes(sent.request) for identifier, sent in alone.items()} | regions.most
+        for arrival in self._arrivals.pull({identifier: BESIDE + nbytes for identifier, nbytes in most.items()}):
+            relayed = regions.unpack(arrival, self._sent, self._aggregator, self._parcels)
+            if relayed is not None:
+                found += [(self._end(each.answers), each) for each in relayed]
+            elif (sent := self._end(arrival.answers)) is not None and not self._is_relay(sent, arrival):
+                found.append((sent, arrival))
+        return [(sent, arrival) for sent, arrival in found if sent is not None]
+
+    def _is_relay(self, sent: PendingMessage, arrival: Arrival) -> bool:
+        """Whether a node that was asked for the first time has said that it is a relay."""
+        if arrival.content is None or not messages.is_relay(arrival.content):
+            return False
+        try:
+            self._nodes.relay(sent.node, arrival)
+        except ProtocolError as error:
+            logger.warning("refused: %s", error)
+        return True
 
     def read(self, sent: PendingMessage, arrival: Arrival) -> tuple[Reply, Payload | None]:
         """The reply in an answer, and the bytes beside it, uint8.
@@ -343,11 +352,13 @@ class Outbox:
             ProtocolError: there is none, or the silo sent something else.
         """
         name = self._nodes.sender(sent.node)
+        most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
+        if isinstance(arrival, Relayed) and not arrival.problem:
+            return read_reply(arrival.text, name, most), arrival.payload
         if arrival.content is None:
             first = isinstance(sent.request, Describe | AskModel)
             raise ProtocolError(name, "answer", arrival.problem + (_ANOTHER_APP if first else ""))
         (self._fetching.add if messages.fetches(arrival.content) else self._fetching.discard)(sent.node)
-        most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
         reply, payload = messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
         uploaded = messages.read_uploaded(arrival.content, name)
         if uploaded is not None:

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.compatibility import adds_regions
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.survey import survey_of
@@ -286,6 +287,7 @@ class FedSync(Shipped):
             resumed=moment,
             parcels=self._parcels,
             operator=operator,
+            adds=adds_regions(config),
         )
         final = None
         try:

@@ -34,6 +34,7 @@ class Timeouts:
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
         return_timeout_s: for which a resumed run waits for the silos that it had, so that they begin together.
         spare_s: that predictors may train between two looks while silos are at work; 0 for never.
+        hold_s: for which a relay keeps a request that it has nothing to say to; as long as the gate holds a silo's.
     """
 
     poll_s: float = 0.02
@@ -46,6 +47,7 @@ class Timeouts:
     join_timeout_s: float = _JOIN_S
     return_timeout_s: float = 60.0
     spare_s: float = 0.05
+    hold_s: float = 25.0
 
     @classmethod
     def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timeouts:

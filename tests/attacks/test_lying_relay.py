@@ -16,7 +16,7 @@ from fedsync.cipher.server.region import SealedRegion
 from fedsync.cipher.suites.suite import Adder, Words
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ProtocolError
-from tests.cipher.make import INITIAL, Federation, change, close, order, plan
+from tests.cipher.make import INITIAL, Federation, change, close, plan
 
 
 def _added(updates: list[Words], adder: Adder) -> Words:
@@ -53,7 +53,7 @@ def _envelopes(federation: Federation) -> list[Envelope]:
         federation.begin(name, 0)
     for name in federation.examples:
         update_id, payload = federation.seal(name, change(ord(name)))
-        region.put(name, order(update_id, 0), 1.0, payload)
+        region.put(name, update_id, 0, 1.0, payload)
     return [kept.envelope for kept in region._kept.values()]
 
 

@@ -15,6 +15,7 @@ from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.flower import client_app, messages
 from fedsync.flower.payloads import pack
 from fedsync.trainer.protocol import MAX_LAYOUT_TEXT, Ask, Identity, Reply, Request, read_request, write_reply
+from fedsync.trainer.regions import read_region_request
 from fedsync.trainer.service import TrainerService
 
 Answer = Callable[[Message, Context], Message | None]
@@ -70,7 +71,7 @@ class DirectGrid(Grid):
     def push_messages(self, sent: Iterable[Message]) -> Iterable[str]:
         for message in sent:
             node = message.metadata.dst_node_id
-            self.pushed.append((node, type(asked(message)).__name__))
+            self.pushed.append((node, kind(message)))
             if node not in self.nodes:
                 yield ""
                 continue
@@ -100,6 +101,13 @@ def connect(identity: Identity, make: Callable[[Identity], TrainerService] = Tra
     if identity not in trainers:
         trainers[identity] = make(identity)
     return trainers[identity].ask
+
+
+def kind(message: Message) -> str:
+    """Name of what a message asks a silo, or a relay."""
+    text = messages.read_request(message)[1]
+    for_relay = read_region_request(text)
+    return type(read_request(text) if for_relay is None else for_relay).__name__
 
 
 def asked(message: Message) -> Request:

@@ -3,13 +3,17 @@
 from collections.abc import Iterable, Mapping
 
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
+from fedsync.flower import messages
+from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.trainer.protocol import Hello, Refusal, Refused
-from tests.flower.grid import DirectGrid
+from fedsync.trainer.regions import RegionReply, RelayedNode, write
+from tests.flower.grid import DirectGrid, run_identity
 
 
 class NamedGrid(DirectGrid):
@@ -263,3 +267,46 @@ def test_the_error_of_a_large_federation_stays_short() -> None:
         for node in range(1, 201):
             refuse(nodes, node, Refused(Refusal.CONFIG, f"no folder {node}" if node < 100 else ""))
     assert str(raised.value).count("silo-") == 5 and "; 95 more" in str(raised.value)
+
+
+# Relays.
+
+
+def _says_that_it_is_a_relay(*here: RelayedNode) -> Arrival:
+    with run_identity():
+        asked = Message(RecordDict(), message_type="query", dst_node_id=1, ttl=10.0)
+        return Arrival("", messages.relay_answer(asked, write(RegionReply(here=here))))
+
+
+def test_nodes_behind_a_relay_are_nodes_and_the_relay_is_none() -> None:
+    grid = NamedGrid({1: "", 2: ""})
+    nodes = Nodes(grid)
+    assert nodes.look() == ([], [1, 2])
+    nodes.relay(1, _says_that_it_is_a_relay(RelayedNode(7, "", "now"), RelayedNode(8, "", "now")))
+    gone, fresh = nodes.look()
+    assert gone == [1] and fresh == [-2, -1] and all(node in nodes.regions for node in fresh)
+    nodes.forget(1)
+    assert nodes.look() == ([], [])
+    grid.names = {2: ""}
+    assert nodes.look() == ([-2, -1], [])
+    assert -1 not in nodes.regions
+
+
+@pytest.mark.parametrize(("regions", "may"), [(None, False), ({}, False), ({"north": ["a"]}, True)])
+def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
+    regions: dict[str, list[str]] | None, may: bool
+) -> None:
+    """Any silo could else speak for others."""
+    nodes = Nodes(NamedGrid({1: "north", 2: "b"}), Admission(regions=regions))
+    nodes.look()
+    said = _says_that_it_is_a_relay(RelayedNode(1, "a", "now"), RelayedNode(2, "b", "now"), RelayedNode(3, "", "now"))
+    if not may:
+        with pytest.raises(ProtocolError, match="`regions` names none of this name"):
+            nodes.relay(1, said)
+        assert nodes.look() == ([], [])
+        return
+    nodes.relay(1, said)
+    assert nodes.look() == ([1], [-1]), "its region has `a` alone, and one without a name may not come"
+    with pytest.raises(ProtocolError, match="registered"):
+        nodes.check(-1, Hello("c", SiloFacts(10)))
+    assert nodes.check(-1, Hello("a", SiloFacts(10))) == "a"

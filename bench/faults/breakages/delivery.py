@@ -206,8 +206,8 @@ _CHANGES: Changes = {
     "flower/outbox.py": (
         (
             "an-order-is-sent-twice",
-            "        posted, self._posted = self._posted, []\n",
-            "        posted, self._posted = self._posted, list(self._posted)[:1] if not self._sent else []\n",
+            "        self._posted = []\n",
+            "        self._posted = list(self._posted)[:1] if not self._sent else []\n",
         ),
         (
             "an-answer-is-taken-twice",

@@ -9,9 +9,53 @@ TESTS = (
     "tests/cipher/server/test_region.py",
     "tests/policies/aggregate/test_region.py",
     "tests/attacks/test_lying_relay.py",
+    "tests/trainer/test_relay.py",
+    "tests/flower/test_regions.py",
+    "tests/flower/test_nodes.py",
 )
 
 _CHANGES: Changes = {
+    "trainer/relay.py": (
+        (
+            "a-slow-silo-keeps-its-region-waiting",
+            "ready = run.ready_s is not None and (not run.waiting or",
+            "ready = run.ready_s is not None and (not run.waiting and",
+        ),
+        ("a-relay-answers-each-silo-alone", "(not run.waiting or now_s >= run.ready_s)", "True"),
+        (
+            "a-bad-report-spoils-its-region",
+            "                check_report(silo, waiting.order, meta, report)\n",
+            "                pass\n",
+        ),
+        (
+            "an-old-server-s-questions-are-answered-to-a-new-one",
+            "if run is None or run.session != request.session:",
+            "if run is None:",
+        ),
+        ("a-silo-that-went-is-waited-for", "                self._forget_gone()\n", ""),
+        ("silos-that-come-are-told-late", "return ready or run.told != self._here", "return ready"),
+    ),
+    "flower/regions.py": (
+        ("a-sum-is-of-whom-a-relay-says", 'known != members.update_ids or "" in known', "False"),
+        ("who-is-behind-a-relay-that-went-stays", "                self._forget(node)\n", "                pass\n"),
+        ("a-model-goes-to-each-silo-of-a-region", "        if piece is payload:\n", "        if False:\n"),
+        ("what-could-not-be-read-is-never-asked-again", "return []\n", "raise\n"),
+    ),
+    "flower/nodes.py": (
+        (
+            "any-silo-may-be-a-relay",
+            "if name not in regions if regions is not None else self._registered_only:",
+            "if False:",
+        ),
+        ("a-relay-has-silos-of-others", "if region is not None and name not in region:", "if False:"),
+    ),
+    "config/compatibility.py": (
+        (
+            "what-a-commit-takes-in-part-is-added-up",
+            "return weighed and all(barrier.innermost.most_updates is None for barrier in barriers_of(config))",
+            "return weighed",
+        ),
+    ),
     "cipher/encoding/region_sum.py": (
         (
             "members-are-whoever-a-relay-names",
@@ -65,8 +109,8 @@ _CHANGES: Changes = {
         ),
         (
             "a-relay-keeps-what-nobody-signed",
-            "None, plan.chunks, order.update_id, public,",
-            "None, plan.chunks, order.update_id, None,",
+            "None, plan.chunks, update_id, public,",
+            "None, plan.chunks, update_id, None,",
         ),
     ),
     "policies/aggregate/waiting.py": (

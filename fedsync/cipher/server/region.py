@@ -23,7 +23,6 @@ from fedsync.cipher.suites.suite import Adder
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import WorkOrder
 from fedsync.core.regions import RegionSum
 from fedsync.core.transfer import Payload
 
@@ -68,7 +67,7 @@ class SealedRegion:
     def upload_bytes(self) -> int:
         return upload_bytes(self._plan)
 
-    def put(self, silo: str, order: WorkOrder, share: float, update: Payload) -> None:
+    def put(self, silo: str, update_id: str, base: int, share: float, update: Payload) -> None:
         plan, keys, cut = self._plan, self._keys, len(update) - 4 * self._plan.clear_values
         if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
             raise ProtocolError(silo, "update", f"{update.dtype} {update.shape} instead of bytes")
@@ -77,8 +76,8 @@ class SealedRegion:
             raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
         # Which attempt it is the server knows, and looks at.
         expected = wire.Expected(
-            wire.Kind.UPDATE, plan.form, plan.packing, silo, order.base_version, None, keys.epoch, keys.fingerprint,
-            None, plan.chunks, order.update_id, public,
+            wire.Kind.UPDATE, plan.form, plan.packing, silo, base, None, keys.epoch, keys.fingerprint,
+            None, plan.chunks, update_id, public,
         )  # fmt: skip
         update = self._files.keep(update)
         envelope = wire.decode(update[:cut].data, expected, self._adder)
@@ -90,7 +89,7 @@ class SealedRegion:
             raise ProtocolError(silo, "nonce", "that of another update: silos would not open a sum of both")
         kept = _Single(update, envelope, clear, share)
         _ = kept.beside  # raises where its annex is none
-        self._kept[order.update_id] = kept
+        self._kept[update_id] = kept
 
     def discard(self, update_id: str) -> None:
         self._kept.pop(update_id, None)

@@ -9,7 +9,6 @@ import numpy as np
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
-from fedsync.core.orders import WorkOrder
 from fedsync.core.regions import RegionSum
 from fedsync.core.spans import give_back
 from fedsync.core.transfer import Payload
@@ -38,11 +37,11 @@ class PlainRegion:
     def upload_bytes(self) -> int:
         return self._wire.payload_bytes(self._size)
 
-    def put(self, silo: str, order: WorkOrder, share: float, update: Payload) -> None:
-        if order.update_id in self._kept:
-            raise ProtocolError(silo, "update id", f"{order.update_id!r} is here already")
+    def put(self, silo: str, update_id: str, base: int, share: float, update: Payload) -> None:
+        if update_id in self._kept:
+            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
         check_values(self._wire, self._size, silo, update)
-        self._kept[order.update_id] = order.base_version, share, self._keeper.keep(update)
+        self._kept[update_id] = base, share, self._keeper.keep(update)
 
     def discard(self, update_id: str) -> None:
         self._kept.pop(update_id, None)

@@ -18,7 +18,7 @@ from fedsync.core.actions import Commit
 from fedsync.core.errors import ProtocolError
 from fedsync.core.regions import RegionSum
 from fedsync.core.transfer import Payload
-from tests.cipher.make import INITIAL, Federation, change, close, order, plan
+from tests.cipher.make import INITIAL, Federation, change, close, plan
 
 FIVE = dict.fromkeys("abcde", 10)
 Sealed = dict[str, tuple[str, Payload]]
@@ -36,7 +36,7 @@ def sums_of(federation: Federation, answers: Sealed, names: str, folder: Path | 
     region = SealedRegion(federation.plan, federation.keys.server, folder)
     for name in names:
         update_id, payload = answers[name]
-        region.put(name, order(update_id, federation.bases[update_id]), 1.0, payload)
+        region.put(name, update_id, federation.bases[update_id], 1.0, payload)
     return region.sums([answers[name][0] for name in names])
 
 
@@ -90,7 +90,7 @@ def test_what_is_in_the_clear_is_weighed_as_if_it_had_come_alone(tmp_path: Path)
     answers = sealed(federation)
     region = SealedRegion(federation.plan, federation.keys.server)
     for name, share in (("a", 1.0), ("b", 3.0)):
-        region.put(name, order(answers[name][0], 0), share, answers[name][1])
+        region.put(name, answers[name][0], 0, share, answers[name][1])
     ids = send(federation, region.sums(["a/1", "b/1"]))
     federation.aggregator.put("c", *answers["c"])
     federation.aggregator.commit(Commit(1, {"a/1": 0.2, "b/1": 0.6, "c/1": 0.2}))
@@ -247,7 +247,7 @@ def test_updates_with_other_masks_are_in_no_sum(tmp_path: Path) -> None:
     update_id, foreign = sealed(other)["a"]
     region = SealedRegion(federation.plan, federation.keys.server)
     with pytest.raises(ProtocolError):  # of another group
-        region.put("a", order(update_id, 0), 1.0, foreign)
+        region.put("a", update_id, 0, 1.0, foreign)
 
 
 @pytest.mark.parametrize("bad", ["short", "floats", "of another", "of nobody", "not signed", "not finite"])
@@ -266,10 +266,10 @@ def test_a_relay_refuses_what_the_server_would(bad: str, tmp_path: Path) -> None
     }
     silo, sent = wrong[bad]
     with pytest.raises(ProtocolError):
-        region.put(silo, order(update_id, 0), 1.0, sent)
-    region.put("a", order(update_id, 0), 1.0, payload)
+        region.put(silo, update_id, 0, 1.0, sent)
+    region.put("a", update_id, 0, 1.0, payload)
     with pytest.raises(ProtocolError, match="nonce"):
-        region.put("a", order(update_id, 0), 1.0, payload)
+        region.put("a", update_id, 0, 1.0, payload)
 
 
 def test_a_sum_takes_no_more_than_the_words_of_one_and_slips_of_all() -> None:

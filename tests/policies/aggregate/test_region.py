@@ -40,7 +40,7 @@ def region(*update_ids: str, wire: Wire | None = None) -> PlainRegion:
     found = PlainRegion(2, wire.up)
     for update_id in update_ids:
         payload = wire.up.encode(vector(*UPDATES[update_id]))
-        found.put(update_id[0], order(update_id), SHARES[update_id], payload.view(np.uint8))
+        found.put(update_id[0], update_id, 0, SHARES[update_id], payload.view(np.uint8))
     return found
 
 
@@ -134,7 +134,7 @@ def test_updates_that_began_with_different_versions_are_in_different_sums() -> N
     with pytest.raises(ProtocolError, match="different versions"):
         found.put_sum("relay", ("a/2", "b/1"), mean)
     mixed = region("b/1")
-    mixed.put("a", order("a/2", 1), 1.0, vector(1, 1))
+    mixed.put("a", "a/2", 1, 1.0, vector(1, 1))
     assert [each.update_ids for each in mixed.sums(["a/2", "b/1"])] == [("b/1",), ("a/2",)]
 
 
@@ -143,9 +143,9 @@ def test_a_relay_in_the_clear_refuses_what_the_server_would() -> None:
     bad = (("b/1", vector(1), "shape"), ("b/1", vector(np.inf, 0), "finite"), ("a/1", vector(1, 2), "is here already"))
     for update_id, payload, check in bad:
         with pytest.raises(ProtocolError, match=check):
-            one.put("a", order(update_id), 1.0, payload)
+            one.put("a", update_id, 0, 1.0, payload)
     one.discard("a/1")
-    one.put("a", order("a/1"), 1.0, vector(1, 2))
+    one.put("a", "a/1", 0, 1.0, vector(1, 2))
 
 
 def test_a_share_is_what_a_commit_weighs_by() -> None:

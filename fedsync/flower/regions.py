@@ -1,0 +1,362 @@
+"""The server's end of relays: their silos are nodes like others, and what they are asked goes together.
+
+A node that says that it is a relay is none of the run's nodes; the nodes that it has are. Those have negative numbers,
+which Flower's have not. What is posted for a region in one turn is one message, a *bundle*. A relay has at least one
+bundle to answer at any time, so it is heard of at once.
+
+| a bundle is | until | then |
+|---|---|---|
+| sent | its answer comes | what is in it is unpacked; if it was the last, an empty one is sent |
+| sent | ``hold_s`` and some more | taken for lost; likewise |
+| any | its relay is gone | forgotten, and so are the nodes behind it |
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedsync.core.errors import ProtocolError
+from fedsync.core.layout import Layout
+from fedsync.core.transfer import DurableAggregator, Payload
+from fedsync.flower import messages, payloads
+from fedsync.flower.internals.pull import Arrival
+from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
+from fedsync.trainer.regions import (
+    RegionAsk,
+    RegionMembers,
+    RegionReply,
+    RegionRequest,
+    RelayedNode,
+    joined,
+    parted,
+    piece_of,
+    read_region_reply,
+    write,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOST_S = 35.0
+_PAUSE_S = 1.0
+_TEXTS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SiloNode:
+    """A node behind a relay, as the grid would name it."""
+
+    node_id: int
+    name: str
+    last_activated_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A question for a silo behind a relay, and what goes with it; see `RegionAsk`."""
+
+    text: str
+    payload: Payload | None
+    most: int
+    ttl_s: float
+    update_id: str = ""
+    examples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed(Arrival):
+    """An answer of a silo behind a relay.
+
+    Args:
+        text: what it says.
+        payload: what came with it; None also of an update that is in a sum.
+        summed: it is an update in a region's sum, which the aggregator has.
+    """
+
+    text: str = ""
+    payload: Payload | None = None
+    summed: bool = False
+
+
+@dataclass(slots=True)
+class _Bundle:
+    """A message to a relay that has no answer."""
+
+    until_s: float
+    most: int
+    parcel: str
+    ticket: Ticket | None
+
+
+@dataclass(slots=True)
+class _Relay:
+    """A relay.
+
+    Args:
+        name: for people.
+        since: when it was activated.
+        here: its silos' nodes, by its numbers.
+        numbers: the server's numbers of them.
+        bundles: under way, by message.
+        waiting: of each question that has no answer the bytes that may come with it, and which update it asks for.
+        knows: it knows the layout.
+        quiet_s: before that it is not asked without a question.
+    """
+
+    name: str
+    since: str
+    here: dict[int, RelayedNode] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    bundles: dict[str, _Bundle] = field(default_factory=dict)
+    waiting: dict[str, tuple[int, str]] = field(default_factory=dict)
+    knows: bool = False
+    quiet_s: float = 0.0
+
+
+class Regions:
+    """The relays of a run.
+
+    Args:
+        layout: of the model; relays are told.
+        adds: whether updates of a region may be added up before they are committed.
+        hold_s: for which a relay keeps a request.
+    """
+
+    def __init__(self, layout: Layout | None = None, *, adds: bool = True, hold_s: float = 0.0) -> None:
+        self._layout, self._hold_s = layout, hold_s
+        self.adds = adds
+        self._session = secrets.token_hex(8)
+        self._relays: dict[int, _Relay] = {}
+        self._behind: dict[int, tuple[int, int]] = {}
+        self._serial = self._newest = 0
+
+    def __contains__(self, node: int) -> bool:
+        """Whether a node is behind a relay."""
+        return node in self._behind
+
+    # Who is there.
+
+    def around(self, infos: Iterable[Any]) -> list[Any]:
+        """Nodes as the grid has them, but for relays, and those behind these."""
+        found = {info.node_id: info for info in infos}
+        for node, relay in list(self._relays.items()):
+            if node not in found or str(found[node].last_activated_at) != relay.since:
+                self._forget(node)
+        silos = [
+            SiloNode(relay.numbers[number], each.name, each.since)
+            for relay in self._relays.values()
+            for number, each in relay.here.items()
+        ]
+        return [*(info for node, info in found.items() if node not in self._relays), *silos]
+
+    def relay_of(self, node: int) -> str:
+        """Name of the relay that a node is behind; empty for none."""
+        return self._relays[self._behind[node][0]].name if node in self._behind else ""
+
+    def enrol(self, node: int, name: str, since: str, arrival: Arrival) -> None:
+        """A node has said that it is a relay.
+
+        Raises:
+            ProtocolError: what else it says is none.
+        """
+        assert arrival.content is not None
+        reply = read_region_reply(messages.read_answer_text(arrival.content, name, 0)[0], name)
+        logger.info("%s is a relay", name)
+        self._relays[node] = _Relay(name, since)
+        self._hear(node, reply)
+
+    def _hear(self, node: int, reply: RegionReply) -> None:
+        relay = self._relays[node]
+        relay.knows = reply.knows
+        relay.here = {each.node: each for each in reply.here}
+        for number in relay.here.keys() - relay.numbers.keys():
+            self._newest -= 1
+            relay.numbers[number] = self._newest
+            self._behind[self._newest] = node, number
+
+    def _forget(self, node: int) -> None:
+        relay = self._relays.pop(node)
+        for number in relay.numbers.values():
+            del self._behind[number]
+
+    # What is asked.
+
+    def push(
+        self,
+        grid: Grid,
+        spec: str,
+        letters: Sequence[tuple[int, Letter]],
+        fetching: set[int],
+        parcels: ParcelStore | None,
+    ) -> list[str | None]:
+        """Send what is posted, a message for each relay; returns what names each question, None where its node is gone.
+
+        Args:
+            grid: of Flower.
+            spec: the run's specification as JSON.
+            letters: each with the node that it is for.
+            fetching: nodes that fetch at the gate.
+            parcels: what is there.
+        """
+        named: list[str | None] = []
+        asks: dict[int, list[RegionAsk]] = {}
+        pieces: dict[int, list[Payload]] = {}
+        for node, letter in letters:
+            if node not in self._behind:
+                named.append(None)
+                continue
+            relay, number = self._behind[node]
+            self._serial += 1
+            named.append(f"{self._session}/{self._serial}")
+            piece = _place(pieces.setdefault(relay, []), letter.payload)
+            asks.setdefault(relay, []).append(
+                RegionAsk(
+                    f"{self._session}/{self._serial}", number, letter.text, piece, letter.most, letter.ttl_s,
+                    letter.update_id if self.adds else "", letter.examples,
+                )
+            )  # fmt: skip
+            self._relays[relay].waiting[f"{self._session}/{self._serial}"] = letter.most, letter.update_id
+        now_s = time.monotonic()
+        for node, relay_ in self._relays.items():
+            relay_.bundles = {name: each for name, each in relay_.bundles.items() if now_s < each.until_s}
+            if node in asks or (not relay_.bundles and now_s >= relay_.quiet_s):
+                message, bundle = self._bundle(
+                    node, spec, asks.get(node, []), pieces.get(node, []), parcels, fetches=node in fetching
+                )
+                for identifier in grid.push_messages([message]):
+                    if identifier:
+                        relay_.bundles[identifier] = bundle
+        return named
+
+    def _bundle(
+        self,
+        node: int,
+        spec: str,
+        asks: Sequence[RegionAsk],
+        pieces: list[Payload],
+        parcels: ParcelStore | None,
+        *,
+        fetches: bool,
+    ) -> tuple[Message, _Bundle]:
+        relay, payload = self._relays[node], joined(pieces)
+        layout = None if relay.knows else self._layout
+        lengths = tuple(piece.nbytes for piece in pieces)
+        text = write(RegionRequest(self._session, tuple(asks), lengths, self._hold_s, layout))
+        packed: payloads.Packed | None = None
+        if payload is not None:
+            large = payload.nbytes > payloads.SMALL_BYTES and fetches
+            packed = (parcels.publish(payload) if parcels is not None and large else None) or payloads.pack(payload)
+        most, ticket = sum(bytes_ for bytes_, _ in relay.waiting.values()) + _TEXTS, None
+        if parcels is not None and most > payloads.SMALL_BYTES:
+            self._serial += 1
+            ticket = parcels.expect(node, f"bundle {self._serial}", most)
+        message = messages.relay_request(node, spec, text, packed, self._hold_s + _LOST_S, ticket)
+        digest = packed.digest if isinstance(packed, Parcel) else ""
+        return message, _Bundle(time.monotonic() + self._hold_s + _LOST_S, most, digest, ticket)
+
+    @property
+    def most(self) -> dict[str, int]:
+        """Bytes that the answer to each bundle may have beside its texts."""
+        return {name: each.most for relay in self._relays.values() for name, each in relay.bundles.items()}
+
+    @property
+    def parcels(self) -> tuple[set[str], set[tuple[int, str]]]:
+        """What is to stay at the gate: digests, and tickets with their nodes."""
+        under_way = [(node, each) for node, relay in self._relays.items() for each in relay.bundles.values()]
+        tickets = {(node, each.ticket.name) for node, each in under_way if each.ticket is not None}
+        return {each.parcel for _, each in under_way}, tickets
+
+    # What is answered.
+
+    def unpack(
+        self,
+        arrival: Arrival,
+        wanted: Container[str],
+        aggregator: DurableAggregator | None,
+        parcels: ParcelStore | None,
+    ) -> list[Relayed] | None:
+        """Answers of silos that a message has; None where it is no relay's. Sums are given to the aggregator.
+
+        Args:
+            arrival: the message.
+            wanted: numbers of questions whose answers are waited for.
+            aggregator: of the run, if there is a model.
+            parcels: what is at the gate.
+        """
+        node = next((node for node, relay in self._relays.items() if arrival.answers in relay.bundles), None)
+        if node is None:
+            return None
+        relay = self._relays[node]
+        bundle = relay.bundles.pop(arrival.answers)
+        relay.waiting = {number: each for number, each in relay.waiting.items() if number in wanted}
+        try:
+            return self._read(node, bundle, arrival, aggregator, parcels)
+        except ProtocolError as error:
+            logger.warning("%s", error)
+            relay.quiet_s = time.monotonic() + _PAUSE_S
+            return []
+
+    def _read(
+        self,
+        node: int,
+        bundle: _Bundle,
+        arrival: Arrival,
+        aggregator: DurableAggregator | None,
+        parcels: ParcelStore | None,
+    ) -> list[Relayed]:
+        relay = self._relays[node]
+        if arrival.content is None:
+            raise ProtocolError(relay.name, "answer", arrival.problem)
+        text, payload = messages.read_answer_text(arrival.content, relay.name, bundle.most)
+        uploaded = messages.read_uploaded(arrival.content, relay.name)
+        if uploaded is not None:
+            if parcels is None or bundle.ticket is None:
+                raise ProtocolError(relay.name, "upload", "nobody expects it")
+            payload = parcels.arrived(node, bundle.ticket, uploaded, relay.name)
+        reply = read_region_reply(text, relay.name)
+        pieces = parted(payload, reply.pieces, relay.name)
+        if not reply.answers:
+            relay.quiet_s = time.monotonic() + (0.0 if self._hold_s else _PAUSE_S / 10)
+        summed = dict[str, str]()
+        for each in reply.sums:
+            problem = self._add(relay, each, piece_of(pieces, each.piece, relay.name), aggregator)
+            summed.update(dict.fromkeys(each.numbers, problem))
+        found = []
+        for answer in reply.answers:
+            if relay.waiting.pop(answer.number, None) is None:
+                continue
+            piece, problem = piece_of(pieces, answer.piece, relay.name), answer.problem or summed.get(answer.number, "")
+            in_sum = answer.number in summed and not problem
+            found.append(Relayed(answer.number, None, problem, answer.text, piece, in_sum))
+        self._hear(node, reply)
+        return found
+
+    @staticmethod
+    def _add(relay: _Relay, members: RegionMembers, whole: Payload | None, aggregator: DurableAggregator | None) -> str:
+        """Give a sum to the aggregator; returns why it does not take it."""
+        known = tuple(relay.waiting[number][1] for number in members.numbers if number in relay.waiting)
+        try:
+            if aggregator is None or whole is None or known != members.update_ids or "" in known:
+                raise ProtocolError(relay.name, "sum", "nobody waits for all that is in it")
+            aggregator.put_sum(relay.name, members.update_ids, whole)
+        except ProtocolError as error:
+            return str(error)
+        return ""
+
+
+def _place(pieces: list[Payload], payload: Payload | None) -> int:
+    """Number of a payload among pieces, where it is put if it is not there."""
+    if payload is None:
+        return -1
+    for number, piece in enumerate(pieces):
+        if piece is payload:
+            return number
+    pieces.append(payload)
+    return len(pieces) - 1
