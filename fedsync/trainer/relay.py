@@ -88,7 +88,7 @@ class Downstream(Protocol):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OnItsWay:
     """A question on its way."""
 
     ask: RegionAsk
@@ -119,7 +119,7 @@ class _Run:
     adder: RegionAdder | None = None
     weighting: Weighting = field(default_factory=Weighting)
     sealed: bool = False
-    waiting: dict[str, _Asked] = field(default_factory=dict)
+    waiting: dict[str, _OnItsWay] = field(default_factory=dict)
     answers: list[tuple[RegionAnswer, Payload | None]] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     ready_s: float | None = None
@@ -238,11 +238,11 @@ class RelayService:
             if sent is None:
                 self._ready(run, RegionAnswer(ask.number, problem="its node is not known to the relay"), None, 0.0)
             else:
-                run.waiting[sent] = _Asked(ask, order, self._clock())
+                run.waiting[sent] = _OnItsWay(ask, order, self._clock())
 
     # What is answered.
 
-    def _take(self, run: _Run, waiting: _Asked, came: Came) -> None:
+    def _take(self, run: _Run, waiting: _OnItsWay, came: Came) -> None:
         """A silo has answered."""
         ask, took_s = waiting.ask, self._clock() - waiting.since_s
         if came.problem or came.payload is None:
@@ -254,7 +254,7 @@ class RelayService:
         else:
             self._ready(run, RegionAnswer(ask.number, came.text), came.payload, took_s)
 
-    def _added(self, run: _Run, waiting: _Asked, text: str, payload: Payload) -> bool:
+    def _added(self, run: _Run, waiting: _OnItsWay, text: str, payload: Payload) -> bool:
         """Whether an update may be in a sum; what may not goes to the server as it came, which says why."""
         ask, silo = waiting.ask, waiting.ask.update_id.rpartition("/")[0]
         assert run.adder is not None

@@ -203,6 +203,13 @@ _CHANGES: Changes = {
         ("an-array-in-a-file-is-written-again", "if not link_file(data, path):", "if True:"),
     ),
     "core/spans.py": (("a-longer-file-is-linked-for-an-array", " and part.path.stat().st_size == part.nbytes:", ":"),),
+    "flower/pending_message.py": (
+        (
+            "another-order-is-halted",
+            "isinstance(self.request, Train) and self.request.order.update_id == update_id",
+            "isinstance(self.request, Train)",
+        ),
+    ),
     "flower/outbox.py": (
         (
             "an-order-is-sent-twice",
@@ -216,8 +223,8 @@ _CHANGES: Changes = {
         ),
         (
             "an-answer-to-what-is-forgotten-counts",
-            "return [(sent, arrival) for sent, arrival in answered if sent is not None]",
-            "return [(sent or next(iter(self._sent.values()), None), arrival) for sent, arrival in answered]",
+            "(sent := self._end(arrival.answers)) is not None and",
+            "(sent := self._end(arrival.answers) or next(iter(self._sent.values()), None)) is not None and",
         ),
         (
             "a-repeated-question-is-answered-twice",
@@ -268,11 +275,6 @@ _CHANGES: Changes = {
             "what-a-queued-order-brings-continues-what-its-silo-holds-now",
             "        if rounds and not sent.again:\n",
             "        if False:\n",
-        ),
-        (
-            "another-order-is-halted",
-            "isinstance(self.request, Train) and self.request.order.update_id == update_id",
-            "isinstance(self.request, Train)",
         ),
         (
             "a-repeated-order-is-not-known-to-be-one",
