@@ -9,6 +9,7 @@ machine as it can, so a commit's seconds say what both of them reach together; m
 |---|---|
 | an idle silo | processor time of the SuperLink with silos that wait, less that without: mean, and most with 95 % |
 | an order | processor time of SuperLink, ServerApp and all silos, by the updates that are committed meanwhile |
+| overhead an order | median of: from the decision to its update, less what the silo says that it worked |
 | memory, files | of these processes after a fifth of the commits, and at the end |
 
     python bench/cost/crowd.py [--silos 100 --commit 200] [--sealed] [--commits 20] [--idle 60]
@@ -33,12 +34,13 @@ import yaml
 
 from bench.common import print_table, write_json
 from bench.cost.crowd_silos import READY
+from bench.cost.growth import of_journal
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.journal import JOURNAL
+from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower.run_folder import PID_FILE
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
@@ -230,6 +232,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
             if options.verbose:
                 print(samples[-1], flush=True)
         found["samples"] = [asdict(each) for each in samples]
+        found["overhead_s"] = of_journal(read_journal(server.out / JOURNAL)[1])["overhead_s"]
     finally:
         server.end()
     return found
@@ -254,6 +257,7 @@ def report(options: argparse.Namespace, found: dict[str, object]) -> None:
     )  # fmt: skip
     print(f"registered after {found['registered_s']:.0f} s")
     print(f"{(last.commits - first.commits) / seconds:.2f} commits and {updates / seconds:.1f} updates a second")
+    print(f"overhead an order: {found['overhead_s']:.2f} s")
     link_ms = 1e3 * (last.superlink_s - first.superlink_s) / updates
     app_ms = 1e3 * (last.app_s - first.app_s) / updates
     silos_ms = 1e3 * (last.silos_s - first.silos_s) / updates

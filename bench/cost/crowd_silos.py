@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -51,12 +52,15 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.common.processes import exit_with_parent, raise_file_limit
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.layout import Layout, Vector
+from fedsync.core.metrics.named import NOTHING, Wanted
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.bundles import PULL, PUSH, Bundle, parts_of
 from fedsync.flower.internals.polling import FIRST_S
+from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.train.local import Outcome
+from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor
 from fedsync.train.weights import TaskModel
 from fedsync.trainer.protocol import (
@@ -98,8 +102,10 @@ class Idle:
     examples = EXAMPLES
 
     def __init__(self, text: str, seed: int) -> None:
+        self._text = text
         self.layout, self._first = _model(text)
         self._random = np.random.default_rng(seed)
+        self.wanted = NOTHING
 
     def initial_model(self) -> Vector:
         return self._first.copy()
@@ -107,7 +113,7 @@ class Idle:
     def find_batch_cap_on_gpu(self) -> None: ...
 
     def evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation:
-        return Evaluation(float(EXAMPLES), float(EXAMPLES // 2), EXAMPLES)
+        return _guesses(self._text, self.wanted)
 
     def run(self, order: WorkOrder, model: Vector, cursor: Cursor, *others: object) -> Outcome:
         update = self._random.normal(0.0, 1e-3, self.layout.size).astype(np.float32)
@@ -125,6 +131,21 @@ def _model(text: str) -> tuple[Layout, Vector]:
     return model.layout, model.initial()
 
 
+@lru_cache(maxsize=2)
+def _guesses(text: str, wanted: Wanted) -> Evaluation:
+    """What is found where outputs and targets are drawn: sums of all that the run measures."""
+    task, (layout, _) = RunSpec.parse(text).task.build(), _model(text)
+    (classes,) = layout.shapes[-1]
+    drawn = torch.Generator().manual_seed(0)
+    outputs = torch.randn(EXAMPLES, classes, generator=drawn)
+    targets = torch.randint(classes, (EXAMPLES,), generator=drawn)
+    measuring = Measuring(wanted.metrics(task.metrics), torch.device("cpu"))
+    measured = measuring.begin()
+    measured.add(measuring.of(outputs, targets, torch.arange(EXAMPLES)))
+    loss, correct = (float(each) for each in task.assess(outputs, targets))
+    return Evaluation(loss, correct, EXAMPLES, sums=measured.sums(EXAMPLES))
+
+
 class Task:
     """A run's task, whose trainer trains nothing."""
 
@@ -134,7 +155,8 @@ class Task:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
 
-    def trainer(self, *_: object) -> Idle:
+    def trainer(self, site: object, slots: int, options: LocalOptions, *_: object) -> Idle:
+        self._trainer.wanted = options.measured
         return self._trainer
 
 

@@ -15,7 +15,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.environment import flower_environment, trainer_environment
-from fedsync.flower.internals.lines import most_lines
+from fedsync.flower.internals.lines import LINES_OF_A_SUPERNODE, most_lines
 from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.audit_heads import HeadKeeper
@@ -170,7 +170,7 @@ def start_server(config: ServerStartConfig) -> None:
 
 
 def _have_files(config: ServerStartConfig) -> None:
-    """Let the server's programs have as many files as the system allows; warn if that is too few for the gate."""
+    """Let the server's programs have as many files as the system allows; warn if that or the gate is too few."""
     files = raise_file_limit()
     connections = most_lines(config.gate.connections, files)
     if connections < config.gate.connections:
@@ -178,6 +178,13 @@ def _have_files(config: ServerStartConfig) -> None:
             "the system lets a process have %d files, so there are at most %d connections instead of %d; raise "
             "LimitNOFILE in the systemd unit, or `ulimit -Hn`",
             files, connections, config.gate.connections,
+        )  # fmt: skip
+    wanted = LINES_OF_A_SUPERNODE * len(config.silos)
+    if wanted > config.gate.connections:
+        logger.warning(
+            "%d silos may hold %d connections, and the gate has %d: set gate.connections to %d or more in server.yaml, "
+            "or the last silos find no place",
+            len(config.silos), wanted, config.gate.connections, wanted,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.client_app import identify
 from fedsync.flower.internals import versions
+from fedsync.ops import start
 from fedsync.ops.programs import node_config, server_programs, silo_programs, way
 from fedsync.ops.supervisor import Program
 from fedsync.trainer.key_lookup import KEYS
@@ -77,6 +78,17 @@ def test_code_from_the_server_runs_where_the_owner_says_so_and_never_beside_the_
     else:
         assert "--answer" in plan(closed, tmp_path).command
     assert "--answer" not in plan(SILO, tmp_path).command and way("shipped") == "stock"
+
+
+@pytest.mark.parametrize(("connections", "warned"), [(1000, True), (1200, False)])
+def test_a_gate_without_room_for_all_silos_is_named(
+    connections: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    silos = {f"silo-{index}": "key" for index in range(300)}  # of which each may have four
+    gate = GateConfig(connections=connections)
+    start._have_files(ServerStartConfig(certificates="/c", state="/s", silos=silos, gate=gate))
+    said = "300 silos may hold 1200 connections, and the gate has 1000: set gate.connections to 1200 or more"
+    assert (said in caplog.text) is warned
 
 
 def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 An app waits for answers to many messages, and looks for all of them each time. Each costs Flower some tenths of a
 millisecond to look for, be there an answer or not: with a thousand silos, more than all else. The gate hears of each
 answer as it is stored. So a look is for these, and for all only now and then, because Flower makes some answers up by
-itself: for nodes that are gone, and messages that are too old.
+itself: for nodes that are gone, and messages that are too old. A look brings so many answers at most that nobody else
+waits for long; the next one brings others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 WHOLE_S = 5.0
 """How often a look is for answers to all messages that the app waits for [s]."""
+
+MOST_AT_ONCE = 64
+"""Answers, of those that are known to be there. An app fetches as many at a time."""
 
 
 class AnswerLooks:
@@ -50,12 +54,20 @@ class AnswerLooks:
         """
         now_s = self._clock()
         with self._lock:
-            stored = self._stored.pop(run, set())
+            known = sorted(self._stored.pop(run, set()).intersection(asked.message_ids))
+            later = set(known[MOST_AT_ONCE:])
+            if later:
+                self._stored[run] = later
         before, at_s = self._whole.get(run, (b"", -inf))
-        if before != token or now_s - at_s >= WHOLE_S:
+        whole = before != token or now_s - at_s >= WHOLE_S
+        if whole:
             self._whole[run] = token, now_s
-            return True
-        known = stored.intersection(asked.message_ids)
+        wanted = [each for each in asked.message_ids if each not in later] if whole else known[:MOST_AT_ONCE]
         del asked.message_ids[:]
-        asked.message_ids.extend(sorted(known))
-        return bool(known)
+        asked.message_ids.extend(wanted)
+        return bool(wanted)
+
+    def any(self, run: int) -> bool:
+        """Whether an answer is there that no look was for."""
+        with self._lock:
+            return bool(self._stored.get(run))

@@ -46,6 +46,7 @@ from fedsync.flower.internals.bundles import (
 from fedsync.flower.internals.lines import Line
 from fedsync.flower.internals.one_transaction import clean_up_seldom, one_transaction
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
+from fedsync.flower.internals.turns import Turns
 
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
@@ -80,9 +81,8 @@ class BundleRoutes:
         self._left: dict[int, int] = {}
         self._stored: Counter[int] = Counter()
         self._runs: dict[bytes, int] = {}
-        self._answers: Counter[int] = Counter()
         self._looks = AnswerLooks()
-        self._one = CapacityLimiter(1)
+        self._turns, self._thread = Turns(), CapacityLimiter(1)
         self._later = threading.local()
 
     def watch(self) -> None:
@@ -160,16 +160,18 @@ class BundleRoutes:
         self._loop = asyncio.get_running_loop()
         path, frames = str(scope["path"]), list[bytes]()
         if path == APP_PULL:
-            frames = await self._handled(self._app_pull, token, _frames(await _body(scope, receive, MOST_APP_BYTES)))
+            asked = _frames(await _body(scope, receive, MOST_APP_BYTES))
+            frames = await self._handled(self._app_pull, token, asked, first=True)
         elif path == APP_PUSH:
-            frames = await self._handled(self._app_push, token, _frames(await _body(scope, receive, MOST_APP_BYTES)))
+            asked = _frames(await _body(scope, receive, MOST_APP_BYTES))
+            frames = await self._handled(self._app_push, token, asked, first=True)
         elif path.startswith(APP_WAIT) and path.removeprefix(APP_WAIT).isdigit():
             await self._app_wait(token, min(int(path.removeprefix(APP_WAIT)[:6]), MOST_WAIT_MS) / 1e3, receive, line)
         else:
             raise NoParcel(404, "no such route")
         await reply(send, 200, Bundle(frames).SerializeToString())
 
-    async def _handled(self, work: Callable[..., list[bytes]], *arguments: object) -> list[bytes]:
+    async def _handled(self, work: Callable[..., list[bytes]], *arguments: object, first: bool = False) -> list[bytes]:
         """What Flower's handlers answer, in a thread; one at a time, for a database has one who writes.
 
         Raises:
@@ -180,7 +182,8 @@ class BundleRoutes:
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
         try:
-            return await run_sync(work, *arguments, limiter=self._one)
+            async with self._turns.turn(first=first):
+                return await run_sync(work, *arguments, limiter=self._thread)
         except HTTPException as error:
             raise NoParcel(503 if error.status_code == 503 else 409, str(error.detail)) from None
         except (FlowerError, ValueError, DecodeError):
@@ -297,7 +300,7 @@ class BundleRoutes:
     async def _app_wait(self, token: bytes, wait_s: float, receive: Receive, line: Line | None) -> None:
         """Return once an answer is stored that came after the app's last look, or the time is over."""
         run = self._runs.get(token)
-        if run is None or self._answers[run] != self._stored[run]:
+        if run is None or self._looks.any(run):
             return
         left = asyncio.create_task(gone(receive))
         try:
@@ -316,8 +319,6 @@ class BundleRoutes:
         task, me = self._task(token), Node(node_id=SUPERLINK_NODE_ID)
         run: int = task.run_id
         self._runs = {token: run, **{key: value for key, value in self._runs.items() if value != run}}
-        # What is stored from here on is for the next look.
-        self._answers[run] = self._stored[run]
         asked = PullAppMessagesRequest.FromString(frames[0])
         if not self._looks.worth_it(token, run, asked):
             return [PullAppMessagesResponse().SerializeToString()]

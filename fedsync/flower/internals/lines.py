@@ -20,8 +20,11 @@ from typing import TypeVar
 
 Key = TypeVar("Key")
 
+LINES_OF_A_SUPERNODE = 4
+"""A look that is held, a heartbeat, and two parts of a message."""
+
 MOST_OF_ONE = 16
-"""Lines of one silo; its SuperNode has four."""
+"""Lines of one silo."""
 
 OWN_FILES = 80
 """Files that a SuperLink has open beside its lines: libraries, database, logs."""

@@ -47,3 +47,18 @@ def test_another_process_of_the_run_has_seen_nothing() -> None:
     look(looks, "a")
     assert look(looks, "a", token=OTHER) == ["a"]
     assert look(looks, "a", run=RUN + 1) == ["a"]
+
+
+def test_a_look_brings_so_many_answers_at_most_and_the_next_one_others() -> None:
+    clock = Clock()
+    looks, names = AnswerLooks(clock), [f"{number:03}" for number in range(100)]
+    look(looks, *names)
+    for name in names[:80]:
+        looks.stored(RUN, name)
+    assert look(looks, *names) == names[:64] and looks.any(RUN)
+    assert look(looks, *names[64:]) == names[64:80] and not looks.any(RUN)
+    for name in names[:80]:
+        looks.stored(RUN, name)
+    clock.now_s += WHOLE_S
+    assert look(looks, *names) == names[:64] + names[80:], "also one that is for all"
+    assert look(looks, *names[64:]) == names[64:80]

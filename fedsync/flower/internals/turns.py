@@ -1,0 +1,48 @@
+"""One at a time, the app before nodes.
+
+A run has one app, which asks for many messages at once and goes on when it has its answer. Among the requests of a
+thousand nodes it would wait for all of them, and they for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Turns:
+    """Turns of an event loop's tasks, in the order in which they ask, but for those that go first."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._first, self._others = deque[asyncio.Future[None]](), deque[asyncio.Future[None]]()
+
+    @asynccontextmanager
+    async def turn(self, *, first: bool = False) -> AsyncIterator[None]:
+        """Wait for a turn, and have it."""
+        if self._taken:
+            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            (self._first if first else self._others).append(mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if mine.done() and not mine.cancelled():  # it was given the turn just then
+                    self._pass_on()
+                raise
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the turn to who is next; who went away is not asked."""
+        for waiting in (self._first, self._others):
+            while waiting:
+                mine = waiting.popleft()
+                if not mine.done():
+                    mine.set_result(None)
+                    return
+        self._taken = False
