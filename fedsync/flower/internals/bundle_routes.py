@@ -44,7 +44,7 @@ from fedsync.flower.internals.bundles import (
     parts_of,
 )
 from fedsync.flower.internals.lines import Line
-from fedsync.flower.internals.one_transaction import clean_up_seldom, one_transaction
+from fedsync.flower.internals.one_transaction import clean_up_seldom, one_transaction, wait_patiently
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
 from fedsync.flower.internals.turns import Turns
 
@@ -89,6 +89,7 @@ class BundleRoutes:
         """Hear from now on of every message that the state stores."""
         state: Any = self._state()
         clean_up_seldom(state)
+        wait_patiently(state)
         store = state.store_message_and_object_tree
 
         def store_and_tell(message: Any, tree: ObjectTree, session: str) -> tuple[bool, list[str]]:

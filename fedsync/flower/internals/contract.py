@@ -124,6 +124,11 @@ POINTS: Points = {
         flwr.supercore.run:RunStatus 6fbedd301086
         flwr.common.constant:Status 0fab62895910
         flwr.server.superlink.utils:check_abort 4990608beb17
+        flwr.server.utils.validator:validate_message c3328f0cf0b7
+        flwr.server.superlink.linkstate.utils:message_to_dict 7eaadf9d31c1
+        flwr.server.superlink.linkstate.utils:convert_uint64_values_in_dict_to_sint64 3a243ef1db6e
+        flwr.common.constant:MESSAGE_TTL_TOLERANCE 14be4b45f18e
+        flwr.supercore.sql_mixin:SqlMixin.initialize 010e6d94a7ba
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_run_status 9f5531faa145
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.store_traffic cc82e5eaf2bb
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.add_clientapp_runtime 5e7961fe7305

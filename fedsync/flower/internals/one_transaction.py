@@ -24,10 +24,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from sqlite3 import Cursor
+from sqlite3 import Connection, Cursor
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+from sqlalchemy import event
 
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 CLEAN_UP_S = 1.0
 """How often it is looked for apps that died [s]. Flower gives them a minute."""
+
+PATIENCE_S = 30.0
+"""How long a write waits for another one [s]. Flower's 5 s are short where a busy machine stops who writes."""
 
 Told = Callable[[Any], None]
 Do = Callable[[str, Sequence[object]], Cursor]
@@ -88,6 +93,18 @@ def clean_up_seldom(state: Any, clock: Callable[[], float] = time.monotonic) -> 
             clean_up()
 
     vars(state)["_cleanup_expired_task_tokens"] = clean_up_if_due
+
+
+def wait_patiently(state: Any) -> None:
+    """Have writes of a state with a database wait for each other for `PATIENCE_S`."""
+    if has_one_database(state):
+        for each in (state, state.object_store):
+            event.listen(each._engine, "connect", _set_patience)
+            each._engine.dispose()  # connections that are there
+
+
+def _set_patience(connection: Connection, _: object) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(1e3 * PATIENCE_S)}")
 
 
 class _BundleState:
@@ -150,14 +167,66 @@ class _BundleState:
         if not self._whole:
             found: tuple[bool, list[str]] = self._state.store_message_and_object_tree(message, object_tree, session_id)
             return found
-        store = _flowers(self, "store_message_res" if message.metadata.reply_to_message_id else "store_message_ins")
-        if store(message) is None:
+        # What is not plainly sound, Flower looks at, and says what is wrong.
+        if message.metadata.reply_to_message_id:
+            stored = self._put_answer(message) or _flowers(self, "store_message_res")(message) is not None
+        else:
+            stored = self._put_order(message) or _flowers(self, "store_message_ins")(message) is not None
+        if not stored:
             return False, []
         run = message.metadata.run_id
         missing = self.object_store.store(run, object_tree, self._came)
         self._stored.update((run, name) for name in missing)
         self._told(message)
         return True, missing
+
+    def _put_order(self, message: Any) -> bool:
+        """Store a sound message to a node; see Flower's `store_message_ins`."""
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.server.utils.validator import validate_message
+        from flwr.supercore.constant import NodeStatus
+        from flwr.supercore.utils import uint64_to_int64
+
+        told = message.metadata
+        run = self._lock_run(told.run_id, require_unfinished=True)
+        status = NodeStatus.ONLINE, NodeStatus.OFFLINE
+        known = "SELECT 1 FROM node WHERE node_id = ? AND status IN (?, ?)"
+        sound = (
+            not any(validate_message(message=message, is_reply_message=False))
+            and told.src_node_id == SUPERLINK_NODE_ID
+            and run is not None
+            and self._do(known, [uint64_to_int64(told.dst_node_id), *status]).fetchone() is not None
+            and self._state.federation_manager.has_node(told.dst_node_id, run["federation_id"])
+        )
+        return sound and self._put("message_ins", message)
+
+    def _put_answer(self, message: Any) -> bool:
+        """Store a sound answer; see Flower's `store_message_res`."""
+        from flwr.common.constant import MESSAGE_TTL_TOLERANCE
+        from flwr.server.utils.validator import validate_message
+        from flwr.supercore.utils import uint64_to_int64
+
+        told = message.metadata
+        run = self._lock_run(told.run_id, require_unfinished=True)
+        asked = None if run is None else self.get_valid_message_ins(told.reply_to_message_id)
+        sound = (
+            not any(validate_message(message=message, is_reply_message=True))
+            and asked is not None
+            and asked["run_id"] == uint64_to_int64(told.run_id)
+            and asked["dst_node_id"] == uint64_to_int64(told.src_node_id)
+            and told.ttl + told.created_at - asked["created_at"] - asked["ttl"] <= MESSAGE_TTL_TOLERANCE
+        )
+        return sound and self._put("message_res", message)
+
+    def _put(self, table: str, message: Any) -> bool:
+        """Insert a message; False where there is one of its name, or another that answers the same."""
+        from flwr.server.superlink.linkstate.utils import convert_uint64_values_in_dict_to_sint64, message_to_dict
+
+        row = message_to_dict(message)
+        convert_uint64_values_in_dict_to_sint64(row, ["run_id", "src_node_id", "dst_node_id"])
+        marks = ", ".join("?" * len(row))
+        insert = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+        return self._do(insert, [*row.values()]).rowcount == 1
 
     def _lock_run(self, run_id: int, *, require_unfinished: bool = False) -> dict[str, Any] | None:
         """The run's row, that nobody else changes until the transaction ends."""

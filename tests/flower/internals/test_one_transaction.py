@@ -23,7 +23,7 @@ from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_routes, versions
 from fedsync.flower.internals.bundle_client import BundlingClient
 from fedsync.flower.internals.bundles import PUSH, Bundle
-from fedsync.flower.internals.one_transaction import clean_up_seldom, one_transaction
+from fedsync.flower.internals.one_transaction import PATIENCE_S, clean_up_seldom, one_transaction
 from fedsync.flower.internals.pull import Arrivals
 from tests.flower.internals.superlink import Silo, SuperLink, refused, serving
 from tests.flower.internals.test_bundles import ask, look, parts, pulled, push, server_app, supernode
@@ -176,6 +176,23 @@ def test_the_rows_are_those_of_flowers_own_way(
     assert len({repr(step) for step in ways["here"]}) > 2, "something is seen"
 
 
+def test_what_is_sound_takes_none_of_the_statements_that_flower_makes(
+    link: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it costs half a millisecond")
+
+    dear = ("store_message_ins", "store_message_res", "start_session", "store_object", "store_traffic", "_lock_run")
+    for name in (*dear, "_load_message_ins_rows", "get_valid_message_ins"):
+        monkeypatch.setattr(sql_linkstate.SqlLinkState, name, never)
+    berlin, (grid, _) = link.silo(), server_app(link)
+    name = ask(link, berlin, grid)
+    assert len(look(berlin, looking(berlin))) == 1
+    assert push(berlin, looking(berlin), berlin.answer(name)) == []
+    (arrival,) = pulled(Arrivals(grid), name)
+    assert arrival.content is not None
+
+
 def test_a_bundle_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = GateConfig().model_copy(update={"waiting_bytes": 2**10})
     with serving(monkeypatch, tight, tmp_path / "link.db") as link:
@@ -212,6 +229,12 @@ def test_who_finds_no_message_writes_nothing(link: SuperLink, tmp_path: Path) ->
         with one_transaction(link.state, print) as state:
             assert state.get_message_ins(node_id=link.silo().number, limit=1) == []
         other.execute("ROLLBACK")
+
+
+def test_whoever_writes_waits_longer_than_flower_has_them_wait(link: SuperLink) -> None:
+    for state in (link.state, link.state.object_store):
+        assert state.query("PRAGMA busy_timeout") == [{"timeout": 1e3 * PATIENCE_S}]
+        assert state.query("PRAGMA foreign_keys") == [{"foreign_keys": 1}], "Flower's own are as they were"
 
 
 def test_it_is_looked_for_dead_apps_now_and_then() -> None:
