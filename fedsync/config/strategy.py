@@ -58,6 +58,11 @@ class StrategyConfig(StrategySections):
                 f"fraction_evaluate {self.fraction_evaluate:g}: with sealed metrics or masks all silos of a round "
                 "evaluate, or none of their evaluations opens; write 1.0"
             )
+        if self.fraction_evaluate == 0 and not isinstance(self.cipher, PlainConfig):
+            raise ValueError(
+                "fraction_evaluate 0: under encryption silos get the last version as they are to evaluate it, and "
+                "nobody else ever has it; write 0.1"
+            )
         return self
 
     @model_validator(mode="after")

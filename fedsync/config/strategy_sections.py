@@ -116,7 +116,8 @@ class StrategySections(Section):
     """The same for its evaluation."""
 
     fraction_evaluate: PartOfOne = 1.0
-    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates."""
+    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates; under
+    encryption that is refused: silos get the last version with its evaluation."""
 
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """What is worked out of evaluations."""

@@ -1,4 +1,4 @@
-"""Mutants of what keeps a run from asking too much of a machine, or a silo from claiming too much."""
+"""Mutants of what keeps a run within what its machines have, whatever it is asked, told or left waiting for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ TESTS = (
     "tests/train/test_model_size.py",
     "tests/train/test_precision.py",
     "tests/observe/test_long_runs.py",
+    "tests/sim/test_rollback_at_the_end.py",
     "tests/flower/test_first_model.py",
     "tests/flower/test_start.py",
 )
@@ -42,6 +43,23 @@ _CHANGES: Changes = {
         ("a-target-that-was-reached-is-forgotten", "self._reached_s = row.at_s", "self._reached_s = None"),
         ("a-silo-that-never-answers-holds-up-the-books", "- index > MOST_OPEN", "- index > 2**60"),
         ("rounds-go-before-they-were-handed-out", "min(self._over, len(self.rounds)", "min(2**60, len(self.rounds)"),
+    ),
+    "policies/aggregate/aggregator.py": (
+        ("a-run-leaves-a-model-that-was-taken-back", "        self._public.restart(public)\n", ""),
+    ),
+    "cipher/server/chain.py": (
+        (
+            "a-way-back-under-encryption-stops-half-way",
+            "entries = tuple(link.entries[0] for link in links)",
+            "entries = tuple(link.entries[0] for link in links[1:])",
+        ),
+    ),
+    "config/strategy.py": (
+        (
+            "nobody-gets-the-last-version-of-an-encrypted-run",
+            "if self.fraction_evaluate == 0 and not isinstance(",
+            "if False and not isinstance(",
+        ),
     ),
     "observe/rounds.py": (("a-curve-grows-with-the-run", "if len(self._outline) > MOST_OUTLINED", "if False"),),
     "observe/recorder.py": (
