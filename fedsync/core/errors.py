@@ -118,3 +118,7 @@ class PolicyError(FedSyncError):
 
 class RunError(FedSyncError):
     """A run could not go on: a process died, silos did not join, or every silo kept failing."""
+
+
+class Hanging(RunError):
+    """What a silo was asked to do waits for something that does not come."""

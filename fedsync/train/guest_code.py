@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def named() -> Iterator[None]:
     except FedSyncError:
         raise
     except Exception as error:
-        own, _ = _lines(error)
+        own, _ = _lines(traceback.extract_tb(error.__traceback__))
         if not own or devices.is_out_of_memory(error):
             raise
         raise _told_of(error, own[-1]) from error
@@ -63,15 +63,21 @@ def _told() -> Iterator[None]:
     except FedSyncError:
         raise
     except Exception as error:
-        own, installed = _lines(error)
+        own, installed = _lines(traceback.extract_tb(error.__traceback__))
         raise _told_of(error, (own or installed or ["the app"])[-1]) from error
 
 
-def _lines(error: Exception) -> tuple[list[str], list[str]]:
-    """Lines of the user's own files that an error came through, the innermost last, and those of installed packages."""
+def innermost(stack: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line of a stack, or of a file of the user's own if there is one."""
+    own, _ = _lines(stack)
+    return own[-1] if own else f"{stack[-1].filename}, line {stack[-1].lineno}" if stack else "a thread that has ended"
+
+
+def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str]]:
+    """Lines of the user's own files in a stack, the innermost last, and those of installed packages."""
     own: list[str] = []
     installed: list[str] = []
-    for frame in traceback.extract_tb(error.__traceback__):
+    for frame in stack:
         path = Path(frame.filename)
         if path.is_relative_to(_OURS) or frame.filename.startswith("<"):
             continue

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import OtherVersion, Payload, VersionMismatch
-from fedsync.train.pace import Watch
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.protocol import Completed, InProgress
 
@@ -34,6 +33,7 @@ class OrderJob:
         self.halt = threading.Event()
         self.over = threading.Event()
         self.given_up = False
+        self._ending = threading.Lock()
         self.outcome: Completed | VersionMismatch | None = None
         self.error: Exception | None = None
 
@@ -60,6 +60,13 @@ class OrderJob:
         self.given_up = True
         self.halt.set()
 
+    def end(self, outcome: Completed | VersionMismatch | None = None, error: Exception | None = None) -> None:
+        """It is over; what still comes of one that was found to hang counts for nothing."""
+        with self._ending:
+            if not self.over.is_set():
+                self.outcome, self.error = outcome, error
+                self.over.set()
+
     def reply(self, wait_s: float | None) -> tuple[WorkReport | VersionMismatch | InProgress, Payload | None]:
         """What there is after so many seconds at the latest; raises whatever training raised."""
         if not self.over.wait(wait_s):
@@ -76,11 +83,11 @@ class OrderQueue:
     """Trains orders one after the other, each in a thread of its own.
 
     Args:
-        train: carries an order out.
+        train: carries out the order of a job.
         done: orders that were done before, the last one last.
     """
 
-    def __init__(self, train: Callable[[WorkOrder, Payload, Watch], Completed], done: Iterable[LastOrder]) -> None:
+    def __init__(self, train: Callable[[OrderJob, Payload], Completed], done: Iterable[LastOrder]) -> None:
         self._train = train
         self._jobs = [OrderJob.of(last) for last in done]
         self._entrance = threading.Lock()
@@ -96,6 +103,19 @@ class OrderQueue:
         """Wait until all that is here now is over."""
         for job in self._jobs:
             job.over.wait()
+
+    def hang(self, job: OrderJob, error: Exception, holds: int) -> None:
+        """One is found to hang: what waits for it was never begun here, so its server sends it again.
+
+        Args:
+            job: that hangs.
+            error: that whoever asks for it gets.
+            holds: version of the model that this silo keeps.
+        """
+        with self._entrance:
+            job.end(error=error)
+            for other in self._jobs:
+                other.end(VersionMismatch(holds))
 
     def enter(self, order: WorkOrder, received: Payload, accept: Callable[[], None]) -> OrderJob:
         """Begin an order, or queue it, unless it is here already; one that was refused begins anew.
@@ -143,10 +163,8 @@ class OrderQueue:
                 job.before = None  # whose own one, and so on, would never go
             if job.given_up:
                 raise ProtocolError(SERVER, "order", f"{job.order.update_id!r} was given up before it began")
-            job.outcome = self._train(job.order, received, job.watch)
+            job.end(self._train(job, received))
         except OtherVersion as error:
-            job.outcome = error.mismatch
+            job.end(error.mismatch)
         except Exception as error:  # whoever asks gets it
-            job.error = error
-        finally:
-            job.over.set()
+            job.end(error=error)

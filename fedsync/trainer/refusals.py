@@ -26,6 +26,7 @@ from fedsync.core import codec
 from fedsync.core.errors import (
     ConfigError,
     Diverged,
+    Hanging,
     IntegrityError,
     LimitReached,
     OwnerRefusal,
@@ -65,6 +66,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (AwaitsApproval, Refusal.APPROVAL),
     (OwnerRefusal, Refusal.OWNER),
     (Diverged, Refusal.DIVERGED),
+    (Hanging, Refusal.HANGS),
     (ConfigError, Refusal.CONFIG),
 )
 """The first class that an error is of decides; an error of no class here is `Refusal.INTERNAL`."""
@@ -85,6 +87,10 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
         "Check the server's key file and its epoch. After three of these the silo locks itself",
     ),
     Refusal.DIVERGED: ("its training came to values that are not finite", "Lower local.learning_rate"),
+    Refusal.HANGS: (
+        "its training waited so long for something that did not come that it was ended",
+        "Its owner sees in which line. The silo goes on with the next order",
+    ),
     Refusal.MEMORY: ("it ran out of memory", "Use smaller batches or a smaller model"),
     Refusal.DISK: ("its disk takes no more", "Its owner has to make room where its state folder is"),
     Refusal.LOCKED: (

@@ -9,6 +9,7 @@ lives. It listens before it loads anything, so that whoever asks learns that it 
 | idle | waits for requests | working; ends after a time without any, sooner when another run's trainer asks for room |
 | working | answers a request, or has an order in work; never ends by itself | idle |
 | failed | refuses what waits, as there is no trainer | ends |
+| hanging | tells who asks that its order failed, see `fedsync.trainer.hangs` | ends |
 
 It ends in any state when told to (`Quit`), when its owner process is gone, and when its folder is. The times are longer
 where this process alone knows what its masks were. What has to survive is in its folder.
@@ -27,7 +28,7 @@ import time
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fedsync.common.files import remove_unfinished
 from fedsync.common.processes import alive, exit_with_owner
@@ -66,7 +67,7 @@ _ROOM_S, _ROOM_UNREVEALED_S = 30.0, 900.0
 """A trainer that was not asked for so long [s] makes room for that of another run; the second as above."""
 
 _FAILED_S = 10.0
-"""How long a trainer that cannot be built waits for somebody to tell why [s]."""
+"""How long a trainer that cannot be built waits for somebody to tell why, and one that hangs for who is asking [s]."""
 
 _LOOK_S = 1.0
 _LOG_BYTES = 10_000_000
@@ -106,6 +107,7 @@ class _Server:
         """Answer from now on what had to wait."""
         with self._entrance:
             self._service, self._asked_at_s = service, time.monotonic()
+            service.on_hang = lambda: (self._folder / SOCKET).unlink(missing_ok=True)
             self._note()
         self._settled.set()
 
@@ -219,8 +221,17 @@ class _Server:
                 self._note()
                 if self._state == "working":
                     self._asked_at_s = time.monotonic()
+            if self._service is not None and self._service.hangs:
+                self._give_up()
             if self._state == "idle":
                 self._leave(_IDLE_UNREVEALED_S if self._unrevealed else _IDLE_S)
+
+    def _give_up(self) -> NoReturn:
+        """End, for a thread does what it will never end; but first, who asks is told. Nobody else finds the socket."""
+        end_s = time.monotonic() + _FAILED_S
+        while self._asking and time.monotonic() < end_s:
+            time.sleep(0.05)
+        os._exit(1)
 
     @property
     def _unrevealed(self) -> bool:

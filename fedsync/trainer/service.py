@@ -21,7 +21,9 @@ is unknown to it. There are two orders at most, one queued behind the other: wit
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,13 +32,13 @@ import numpy as np
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.tasks import SurveyConfig
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.core.errors import SERVER, ConfigError, Hanging, ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.spans import digest
 from fedsync.core.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
-from fedsync.train.pace import Watch
 from fedsync.trainer.approvals import check_approved
-from fedsync.trainer.order_queue import OrderQueue
+from fedsync.trainer.hangs import HangWatch
+from fedsync.trainer.order_queue import OrderJob, OrderQueue
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import (
     Answer,
@@ -60,6 +62,8 @@ from fedsync.trainer.protocol import (
 )
 from fedsync.trainer.refusals import refuse
 from fedsync.trainer.session import SiloSession
+
+logger = logging.getLogger(__name__)
 
 _Reply = tuple[Reply, Payload | None]
 
@@ -89,6 +93,11 @@ class TrainerService:
         self._identity, self._owner = identity, owner
         self._surveys = isinstance(spec.task, SurveyConfig)
         self._rounds = None if spec.stop is None else spec.stop.rounds
+        self._waits = bool(spec.emulate) or spec.task.own_loop
+        self.hangs = False
+        """Whether something was found to hang, so that nothing more can be done here."""
+        self.on_hang: Callable[[], None] = lambda: None
+        """Called then, before anybody is told."""
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
         self._session = session
         self.name, self.facts = session.name, session.facts
@@ -173,17 +182,33 @@ class TrainerService:
             if self._evaluated is None or self._evaluated[0] != what:
                 self._owner.begin_evaluation()
                 try:
-                    self._evaluated = (
-                        what,
-                        self._session.evaluate(received, request),
-                    )
+                    self._evaluated = what, self._judge(received, request)
                 except OtherVersion as error:
                     return error.mismatch
             return self._evaluated[1]
 
-    def _carry_out(self, order: WorkOrder, received: Payload, watch: Watch) -> Completed:
-        with self._training:
-            return self._session.train(order, received, watch)
+    def _carry_out(self, job: OrderJob, received: Payload) -> Completed:
+        def found(error: Hanging) -> None:
+            self._give_up()
+            self._orders.hang(job, error, self.holds)
+
+        what, steps, unwanted = f"order {job.order.update_id!r}", lambda: job.steps, lambda: job.given_up
+        with self._training, HangWatch(what, steps, unwanted, found, waits=self._waits):
+            return self._session.train(job.order, received, job.watch)
+
+    def _give_up(self) -> None:
+        """A thread does what it will never end, and has what others would need."""
+        self.on_hang()
+        self.hangs = True
+
+    def _judge(self, received: Payload, request: EvaluateModel) -> Evaluation | Attestation:
+        def found(error: Hanging) -> None:
+            logger.warning("%s", error)
+            self._give_up()
+
+        what = f"the evaluation of version {request.version}"
+        with HangWatch(what, lambda: 0, lambda: self.busy, found, waits=self._waits):
+            return self._session.evaluate(received, request)
 
 
 def _received(payload: Payload | None) -> Payload:

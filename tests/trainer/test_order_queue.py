@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ProtocolError
+from fedsync.core.errors import Hanging, ProtocolError
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import OtherVersion, Payload, VersionMismatch
-from fedsync.train.pace import Watch
 from fedsync.trainer.order_queue import OrderJob, OrderQueue
 from fedsync.trainer.protocol import Completed, InProgress
 
@@ -33,7 +32,8 @@ class Silo:
         self._begun = threading.Condition()
         self.queue = OrderQueue(self.train, ())
 
-    def train(self, asked: WorkOrder, received: Payload, watch: Watch) -> Completed:
+    def train(self, job: OrderJob, received: Payload) -> Completed:
+        asked, watch = job.order, job.watch
         with self._begun:
             self.began.append(asked.update_id)
             self._begun.notify_all()
@@ -176,3 +176,26 @@ def test_an_order_of_the_same_name_that_says_something_else_is_another(silo: Sil
     after = silo.enter(order("a", seed=2))
     silo.step(1)
     assert silo.steps_of(before) == 1 and silo.queue.find("a") is after
+
+
+def test_what_hangs_fails_and_what_waits_for_it_is_to_be_sent_again(silo: Silo) -> None:
+    stuck = silo.enter(order("a/1"))
+    assert silo.begins("a/1")
+    behind = silo.enter(order("a/2", behind="a/1"))
+    silo.queue.hang(stuck, Hanging("it waits"), holds=7)
+    with pytest.raises(Hanging, match="it waits"):
+        stuck.reply(0.0)
+    assert behind.reply(0.0) == (VersionMismatch(7), None)
+    assert not silo.queue.busy
+    silo.step(9)
+    with pytest.raises(Hanging):
+        stuck.reply(0.1)  # whatever still comes of it
+
+
+def test_what_hangs_that_was_given_up_leaves_the_next_one_to_be_sent_again(silo: Silo) -> None:
+    stuck = silo.enter(order("a/1"))
+    assert silo.begins("a/1")
+    following = silo.enter(order("a/2"))
+    assert stuck.given_up
+    silo.queue.hang(stuck, Hanging("it waits"), holds=7)
+    assert following.reply(0.0) == (VersionMismatch(7), None)

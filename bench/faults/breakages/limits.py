@@ -8,6 +8,8 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/train/test_model_size.py",
     "tests/train/test_precision.py",
+    "tests/trainer/test_hangs.py",
+    "tests/trainer/test_order_queue.py",
     "tests/observe/test_long_runs.py",
     "tests/sim/test_rollback_at_the_end.py",
     "tests/flower/test_first_model.py",
@@ -43,6 +45,22 @@ _CHANGES: Changes = {
         ("a-target-that-was-reached-is-forgotten", "self._reached_s = row.at_s", "self._reached_s = None"),
         ("a-silo-that-never-answers-holds-up-the-books", "- index > MOST_OPEN", "- index > 2**60"),
         ("rounds-go-before-they-were-handed-out", "min(self._over, len(self.rounds)", "min(2**60, len(self.rounds)"),
+    ),
+    "trainer/hangs.py": (
+        ("a-step-that-waits-for-ever-is-waited-for", "if signs.still_s >= patience_s:", "if signs.still_s > 1e9:"),
+        ("a-long-step-is-taken-for-one-that-waits", "or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S", ""),
+        ("a-loop-of-ones-own-may-wait-for-nothing", "inf if self._waits else PATIENCE_S", "PATIENCE_S"),
+        ("what-nobody-wants-any-more-holds-up-the-silo", "UNWANTED_S if self._unwanted() else inf", "inf"),
+    ),
+    "trainer/order_queue.py": (
+        (
+            "what-waits-behind-a-hang-is-never-answered",
+            "                other.end(VersionMismatch(holds))\n",
+            "                pass\n",
+        ),
+    ),
+    "trainer/server.py": (
+        ("a-trainer-that-hangs-stays", "                self._give_up()\n", "                pass\n"),
     ),
     "policies/aggregate/aggregator.py": (
         ("a-run-leaves-a-model-that-was-taken-back", "        self._public.restart(public)\n", ""),
