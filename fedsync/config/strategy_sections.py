@@ -66,6 +66,10 @@ class StrategySections(Section):
     min_silos: PositiveInt | None = None
     """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2."""
 
+    most_examples: PositiveInt | None = None
+    """Training samples that a silo may say it holds; one that says more does not take part. Left out, a billion: where
+    updates are weighed by examples, a silo with a hundred times as many as all others decides alone."""
+
     plugin: str | None = None
     """A Python file of yours that registers policies with ``fedsync.register``, relative to this one. The server alone
     runs it."""

@@ -33,6 +33,7 @@ def survey_of(config: StrategyConfig) -> StrategyConfig | None:
             "seed": config.seed,
             "min_silos": config.min_silos,
             "silos": config.silos,
+            "most_examples": config.most_examples,
             "stop": {"rounds": rounds_of(asked.bins)},
             "local": {"steps": config.local.steps, "batch_size": config.local.batch_size},
             "balancer": {"kind": "fixed"},

@@ -41,12 +41,14 @@ class Admission:
             waits for others.
         regions: silos of each relay, by its name; None accepts relays, unless nodes are registered by name: then a
             relay has to be named here, or any silo could speak for others.
+        most_examples: training samples that a silo may say it holds; None for any number that a silo can hold.
     """
 
     silos: Sequence[str] | None = None
     registered: bool = False
     expected: int | None = None
     regions: Mapping[str, Sequence[str]] | None = None
+    most_examples: int | None = None
 
 
 RESTS = Backoff(1, 64)
@@ -197,6 +199,10 @@ class Nodes:
         if registered is not None and name != registered:
             raise self._refusal(node, "name", f"it says that it is {name!r}, and its key is registered as another's")
         self._check_name(node, name)
+        most, said = self._admission.most_examples, hello.facts.examples
+        if most is not None and said > most:
+            detail = f"it says that it holds {said} training samples, and the strategy's most_examples is {most}"
+            raise self._refusal(node, "examples", detail)
         return name
 
     def enrol(self, node: int, name: str, examples: int) -> None:
@@ -208,7 +214,8 @@ class Nodes:
         others = sum(self.examples[other] for other in self.by_name if other != name)
         if others and examples > MOST_OF_ALL * (examples + others):
             logger.warning(
-                "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone",
+                "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone. "
+                "Refuse such by most_examples, or write weight: silo",
                 name, examples, examples + others,
             )  # fmt: skip
 

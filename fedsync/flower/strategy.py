@@ -123,7 +123,7 @@ class FedSync(Shipped):
         self._keys = keys
         expected = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
         # Who goes on with a run has silos that did take part.
-        self._admission = Admission(config.silos, registered, None if resume else expected)
+        self._admission = Admission(config.silos, registered, None if resume else expected, config.most_examples)
         self._resume = resume
         self._kept = checkpoints
         self._parcels: ParcelStore | None = None

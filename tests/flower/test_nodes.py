@@ -115,6 +115,17 @@ def test_a_silo_that_cannot_be_as_it_says_is_refused(facts: SiloFacts) -> None:
     assert nodes.by_name == {}
 
 
+def test_a_silo_that_says_it_holds_more_samples_than_the_strategy_allows_is_refused_and_not_asked_again() -> None:
+    nodes = Nodes(NamedGrid({1: "", 2: ""}), Admission(most_examples=1000))
+    assert nodes.look() == ([], [1, 2])
+    assert nodes.check(1, Hello("a", SiloFacts(1000))) == "a"
+    told = r"node 2 failed the check 'examples': it says that it holds 1001 .* the strategy's most_examples is 1000"
+    with pytest.raises(ProtocolError, match=told):
+        nodes.check(2, Hello("b", SiloFacts(1001)))
+    nodes.ask_again(2)
+    assert nodes.look() == ([], [])
+
+
 def test_people_are_told_of_a_silo_that_says_it_has_nearly_all_samples(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(NamedGrid({1: "", 2: "", 3: ""}))
     nodes.enrol(1, "a", 10**9)

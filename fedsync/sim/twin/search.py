@@ -44,6 +44,7 @@ _OF_THE_RUN = (
     "evaluate_config",
     "fraction_evaluate",
     "min_silos",
+    "most_examples",
     "silos",
     "plugin",
     "waiting",
