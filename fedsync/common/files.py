@@ -55,28 +55,31 @@ def read_input(path: Path, most: int) -> bytes:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
 
 
-def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE, *, settle: bool = True) -> None:
     """Replace a file as a whole: a reader, or a restart after a crash, finds the old content or the new one.
 
     Args:
         path: the file.
         data: its content.
         mode: its permissions, from its first byte on.
+        settle: wait for the disk. Without it that holds as long as the machine lives; see `settle_file`.
 
     Raises:
         ConfigError: nothing can be written there.
     """
-    write_pieces(path, (data,), mode)
+    write_pieces(path, (data,), mode, settle=settle)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int = ANYBODY_FILE) -> None:
+def write_pieces(
+    path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int = ANYBODY_FILE, *, settle: bool = True
+) -> None:
     """As `write_atomically`, piece by piece: what is large need not be in memory as a whole."""
-    with written_atomically(path, mode) as file:
+    with written_atomically(path, mode, settle=settle) as file:
         file.writelines(pieces)
 
 
 @contextlib.contextmanager
-def written_atomically(path: Path, mode: int = ANYBODY_FILE) -> Iterator[BinaryIO]:
+def written_atomically(path: Path, mode: int = ANYBODY_FILE, *, settle: bool = True) -> Iterator[BinaryIO]:
     """As `write_atomically`, by whoever writes into what this yields; an error leaves the old content."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -87,11 +90,13 @@ def written_atomically(path: Path, mode: int = ANYBODY_FILE) -> Iterator[BinaryI
                 os.fchmod(file.fileno(), mode)  # The process may mask bits that were asked for.
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if settle:
+                    os.fsync(file.fileno())
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        if settle:
+            _sync(path.parent)
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error
@@ -222,8 +227,22 @@ def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
         raise ConfigError(str(path), f"belongs to user {status.st_uid}", "Give it to the user that runs this")
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def settle_file(path: Path) -> None:
+    """Wait until a file is on disk with its name, where it outlives the machine's death too.
+
+    Raises:
+        ConfigError: the disk does not take it.
+    """
+    try:
+        _sync(path)
+        _sync(path.parent)
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

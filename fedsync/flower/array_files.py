@@ -7,7 +7,7 @@ already is linked, not written again. Reading checks its hash.
 from __future__ import annotations
 
 import hashlib
-import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.common.files import OWNER_FILE, settle_file, write_pieces
 from fedsync.core.array_keeper import is_large
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.errors import FedSyncError
 from fedsync.core.spans import digest, link_file, map_file, pieces
 
 _SUFFIX = ".raw"
@@ -62,7 +62,7 @@ def in_own_file(value: object) -> bool:
 
 
 class ArrayFiles:
-    """The arrays of the checkpoints in a folder.
+    """The arrays of the checkpoints in a folder. One thread writes; another may settle and prune meanwhile.
 
     Args:
         folder: of the checkpoints.
@@ -72,6 +72,8 @@ class ArrayFiles:
         self._folder = folder
         self._written: dict[int, tuple[Large, ArrayName]] = {}
         self._safe: set[str] = set()
+        # What is about to be named by a checkpoint must not go, although none names it yet.
+        self._alone = threading.Lock()
 
     def write(self, values: Sequence[Large]) -> list[ArrayName]:
         """Have a file of each value; those that the last call had too are not looked at again.
@@ -82,12 +84,13 @@ class ArrayFiles:
             ConfigError: the disk does not take one.
         """
         written = {id(value): (value, self._name(value)) for value in values}
-        for value, name in written.values():
-            path = self._folder / (name.sha256 + _SUFFIX)
-            if not path.exists():
-                self._safe.discard(name.sha256)
-                _place(value, path)
-        self._written = written
+        with self._alone:
+            for value, name in written.values():
+                path = self._folder / (name.sha256 + _SUFFIX)
+                if not path.exists():
+                    self._safe.discard(name.sha256)
+                    _place(value, path)
+            self._written = written
         return [written[id(value)][1] for value in values]
 
     def settle(self, names: Iterable[ArrayName]) -> None:
@@ -97,16 +100,17 @@ class ArrayFiles:
             ConfigError: the disk does not take one.
         """
         for name in {each.sha256 for each in names} - self._safe:
-            _sync(self._folder / (name + _SUFFIX))
+            settle_file(self._folder / (name + _SUFFIX))
             self._safe.add(name)
 
     def prune(self, needed: Iterable[ArrayName]) -> None:
         """Remove all but those that are needed."""
-        stay = {name.sha256 for name in needed} | {name.sha256 for _, name in self._written.values()}
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            if path.stem not in stay:
-                path.unlink(missing_ok=True)
-                self._safe.discard(path.stem)
+        with self._alone:
+            stay = {name.sha256 for name in needed} | {name.sha256 for _, name in self._written.values()}
+            for path in self._folder.glob(f"*{_SUFFIX}"):
+                if path.stem not in stay:
+                    path.unlink(missing_ok=True)
+                    self._safe.discard(path.stem)
 
     def _name(self, value: Large) -> ArrayName:
         known = self._written.get(id(value))  # which keeps the value, so nothing else can have this number
@@ -133,17 +137,4 @@ def read(folder: Path, name: ArrayName) -> Large:
 def _place(value: Large, path: Path) -> None:
     data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
     if not link_file(data, path):  # of a file that is longer than the array the hash would be another
-        write_pieces(path, pieces(data), OWNER_FILE)
-
-
-def _sync(path: Path) -> None:
-    try:
-        for each, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-            descriptor = os.open(each, flags)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error
+        write_pieces(path, pieces(data), OWNER_FILE, settle=False)

@@ -17,7 +17,9 @@ the format. Models, updates and sums are files of their own beside it (`fedsync.
 JSON names, and only what is new is written.
 
 When `Checkpoints.save` returns, what it wrote outlives this process. In the clear it comes to outlive the machine
-beside training: large arrays are handed to the disk meanwhile, and older checkpoints stay until they are there.
+beside training: journal, arrays and file are handed to the disk meanwhile, in this order, by a thread that then removes
+older checkpoints, which stay until then. A machine that dies may leave a newer checkpoint than its journal: that one
+counts as damaged.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsync import __version__
-from fedsync.common.files import OWNER_FILE, private_folder, read_private, remove_unfinished, write_atomically
+from fedsync.common.files import (
+    OWNER_FILE,
+    private_folder,
+    read_private,
+    remove_unfinished,
+    settle_file,
+    write_atomically,
+)
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
@@ -129,7 +138,7 @@ class Checkpoints:
     def __init__(
         self, out: Path, origin: Origin, keep: int = KEPT, resumed: Moment | None = None, *, required: bool = False
     ) -> None:
-        self._folder = out / FOLDER
+        self._folder, self._journal = out / FOLDER, out / JOURNAL
         self._origin = origin
         self._keep = keep
         self._begun = resumed is not None
@@ -186,6 +195,8 @@ class Checkpoints:
         decided = coordinator.state()
         moment = Moment(coordinator.version, elapsed_s, position, timers, silos, self._evaluating, decided, aggregator)
         try:
+            if self._required:
+                self._settle_journal()
             names = _write(self._arrays, self._folder, Checkpoint(self._origin, moment), settle=self._required)
         except ConfigError as error:
             if self._required:
@@ -198,11 +209,11 @@ class Checkpoints:
             logger.warning("checkpoints can be written again")
             self._failed = False
         self._newest = coordinator.version
-        if self._disk is None or not names:
+        if self._disk is None:
             self._settled = self._newest
+            self._prune()
         else:
             self._disk.submit(self._settle, self._newest, names)
-        self._prune()
 
     def close(self) -> None:
         """Wait until the newest checkpoint outlives this machine; nothing is saved after that."""
@@ -211,14 +222,22 @@ class Checkpoints:
             self._prune()
 
     def _settle(self, version: int, names: Sequence[ArrayName]) -> None:
-        """Hand a checkpoint's arrays to the disk; where the disk is slow, some checkpoints are passed over."""
+        """Hand a checkpoint to the disk, and remove older ones; where the disk is slow, some are passed over."""
         if version < self._newest:
             return
         try:
+            self._settle_journal()
             self._arrays.settle(names)
+            settle_file(self._folder / f"{version}{_SUFFIX}")
             self._settled = version
         except ConfigError as error:
             logger.warning("the newest checkpoint may not outlive this machine: %s", error)
+        self._prune()
+
+    def _settle_journal(self) -> None:
+        """What a checkpoint says of the journal has to be there if the checkpoint is."""
+        if self._journal.exists():
+            settle_file(self._journal)
 
     def _prune(self) -> None:
         """Remove what is older than the checkpoints that are kept, once one of these would outlive the machine."""
@@ -256,10 +275,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
     """
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)
-    journal = out / JOURNAL
-    position = checkpoint.moment.position
-    if not journal.exists() or journal.stat().st_size < position:
-        raise ConfigError(str(journal), f"shorter than its checkpoint's {position} bytes", "Start the run anew")
+    journal, position = out / JOURNAL, checkpoint.moment.position
     if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):
         logger.warning("silos begin anew: they may know versions of the model that no checkpoint does")
         checkpoint = _renamed(checkpoint)
@@ -298,9 +314,14 @@ def _newest_whole(out: Path, config: str) -> Checkpoint:
     if not files:
         remedy = "Name the folder of a run that was cut off; its checkpoints go when it ends well"
         raise ConfigError(str(out), "there is no checkpoint to go on from", remedy)
+    journal = out / JOURNAL
+    length = journal.stat().st_size if journal.exists() else 0
     for file in files:
         try:
-            return _read(file, config)
+            checkpoint = _read(file, config)
+            if length < checkpoint.moment.position:
+                raise Damaged(f"{journal} is shorter than its {checkpoint.moment.position} bytes")
+            return checkpoint
         except Damaged as error:
             logger.warning("%s: %s; going on from the one before", file, error)
             file.rename(file.with_suffix(_TORN))
@@ -318,7 +339,7 @@ def _write(arrays: ArrayFiles, folder: Path, checkpoint: Checkpoint, *, settle: 
     head = json.dumps({**about, "arrays": [[name.dtype, name.shape, name.sha256] for name in names]})
     body = head.encode() + b"\n" + pickled
     path = folder / f"{checkpoint.moment.version}{_SUFFIX}"
-    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE)
+    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE, settle=settle)
     return names
 
 

@@ -139,7 +139,7 @@ class Recorder:
                 self._rounds.flush()
 
     def position(self) -> int:
-        """Bytes of the journal so far, which are on disk when this returns; 0 without a journal.
+        """Bytes of the journal so far, which outlive this process; 0 without a journal.
 
         Raises:
             RunError: the disk does not take them.

@@ -3,7 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,13 +150,19 @@ def test_a_part_of_a_file_comes_back_as_that_part(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(tmp_path, name), vector(1))
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["beside", "at once"])
 def test_at_whatever_moment_the_server_dies_a_whole_checkpoint_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies before its first change of the disk, before its second, and so on."""
+    """It dies before its first change of the disk, before its second, and so on.
+
+    What is done beside training is done whenever it is, or all at once, and then it also dies in the midst of that.
+    """
     versions = []
-    for moment in range(1, 200):
+    for moment in range(1, 300):
         server = Server(tmp_path / str(moment))
+        if at_once:
+            server.checkpoints._disk = AtOnce()  # type: ignore[assignment]
         with monkeypatch.context() as patch:
             died = _dies_before(patch, moment)
             with contextlib.suppress(Killed):
@@ -164,7 +174,52 @@ def test_at_whatever_moment_the_server_dies_a_whole_checkpoint_is_there(
         if not dead:
             break
     assert not dead and set(versions) == {0, 1, 2}
-    assert len(versions) > 20, "it changes the disk as often"
+    assert len(versions) > (25 if at_once else 10), "it changes the disk as often"
+
+
+class AtOnce:
+    """Does what it is given instead of having a thread do it."""
+
+    def submit(self, work: Callable[..., None], *given: Any) -> None:
+        work(*given)
+
+    def shutdown(self) -> None: ...
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.flower.test_array_files import Server, vector
+from fedsync.core import array_keeper
+
+array_keeper.LARGE_BYTES = 1000
+server = Server(Path(sys.argv[1]))
+server.save(0)
+for version in range(1, 100_000):
+    server.round(version)
+    (server.out / "journal.jsonl").open("ab").write(b"x")
+    print(version, flush=True)
+"""
+
+
+def test_a_server_that_is_killed_goes_on_from_the_last_checkpoint_that_it_wrote(tmp_path: Path) -> None:
+    """A real process, killed where it happens to be; four times, the next one going on in the same folder."""
+    out, draw = tmp_path / "run", np.random.default_rng(11)
+    for _ in range(4):
+        command = [sys.executable, "-c", KILLED, str(out)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True) as server:
+            assert server.stdout is not None
+            seen = [int(server.stdout.readline()) for _ in range(draw.integers(1, 30))]
+            time.sleep(float(draw.uniform(0, 0.02)))
+            server.kill()
+            seen += [int(line) for line in server.stdout if line.endswith("\n")]
+        moment = prepare(out, "config").moment
+        assert moment.version in (seen[-1], seen[-1] + 1), "whoever was told of a version, a checkpoint has it"
+        other = PlainAggregator(np.zeros(VALUES, np.float32))
+        other.restore(moment.aggregator)
+        (update,) = moment.aggregator["pending"].values()
+        np.testing.assert_array_equal(update, vector(moment.version, ord("b")))
+        shutil.rmtree(out / FOLDER)
 
 
 def _dies_before(patch: pytest.MonkeyPatch, moment: int) -> Callable[[], bool]:

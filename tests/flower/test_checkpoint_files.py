@@ -1,6 +1,8 @@
 """When a checkpoint is due, which of them stay, and from which a run goes on: files alone, without a run."""
 
 import json
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,15 +82,47 @@ def test_the_newest_by_number_stay_and_the_newest_of_them_is_gone_on_from(tmp_pa
     files = checkpoints(tmp_path)
     for version in range(8, 12):
         save(files, version)
+    files.close()
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["10.ckpt", "11.ckpt", "9.ckpt"]
     assert newest_version(tmp_path) == prepare(tmp_path, "config").moment.version == 11
 
 
-def test_a_journal_that_lacks_what_its_checkpoint_knows_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_knows_more_than_the_journal_is_left_by_a_machine_that_died(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is on disk, and the end of its journal is not: silos heard of it, so they begin anew from the one before."""
     journal(tmp_path, b"12345")
-    save(checkpoints(tmp_path), 1, position=6)
-    with pytest.raises(ConfigError, match="shorter than its checkpoint's 6 bytes"):
+    files = checkpoints(tmp_path)
+    save(files, 1, position=5)
+    save(files, 2, position=6)
+    journal(tmp_path, b"12345")
+    found = prepare(tmp_path, "config")
+    assert found.moment.version == 1
+    assert f"{tmp_path / JOURNAL} is shorter than its 6 bytes; going on from the one before" in caplog.text
+    journal(tmp_path, b"1234")
+    with pytest.raises(ConfigError, match="no checkpoint is whole"):
         prepare(tmp_path, "config")
+
+
+@pytest.mark.parametrize("kind", ["plain", "pad"])
+def test_the_journal_is_on_disk_before_what_depends_on_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[tuple[str, bool]] = []
+    main = threading.current_thread()
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        settled.append((path.name.split(".ckpt")[0], threading.current_thread() is main))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    journal(tmp_path, b"12345")
+    files = Checkpoints(tmp_path, origin(kind), required=kind == "pad")
+    save(files, 1, position=5)
+    files.close()
+    in_line = kind == "pad"
+    names = [(name.lstrip("."), where) for name, where in settled if name != tmp_path.name and name != FOLDER]
+    assert names == [(JOURNAL, in_line), ("1", in_line)], "and under encryption before `save` returns"
 
 
 def test_fields_are_written_by_name(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_checkpoints_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes, mode: int) -> None:
+    def full(path: Path, data: bytes, mode: int, **how: bool) -> None:
         raise ConfigError(str(path), "cannot be written: No space left on device", "Check the disk")
 
     monkeypatch.setattr("fedsync.flower.checkpoints.write_atomically", full)

@@ -63,8 +63,8 @@ _CHANGES: Changes = {
         ),
         (
             "an-encrypted-run-goes-on-without-checkpoints",
-            "if self._required:",
-            "if False:",
+            "            if self._required:\n                raise",
+            "            if False:\n                raise",
         ),
         (
             "checkpoints-are-kept-for-ever",
@@ -88,8 +88,23 @@ _CHANGES: Changes = {
         ),
         (
             "a-journal-shorter-than-its-checkpoint-goes-on",
-            "if not journal.exists() or journal.stat().st_size < position:",
-            "if not journal.exists():",
+            "if length < checkpoint.moment.position:",
+            "if False:",
+        ),
+        (
+            "a-checkpoint-is-said-to-be-on-disk-before-its-journal",
+            "            self._settle_journal()\n            self._arrays",
+            "            self._arrays",
+        ),
+        (
+            "silos-are-told-what-a-dead-machine-has-no-journal-of",
+            "            if self._required:\n                self._settle_journal()\n",
+            "",
+        ),
+        (
+            "a-checkpoint-is-said-to-be-on-disk-before-it-is",
+            '            settle_file(self._folder / f"{version}{_SUFFIX}")\n',
+            "",
         ),
         (
             "silos-that-know-more-are-asked-to-go-on",
@@ -138,7 +153,7 @@ _CHANGES: Changes = {
         ),
         (
             "a-checkpoint-is-written-in-place",
-            "    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE)",
+            "    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE, settle=settle)",
             "    path.write_bytes(hashlib.sha256(body).digest() + body)",
         ),
         (
