@@ -121,9 +121,9 @@ class FedSync(Shipped):
         self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
         self._listeners = listeners
         self._keys = keys
-        expected = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
-        # Who goes on with a run has silos that did take part.
-        self._admission = Admission(config.silos, registered, None if resume else expected, config.most_examples)
+        asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
+        expected = None if resume else asked  # Who goes on with a run has silos that did take part.
+        self._admission = Admission(config.silos, registered, expected, most_examples=config.most_examples)
         self._resume = resume
         self._kept = checkpoints
         self._parcels: ParcelStore | None = None
