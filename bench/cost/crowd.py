@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,21 +94,26 @@ class Server:
         folder: for all files.
         silos: how many.
         sealed: whether runs are encrypted.
+        regions: silos of each relay; those come to their relay, and not here.
     """
 
-    def __init__(self, folder: Path, silos: int, *, sealed: bool) -> None:
+    def __init__(
+        self, folder: Path, silos: int, *, sealed: bool, regions: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.folder = folder
         names = [f"silo-{index}" for index in range(silos)]
         (self.port,) = free_ports(1)
         certificates = folder / "certs"
         make_server_certificate(make_authority(certificates), ["localhost"], certificates)
-        keys = {name: str(make_node_key(name, folder / "nodes").public) for name in names}
+        keys = {name: str(make_node_key(name, folder / "nodes").public) for name in regions or names}
+        relays = {name: {"key": keys[name], "silos": list(silos)} for name, silos in (regions or {}).items()}
         # All silos come from one address, as through a proxy.
         gate = {"connections": max(1000, LINES_OF_ONE * silos), "connections_per_address": 0}
         told = {"host": "127.0.0.1", "port": self.port, "certificates": "certs", "state": "server"}
         file = folder / "server.yaml"
         cipher = {"keys": str(emulated_keys(names, folder / "keys").server_file)} if sealed else {}
-        file.write_text(yaml.safe_dump({**told, **cipher, "gate": gate, "silos": keys}))
+        nodes = {"relays": relays} if regions else {"silos": keys}
+        file.write_text(yaml.safe_dump({**told, **cipher, "gate": gate, **nodes}))
         self.config = ServerStartConfig.load(file)
         self.out = folder / "run"
         self._journal: Tail | None = None
@@ -124,10 +130,10 @@ class Server:
                 start_new_session=True,
             )
 
-    def crowd(self, silos: int, *arguments: str) -> None:
+    def crowd(self, silos: int, *arguments: str, program: str = _SILOS) -> None:
         """Start the silos; returns when all are there."""
         told = ["--port", str(self.port), "--silos", str(silos), "--parent", str(os.getpid()), *arguments]
-        self._processes.append(self._started("silos", "-c", _SILOS, str(self.folder), *told))
+        self._processes.append(self._started("silos", "-c", program, str(self.folder), *told))
         self.until("silos that are there", (self.folder / READY).exists)
 
     def until(self, what: str, there: object) -> float:

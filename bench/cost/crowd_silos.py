@@ -326,15 +326,19 @@ class Crowd:
             parts = await self._parts(line, head, number, run, tree, frames.frames[1:])
             whole: Any = inflate_object_from_contents(message.metadata.message_id, parts)
             whole.metadata.__dict__["_message_id"] = message.metadata.message_id
-            if self._work_s:
-                await asyncio.sleep(self._work_s * random.uniform(0.9, 1.1))
-            loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(self._worker, _answered, silo, whole, number)
-            frames.ParseFromString(await self._again(line, PUSH, head, body))
-            left = PushMessagesResponse.FromString(frames.frames[0]).objects_to_push
-            if left:
-                raise SystemExit(f"the server did not take parts: {left}")
+            await self._answer(silo, whole, number, line, head)
         await beating
+
+    async def _answer(self, silo: Silo, whole: Message, number: int, line: HttpLine, head: Any) -> None:
+        """Answer a message; the next is asked for when this returns."""
+        if self._work_s:
+            await asyncio.sleep(self._work_s * random.uniform(0.9, 1.1))
+        loop, frames = asyncio.get_running_loop(), Bundle()
+        body = await loop.run_in_executor(self._worker, _answered, silo, whole, number)
+        frames.ParseFromString(await self._again(line, PUSH, head, body))
+        left = PushMessagesResponse.FromString(frames.frames[0]).objects_to_push
+        if left:
+            raise SystemExit(f"the server did not take parts: {left}")
 
     async def _parts(
         self, line: HttpLine, head: Any, number: int, run: int, tree: Any, frames: list[bytes]

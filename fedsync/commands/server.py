@@ -42,7 +42,7 @@ def register(file: File) -> None:
     from fedsync.ops.start import register_silos
 
     found = register_silos(config)
-    typer.echo(f"registered: {', '.join(name for name in config.silos if name not in found.problems) or 'none'}")
+    typer.echo(f"registered: {', '.join(name for name in config.node_keys if name not in found.problems) or 'none'}")
     tell_what_else(found)
     found.check()
 

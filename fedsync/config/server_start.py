@@ -16,6 +16,16 @@ from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 
 
+class RelayedRegion(Section):
+    """A relay, and whom it speaks for."""
+
+    key: str
+    """The relay's public node key, ``NAME.node.pub``."""
+
+    silos: list[Annotated[str, Field(pattern=SILO_NAME)]]
+    """Silos that come to the relay instead of to this server. A relay speaks for no others."""
+
+
 class ServerStartConfig(Section):
     """What ``fedsync server start`` is told. Paths are relative to the file."""
 
@@ -38,6 +48,9 @@ class ServerStartConfig(Section):
     silos: dict[Annotated[str, Field(pattern=SILO_NAME)], str] = Field(default_factory=dict)
     """Public node keys, ``NAME.node.pub``, by the name of the silo."""
 
+    relays: dict[Annotated[str, Field(pattern=SILO_NAME)], RelayedRegion] = Field(default_factory=dict)
+    """Relays by name, each with its region."""
+
     keys: str | None = None
     """The server's file for encrypted runs, as `fedsync keys issue` writes it."""
 
@@ -54,6 +67,8 @@ class ServerStartConfig(Section):
                 "certificates is missing; name the folder of `fedsync certs init`, or write insecure: true for a trial "
                 "on one machine"
             )
+        if twice := self.silos.keys() & self.relays.keys():
+            raise ValueError(f"{', '.join(sorted(twice))}: a relay needs a name that no silo has")
         if self.insecure and (self.certificates or self.silos):
             raise ValueError("insecure: true leaves out TLS and the silos' keys; remove it, or certificates and silos")
         return self
@@ -74,7 +89,24 @@ class ServerStartConfig(Section):
             if not Path(key).is_file():
                 remedy = f"The silo makes it: `fedsync certs silo {name} --dir FOLDER`"
                 raise ConfigError(file.place(("silos", name)), f"{key} does not exist", remedy)
-        return config.model_copy(update={"silos": silos})
+        relays = {}
+        for name, relay in config.relays.items():
+            key = str(beside(path, relay.key, file.place(("relays", name, "key"))))
+            if not Path(key).is_file():
+                remedy = f"The relay's operator makes it: `fedsync certs silo {name} --dir FOLDER`"
+                raise ConfigError(file.place(("relays", name, "key")), f"{key} does not exist", remedy)
+            relays[name] = relay.model_copy(update={"key": key})
+        return config.model_copy(update={"silos": silos, "relays": relays})
+
+    @property
+    def node_keys(self) -> dict[str, str]:
+        """Files of public node keys by the names that they are registered under: silos' and relays'."""
+        return {**self.silos, **{name: relay.key for name, relay in self.relays.items()}}
+
+    @property
+    def regions(self) -> dict[str, list[str]]:
+        """Silos of each relay, by its name."""
+        return {name: relay.silos for name, relay in self.relays.items()}
 
     @property
     def loopback(self) -> str:

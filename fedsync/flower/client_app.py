@@ -44,7 +44,9 @@ Config = Mapping[str, bool | int | float | str]
 """Flower's node configuration, or run configuration."""
 
 _OWN_NODE_KEYS = {"partition-id", "silo-name", "device", "processes", "resources", "declared-speed"}
-_OWN_RUN_KEYS = {"strategy", "silos", "overrides", "out", "control", "keys", "registered", "resume", "target-accuracy"}
+_OWN_RUN_KEYS = {
+    *("strategy", "silos", "overrides", "out", "control", "keys", "registered", "regions", "resume", "target-accuracy"),
+}
 """What FedSync itself reads of a configuration; the rest is for the silo's own training code. A run that is resumed is
 the same run, though ``resume`` then says so."""
 

@@ -4,7 +4,8 @@ Run configuration (all strings but the last): ``strategy`` (path or shipped name
 to emulate, or empty), ``overrides`` (JSON list of ``a.b=value``), ``out`` (folder for the run's files,
 or empty for a temporary one), ``control`` (folder for whoever waits for the run to find the server's
 process id and, if it fails, the reason; or empty), ``keys`` (the server's key file of an encrypted run, or empty),
-``registered`` (not empty: accept only nodes that are registered by name), ``resume`` (not empty: go on with the run
+``registered`` (not empty: accept only nodes that are registered by name), ``regions`` (JSON: silos of each relay by its
+name, or empty), ``resume`` (not empty: go on with the run
 in ``out``), ``target-accuracy`` ("" for none).
 """
 
@@ -88,6 +89,7 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
         keys=_folder(settings, "keys"),
         supervised=cluster is None and bool(settings.get("control")),
         registered=bool(settings.get("registered")),
+        regions=json.loads(settings.get("regions") or "null"),
         resume=bool(settings.get("resume")),
     )
     if isinstance(config.cipher, PlainConfig):

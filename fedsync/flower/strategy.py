@@ -91,6 +91,7 @@ class FedSync(Shipped):
         keys: the server's key file, for an encrypted run.
         supervised: somebody watches over server and silos: by default the run waits without end for silos to come.
         registered: accept only nodes that are registered by name, as the SuperLink of `fedsync server` demands.
+        regions: as in `Admission`.
         resume: go on with the run in ``out``, from its newest checkpoint.
         checkpoints: how many of the newest to keep in ``out``; 0 writes none.
     """
@@ -109,6 +110,7 @@ class FedSync(Shipped):
         keys: Path | None = None,
         supervised: bool = False,
         registered: bool = False,
+        regions: Mapping[str, Sequence[str]] | None = None,
         resume: bool = False,
         checkpoints: int = KEPT,
     ) -> None:
@@ -123,7 +125,7 @@ class FedSync(Shipped):
         self._keys = keys
         asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
         expected = None if resume else asked  # Who goes on with a run has silos that did take part.
-        self._admission = Admission(config.silos, registered, expected, most_examples=config.most_examples)
+        self._admission = Admission(config.silos, registered, expected, regions, config.most_examples)
         self._resume = resume
         self._kept = checkpoints
         self._parcels: ParcelStore | None = None
@@ -195,7 +197,7 @@ class FedSync(Shipped):
             return spec
         before = FedSync(
             survey, self.cluster, out=self.out / SURVEY, runtime=self._runtime, timing=timing, keys=self._keys,
-            registered=self._admission.registered, checkpoints=self._kept,
+            registered=self._admission.registered, regions=self._admission.regions, checkpoints=self._kept,
         )  # fmt: skip
         before._parcels = self._parcels
         origin, aggregator = before._driven(grid, survey, timing, None, None)[2:]

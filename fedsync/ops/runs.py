@@ -17,7 +17,7 @@ import logging
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -138,6 +138,7 @@ def submit_run(
             keys=config.keys or "",
             registered=not config.insecure,
             target_accuracy=target_accuracy,
+            regions=config.regions,
         )
         hand_over(config, folder, settings)
     return folder
@@ -153,6 +154,7 @@ def prepare_run(
     registered: bool = True,
     resume: bool = False,
     target_accuracy: float | None = None,
+    regions: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str | float]:
     """Write down what to run; returns the settings of `fedsync.flower.server_app`.
 
@@ -165,6 +167,7 @@ def prepare_run(
         registered: whether nodes are known by their keys.
         resume: go on from the newest checkpoint in ``out``.
         target_accuracy: for ``seconds_to_target``.
+        regions: silos of each relay, by its name.
     """
     (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
     if cluster is not None:
@@ -177,6 +180,7 @@ def prepare_run(
         "control": str(folder),
         "keys": keys,
         "registered": "yes" if registered else "",
+        "regions": json.dumps(regions) if regions else "",
         "resume": "yes" if resume else "",
         "target-accuracy": "" if target_accuracy is None else float(target_accuracy),
     }

@@ -154,7 +154,7 @@ def start_server(config: ServerStartConfig) -> None:
     _have_files(config)
     with alone_in(state), stop_on_signals() as stop:
         connect(config)
-        registrar = RegistrationLoop(list(config.silos), lambda names: _register_if_up(config, names))
+        registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
         for watch in (registrar.watch, keeper.watch):
             threading.Thread(target=watch, args=(stop,), daemon=True).start()
@@ -199,7 +199,7 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
         ConfigError: the server speaks no TLS.
     """
     authority = _required_authority(config)
-    keys = {name: Path(config.silos[name]) for name in (config.silos if names is None else names)}
+    keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
     return register_each(keys, Path(config.state), CONNECTION, config.loopback, authority)
 
 
@@ -210,7 +210,7 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
         ConfigError: no key is registered under the name, the file still lists it, or the server speaks no TLS.
         RunError: the server does not answer.
     """
-    if name in config.silos:
+    if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
     if revoke_keys(name, Path(config.state), config.loopback, _required_authority(config)) == 0:
         raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")

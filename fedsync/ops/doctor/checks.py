@@ -184,7 +184,7 @@ def check_silos(config: ServerStartConfig) -> Check:
     """That the public node keys of the silos are keys that the server takes, and no two of them the same."""
     problems: list[ConfigError] = []
     owners: dict[bytes, str] = {}
-    for name, path in config.silos.items():
+    for name, path in config.node_keys.items():
         try:
             point = _point(node_public_key(name, Path(path)))
         except ConfigError as error:
@@ -197,7 +197,7 @@ def check_silos(config: ServerStartConfig) -> Check:
     if problems:
         found = "; ".join(f"{problem.place}: {problem.problem}" for problem in problems)
         return Check("silos", False, found, ". ".join(problem.remedy for problem in problems))
-    return Check("silos", True, ", ".join(config.silos) or "none is listed; register their keys otherwise")
+    return Check("silos", True, ", ".join(config.node_keys) or "none is listed; register their keys otherwise")
 
 
 def _point(key: EllipticCurvePublicKey) -> bytes:
