@@ -26,6 +26,22 @@ class RelayedRegion(Section):
     """Silos that come to the relay instead of to this server. A relay speaks for no others."""
 
 
+class UpstreamConfig(Section):
+    """The server that this one is a relay of."""
+
+    name: Annotated[str, Field(pattern=SILO_NAME)]
+    """Name of this relay; the server's file has its node key under it."""
+
+    server: str
+    """Address of that server, ``host:port``."""
+
+    authority: str
+    """That server's ``ca.crt``."""
+
+    node_key: str
+    """This relay's node key, as `fedsync certs silo` writes it."""
+
+
 class ServerStartConfig(Section):
     """What ``fedsync server start`` is told. Paths are relative to the file."""
 
@@ -51,6 +67,9 @@ class ServerStartConfig(Section):
     relays: dict[Annotated[str, Field(pattern=SILO_NAME)], RelayedRegion] = Field(default_factory=dict)
     """Relays by name, each with its region."""
 
+    upstream: UpstreamConfig | None = None
+    """With it this server is a relay: its silos work for the server that is named, and runs are started there."""
+
     keys: str | None = None
     """The server's file for encrypted runs, as `fedsync keys issue` writes it."""
 
@@ -69,6 +88,8 @@ class ServerStartConfig(Section):
             )
         if twice := self.silos.keys() & self.relays.keys():
             raise ValueError(f"{', '.join(sorted(twice))}: a relay needs a name that no silo has")
+        if self.upstream is not None and (self.insecure or self.relays):
+            raise ValueError("upstream makes this server a relay: it needs certificates, and has no relays of its own")
         if self.insecure and (self.certificates or self.silos):
             raise ValueError("insecure: true leaves out TLS and the silos' keys; remove it, or certificates and silos")
         return self
@@ -96,7 +117,8 @@ class ServerStartConfig(Section):
                 remedy = f"The relay's operator makes it: `fedsync certs silo {name} --dir FOLDER`"
                 raise ConfigError(file.place(("relays", name, "key")), f"{key} does not exist", remedy)
             relays[name] = relay.model_copy(update={"key": key})
-        return config.model_copy(update={"silos": silos, "relays": relays})
+        upstream = None if config.upstream is None else _there(config.upstream, file, path)
+        return config.model_copy(update={"silos": silos, "relays": relays, "upstream": upstream})
 
     @property
     def node_keys(self) -> dict[str, str]:
@@ -115,3 +137,17 @@ class ServerStartConfig(Section):
             self.host, f"[{self.host}]" if ":" in self.host else self.host
         )
         return f"{host}:{self.port}"
+
+
+def _there(upstream: UpstreamConfig, file: YamlFile, path: Path) -> UpstreamConfig:
+    """The section with paths that are absolute; raises `ConfigError` where one is not there."""
+    found = {}
+    for field, remedy in (
+        ("authority", "Get it from that server's operator"),
+        ("node_key", "Make it: `fedsync certs silo`"),
+    ):
+        place = file.place(("upstream", field))
+        found[field] = str(beside(path, getattr(upstream, field), place))
+        if not Path(found[field]).is_file():
+            raise ConfigError(place, f"{found[field]} does not exist", remedy)
+    return upstream.model_copy(update=found)

@@ -46,6 +46,7 @@ Config = Mapping[str, bool | int | float | str]
 _OWN_NODE_KEYS = {"partition-id", "silo-name", "device", "processes", "resources", "declared-speed"}
 _OWN_RUN_KEYS = {
     *("strategy", "silos", "overrides", "out", "control", "keys", "registered", "regions", "resume", "target-accuracy"),
+    "relay",
 }
 """What FedSync itself reads of a configuration; the rest is for the silo's own training code. A run that is resumed is
 the same run, though ``resume`` then says so."""
@@ -90,6 +91,8 @@ def _forward(message: Message, context: Context) -> Message:
     try:
         begin_s = time.monotonic()
         spec, text, payload = messages.read_request(message)
+        if "relay" in context.node_config:
+            return _relayed(message, Path(str(context.node_config["relay"])), spec, text, payload)
         identity, nbytes = identify(spec, context.node_config, os.environ, context.run_config), _length(payload)
         check_approved(identity)  # before a model is fetched, or a trainer started
         line = emulated_line(identity, os.environ)
@@ -108,6 +111,20 @@ def _forward(message: Message, context: Context) -> Message:
         return messages.answer(message, reply, packed, fetches=parcels is not None)
     except Exception as error:
         return refusal(message, error, identity, text, nbytes)
+
+
+def _relayed(message: Message, socket: Path, spec: str, text: str, payload: Payload | Parcel | None) -> Message:
+    """What the relay answers whose node this is."""
+    from fedsync.flower.relay_app import ask_relay
+
+    if isinstance(payload, Parcel):
+        if parcels is None:
+            raise ProtocolError(SERVER, "parcel", "this node cannot fetch any")
+        with _taking_in:
+            payload = parcels.fetch(payload, socket.parent)
+    reply, answer = ask_relay(socket, spec, text, payload)
+    packed = None if answer is None else _packed(message, answer)
+    return messages.relay_answer(message, reply, packed, fetches=parcels is not None)
 
 
 def refusal(

@@ -343,6 +343,7 @@ class Outbox:
             self._nodes.relay(sent.node, arrival)
         except ProtocolError as error:
             logger.warning("refused: %s", error)
+            self._nodes.ask_again(sent.node)
         return True
 
     def read(self, sent: PendingMessage, arrival: Arrival) -> tuple[Reply, Payload | None]:

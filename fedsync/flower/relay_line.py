@@ -5,7 +5,9 @@ Large payloads are left at the relay's gate, as at a server's (`fedsync.flower.p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from flwr.serverapp import Grid
 
@@ -25,10 +27,13 @@ class RelayLine:
     Args:
         grid: of Flower, of the relay's own SuperLink.
         parcels: what is left at its gate; None where there is none.
+        look_s: shortest time between two looks at who is there [s].
     """
 
-    def __init__(self, grid: Grid, parcels: ParcelStore | None = None) -> None:
+    def __init__(self, grid: Grid, parcels: ParcelStore | None = None, look_s: float = 1.0) -> None:
         self._grid = grid
+        self._look_s, self._looked_s = look_s, -inf
+        self._here: list[RelayedNode] = []
         self._arrivals = Arrivals(grid)
         self._parcels = parcels
         self._fetching: set[int] = set()
@@ -36,7 +41,10 @@ class RelayLine:
         self._packed: tuple[Payload, bool, payloads.Packed] | None = None
 
     def nodes(self) -> Sequence[RelayedNode]:
-        return [RelayedNode(each.node_id, each.name, str(each.last_activated_at)) for each in self._grid.get_nodes()]
+        if time.monotonic() - self._looked_s >= self._look_s:
+            self._looked_s, found = time.monotonic(), self._grid.get_nodes()
+            self._here = [RelayedNode(each.node_id, each.name, str(each.last_activated_at)) for each in found]
+        return self._here
 
     def send(self, node: int, spec: str, asked: Request, payload: Payload | None, ask: RegionAsk) -> str | None:
         packed = None if payload is None else self._pack(payload, fetches=node in self._fetching)

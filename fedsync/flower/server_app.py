@@ -6,7 +6,8 @@ or empty for a temporary one), ``control`` (folder for whoever waits for the run
 process id and, if it fails, the reason; or empty), ``keys`` (the server's key file of an encrypted run, or empty),
 ``registered`` (not empty: accept only nodes that are registered by name), ``regions`` (JSON: silos of each relay by its
 name, or empty), ``resume`` (not empty: go on with the run
-in ``out``), ``target-accuracy`` ("" for none).
+in ``out``), ``target-accuracy`` ("" for none). With ``relay``, a socket, it is the app of a relay
+(`fedsync.flower.relay_app`), and of the others ``control`` and ``keys`` count.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fedsync.flower.checkpoints import clear
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.bundle_client import bundle_messages
 from fedsync.flower.internals.polling import pull_soon
+from fedsync.flower.relay_app import serve_relay
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.flower.strategy import FedSync
 
@@ -55,6 +57,8 @@ def main(grid: Grid, context: Context) -> None:
         if (control / ERROR_FILE).exists():
             raise RunError(f"the run in {control} was stopped before Flower began it")
         write_atomically(control / PID_FILE, str(os.getpid()).encode())
+        if settings.get("relay"):
+            serve_relay(grid, Path(settings["relay"]), _folder(settings, "keys"), control)
         try:
             out = _run(grid, settings)
             # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsync.common.files import write_private
 from fedsync.common.proxies import DIRECT, Way, proxied, way_to
-from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals import versions
@@ -24,6 +24,9 @@ CONNECTION = "fedsync"
 """How Flower's command line calls the connection to the server, with the server's state folder as its home."""
 
 DATABASE, SECRET_FILE = "superlink.db", "superexec.secret"
+
+RELAY_SOCKET = "relay.sock"
+"""Socket of a relay's app, in its state folder."""
 
 _POLL_S = 0.1
 _CHILD = (sys.executable, "-m", "fedsync.flower.internals.launch")
@@ -126,9 +129,24 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
     if config.certificates is None:
         superexec += ["--insecure"]
         return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", superexec, parcels)]
+    up = [] if config.upstream is None else [uplink_program(config.upstream, state)]
     folder = Path(config.certificates)
     authority, server = str(Authority.at(folder).certificate), ServerCertificate.at(folder)
     superlink += ["--ssl-ca-certfile", authority, "--ssl-certfile", str(server.certificate)]
     superlink += ["--ssl-keyfile", str(server.key), "--enable-supernode-auth"]
     superexec += ["--root-certificates", authority]
-    return [Program("superlink", superlink), Program("superexec", superexec, parcels)]
+    return [Program("superlink", superlink), Program("superexec", superexec, parcels), *up]
+
+
+def uplink_program(upstream: UpstreamConfig, state: Path) -> Program:
+    """A relay's SuperNode, which hands on what the server asks to the relay's app.
+
+    Raises:
+        ConfigError: this version of Flower answers one message at a time, or a proxy is named that cannot be used.
+    """
+    if way() != "fast":
+        problem = "a relay holds a message while it answers others, which this version of Flower does not"
+        raise ConfigError("upstream", problem, f"Install flwr {' or '.join(sorted(versions.TESTED))}")
+    trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
+    command = supernode_command(upstream.server, f'partition-id=0 relay="{state / RELAY_SOCKET}"', trust)
+    return Program("uplink", command, proxied(way_to(upstream.server, os.environ), os.environ), rejoins=True)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from fedsync.common.files import private_folder
@@ -22,6 +23,7 @@ from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.presence import PresenceWatch
 from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
 from fedsync.ops.registration_loop import RegistrationLoop
+from fedsync.ops.relay import begin_relaying
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor_loop import alone_in, stop_on_signals, supervise
@@ -156,7 +158,7 @@ def start_server(config: ServerStartConfig) -> None:
         connect(config)
         registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
-        for watch in (registrar.watch, keeper.watch):
+        for watch in (registrar.watch, keeper.watch, partial(begin_relaying, config)):
             threading.Thread(target=watch, args=(stop,), daemon=True).start()
         supervise(
             server_programs(config),

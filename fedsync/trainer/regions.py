@@ -134,7 +134,15 @@ class RegionReply:
     knows: bool = False
 
 
-def write(told: RegionRequest | RegionReply) -> str:
+@dataclass(frozen=True, slots=True)
+class RelayCall:
+    """What a relay's SuperNode hands to its app: the run's specification, and the server's question."""
+
+    spec: str
+    text: str
+
+
+def write(told: RegionRequest | RegionReply | RelayCall) -> str:
     return codec.dumps(told, type(told))
 
 

@@ -131,3 +131,51 @@ def _check(error: ConfigError, place: str, problem: str, remedy: str) -> None:
     assert re.search(re.escape(place), error.place), error.place
     assert problem in error.problem, error.problem
     assert remedy in error.remedy, error.remedy
+
+
+# Relays.
+
+RELAYED = """\
+certificates: certs
+state: server
+silos: {paris: paris.node.pub}
+relays:
+  north: {key: berlin.node.pub, silos: [a, b]}
+"""
+RELAY = """\
+certificates: certs
+state: north
+silos: {paris: paris.node.pub}
+upstream: {name: north, server: "fl.example.org:9092", authority: ca.crt, node_key: berlin.node}
+"""
+
+
+def test_a_server_knows_relays_by_name_with_their_keys_and_regions(folder: Path) -> None:
+    found = server(folder, RELAYED)
+    assert found.regions == {"north": ["a", "b"]}
+    assert found.node_keys == {"paris": str(folder / "paris.node.pub"), "north": str(folder / "berlin.node.pub")}
+    assert server(folder, SERVER).regions == {}
+
+
+def test_a_relay_is_a_server_with_another_above_it(folder: Path) -> None:
+    above = server(folder, RELAY).upstream
+    assert above is not None
+    assert (above.name, above.authority, above.node_key) == (
+        "north", str(folder / "ca.crt"), str(folder / "berlin.node"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (RELAYED.replace("berlin.node.pub", "none.pub"), "none.pub does not exist"),
+        (RELAYED.replace("north:", "paris:"), "paris: a relay needs a name that no silo has"),
+        (RELAY.replace("ca.crt", "none.crt"), "none.crt does not exist"),
+        (RELAY.replace("berlin.node", "none.node"), "none.node does not exist"),
+        (RELAY.replace("certificates: certs", "insecure: true").replace("silos", "# silos"), "it needs certificates"),
+        (RELAYED + RELAY.splitlines()[-1], "has no relays of its own"),
+    ],
+)
+def test_a_file_of_a_relay_or_with_one_that_cannot_be(text: str, told: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        server(folder, text)

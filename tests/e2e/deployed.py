@@ -10,13 +10,13 @@ WAIT_S = 120.0
 
 
 def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
-    with (cwd / f"{arguments[0]}.out").open("wb") as out:
+    with (cwd / f"{arguments[0]}.out").open("ab") as out:
         command = [sys.executable, "-m", "fedsync", *arguments]
         return subprocess.Popen(command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, what
         time.sleep(0.1)

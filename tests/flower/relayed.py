@@ -55,7 +55,7 @@ class RelayNode:
 
     def start(self) -> None:
         """A new process: it knows nothing of what was before."""
-        self.service = Stepping(RelayLine(self.below), self._keys, self._folder)
+        self.service = Stepping(RelayLine(self.below, look_s=0.0), self._keys, self._folder)
 
     def __call__(self, message: Message, context: Context) -> Message | None:
         """What the relay answers; its silos have answered by then."""

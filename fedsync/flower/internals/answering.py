@@ -87,7 +87,8 @@ class Answers:
 
     _under_way: int = 0
     _patient: bool = False
-    """Whether others may come in while those under way are answered: the run of the last one queues orders."""
+    """Whether others may come in while those under way are answered: the run of the last one queues orders, or this is
+    a relay's, which holds a message until it has something to say."""
 
     _ready: list[Message] = field(default_factory=list)
     _change: threading.Condition = field(default_factory=threading.Condition)
@@ -106,7 +107,7 @@ class Answers:
             self._under_way += 1
             try:
                 client, message, context = _taken_in(head, state, store)
-                self._patient = messages.queues(message)
+                self._patient = "relay" in context.node_config or messages.queues(message)
             except Exception as error:
                 self._over(_refused(head, error))
                 continue
