@@ -52,6 +52,7 @@ WAIT_S = 60.0
 """How long an answer is waited for [s]; a server that adds up large models reads questions in between."""
 
 _KEPT, _PAUSE_S = 64, 0.05
+_TICK_NS, _ANY_NS = 2_000_000_000, -1
 _ASK, _ANSWER, _LISTENING = ".ask", ".answer", "listening"
 
 
@@ -70,12 +71,14 @@ class OperatorRequests:
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:
         self._folder, self._check = private_folder(out / FOLDER), check
         self._read: set[str] = set()
+        self._listed_ns = _ANY_NS
         self._lock = ExitStack()
         if not self._lock.enter_context(taken(self._folder / _LISTENING)):
             raise RunError(f"another process is at work on the run in {out}")
 
     def close(self) -> None:
         """Nobody listens any more; questions that wait are refused."""
+        self._listed_ns = _ANY_NS
         for event in self.events(0.0):
             self._answer(OperatorAnswered(event.request, "the run is over"))
         self._lock.close()
@@ -86,9 +89,26 @@ class OperatorRequests:
         Args:
             now_s: seconds since the run began.
         """
+        if not self._changed():
+            return []
         found = sorted(self._folder.glob(f"*{_ASK}"))
-        waiting = [path for path in found if path.name not in self._read][:MOST_WAITING]
+        new = [path for path in found if path.name not in self._read]
+        if len(new) > MOST_WAITING:
+            self._listed_ns = _ANY_NS
+        waiting = new[:MOST_WAITING]
         return [event for event in (self._event(path, now_s) for path in waiting) if event is not None]
+
+    def _changed(self) -> bool:
+        """Whether a file may have come or gone since the folder was listed last, which a server does at each turn."""
+        try:
+            at_ns = self._folder.stat().st_mtime_ns
+        except OSError:
+            return True  # the listing says what is wrong
+        if at_ns == self._listed_ns:
+            return False
+        # What comes within a tick of the file system's clock after the last change would not show.
+        self._listed_ns = at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS
+        return True
 
     def settle(self, entry: JournalEntry) -> None:
         """Tell who asked what came of it; a checkpoint has it when this is called."""

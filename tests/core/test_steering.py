@@ -8,8 +8,9 @@ import pytest
 from fedsync.core import codec
 from fedsync.core.actions import Commit, Discard, HaltEarly, Note, OperatorAnswered, Stop, WakeAt
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Event, OperatorAsked, SiloLost, TimerFired
+from fedsync.core.events import Event, OperatorAsked, SiloLost, TimerFired, WorkFailed
 from fedsync.core.journal import JournalEntry, replay
+from fedsync.core.presence import Presence
 from fedsync.core.steering import (
     MOST_ANSWERS,
     ChangeStop,
@@ -21,6 +22,7 @@ from fedsync.core.steering import (
     said,
 )
 from fedsync.core.stopping import StopRules
+from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, of_type, orders, policies
 
 
@@ -105,6 +107,21 @@ def test_a_silo_that_is_readmitted_while_it_is_away_joins_when_it_comes() -> Non
     assert set(orders(entry)) == {"a"}
     coordinator.handle(joined("b", at_s=5.0), 5.0)
     assert set(orders(coordinator.handle([answer("a", orders(entry)["a"], 6.0)], 6.0))) == {"a", "b"}
+
+
+def test_a_silo_with_a_window_that_is_readmitted_is_asked_and_believed_that_it_is_away() -> None:
+    """How long it is there was said before it was dropped, and means nothing any more."""
+    coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
+    coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
+    ask(coordinator, DropSilo("b"), 2.0)
+    # At 20 s its window is over, and it is still connected.
+    work = orders(ask(coordinator, ReadmitSilo("b"), 20.0))
+    assert set(work) == {"b"}
+    entry = coordinator.handle([WorkFailed(22.0, "b", work["b"].update_id, "AWAY", back_s=79.0)], 22.0)
+    assert (orders(entry), of_type(entry, WakeAt)) == ({}, [WakeAt(101.0)])
+    assert "b is away for 79 s" in entry.reason
+    assert orders(coordinator.handle([TimerFired(100.0)], 100.0)) == {}
+    assert set(orders(coordinator.handle([TimerFired(101.0)], 101.0))) == {"b"}, "which is no failure to rest for"
 
 
 def test_a_silo_that_is_away_can_be_dropped() -> None:

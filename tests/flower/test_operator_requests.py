@@ -286,3 +286,38 @@ def test_an_encrypted_run_goes_on_without_a_silo_as_far_as_sums_can_be_opened(
     ordered = [action for each in entries for action in each.actions if isinstance(action, Dispatch)]
     last = {action.silo for action in ordered if action.order.base_version == 3}
     assert last == ({"a", "b", "c"} if why else {"a", "b"})
+
+
+def test_a_folder_in_which_nothing_changes_is_not_listed_at_each_turn(
+    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, listed = tmp_path / FOLDER, 0
+    glob = Path.glob
+
+    def counted(path: Path, pattern: str) -> Iterator[Path]:
+        nonlocal listed
+        listed += 1
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", counted)
+    for _ in range(5):
+        desk.events(1.0)
+    assert listed == 5, "it has just changed: another file may come within the same tick of its clock"
+    hour_ago_s = time.time() - 3600
+    os.utime(folder, (hour_ago_s, hour_ago_s))
+    for _ in range(5):
+        assert desk.events(1.0) == []
+    assert listed == 6
+    put(tmp_path, PauseRun())
+    (event,) = desk.events(2.0)
+    assert event.question == PauseRun()
+    put(tmp_path, ContinueRun(), name="2")
+    assert [event.question for event in desk.events(2.0)] == [ContinueRun()], "within the same tick"
+
+
+def test_what_is_more_than_is_read_at_once_is_read_next(tmp_path: Path, desk: OperatorRequests) -> None:
+    for number in range(MOST_WAITING + 3):
+        put(tmp_path, PauseRun(), name=f"{number:03}")
+    hour_ago_s = time.time() - 3600
+    os.utime(tmp_path / FOLDER, (hour_ago_s, hour_ago_s))
+    assert [len(desk.events(1.0)) for _ in range(3)] == [MOST_WAITING, 3, 0]

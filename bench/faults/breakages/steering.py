@@ -65,6 +65,13 @@ _CHANGES: Changes = {
     ),
     "flower/operator_requests.py": (
         ("a-question-of-last-week-is-done", "if age_s > STALE_S else", "if age_s < 0 else"),
+        (
+            "a-question-within-the-tick-of-another-is-never-read",
+            "at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS",
+            "at_ns",
+        ),
+        ("the-seventeenth-question-is-never-read", "if len(new) > MOST_WAITING:", "if False:"),
+        ("a-folder-is-listed-at-each-turn", "        if at_ns == self._listed_ns:\n", "        if at_ns == 0:\n"),
     ),
 }
 
