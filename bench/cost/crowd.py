@@ -230,6 +230,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         if options.idle:
             time.sleep(SETTLE_S)
             found["idle"] = server.idle(options.idle)
+            report_idle(silos, found["idle"], found["without"])  # type: ignore[arg-type]
         server.submit(silos, options.commit, commits, sealed=options.sealed)
         samples: list[Sample] = []
         while not samples or samples[-1].commits < commits:
@@ -242,6 +243,14 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     finally:
         server.end()
     return found
+
+
+def report_idle(silos: int, waiting: list[float], alone: list[float]) -> None:
+    mean, most = (100 * each / silos for each in beyond(waiting, alone))
+    without = 100 * statistics.fmean(alone)
+    print(
+        f"an idle silo: {mean:.4f} % of a core, at most {most:.4f} % (95 %); without silos {without:.1f} %", flush=True
+    )
 
 
 def report(options: argparse.Namespace, found: dict[str, object]) -> None:
@@ -270,10 +279,6 @@ def report(options: argparse.Namespace, found: dict[str, object]) -> None:
     print(
         f"an order: SuperLink {link_ms:.1f} ms, ServerApp {app_ms:.1f} ms, its silo {silos_ms:.1f} ms of processor time"
     )
-    if "idle" in found:
-        mean, most = (100 * each / options.silos for each in beyond(found["idle"], found["without"]))  # type: ignore[arg-type]
-        alone = 100 * statistics.fmean(found["without"])  # type: ignore[arg-type]
-        print(f"an idle silo: {mean:.4f} % of a core, at most {most:.4f} % (95 %); without silos {alone:.1f} %")
 
 
 def main() -> None:

@@ -55,6 +55,7 @@ RESTS = Backoff(1, 64)
 """Looks between two greetings of a node that gives no usable answer."""
 
 _MOST_REFUSALS = 2
+_PAUSE, _MOST_PAUSE_S = 20.0, 10.0
 """Refusals in a row after which one is final that may pass."""
 
 
@@ -67,7 +68,7 @@ class Nodes:
     Args:
         grid: of Flower.
         admission: who may take part.
-        look_s: shortest time between two looks [s].
+        look_s: shortest time between two looks [s]; they are rarer where they take long. 0 for none.
         regions: those of the run, whose nodes are nodes, too.
     """
 
@@ -77,7 +78,7 @@ class Nodes:
         self._grid = grid
         self.regions = regions or Regions()
         self._look_s = look_s
-        self._looked_s = -inf
+        self._next_s = -inf
         self._admission = admission or Admission()
         self._registered_only = self._admission.registered
         self._registered: dict[int, str] = {}
@@ -103,10 +104,14 @@ class Nodes:
         One that was gone and is back is gone first, and to be greeted by the next look: what it was sent is lost.
         Nothing is new too soon after the last look.
         """
-        if time.monotonic() - self._looked_s < self._look_s:
+        begun_s = time.monotonic()
+        if begun_s < self._next_s:
             return [], []
-        self._looked_s = time.monotonic()
         infos = self.regions.around(self._grid.get_nodes())
+        if self._look_s:
+            # Flower tells of all nodes each time, and of a thousand it takes a server long that has much to do.
+            took_s = time.monotonic() - begun_s
+            self._next_s = begun_s + max(self._look_s, took_s + min(_PAUSE * took_s, _MOST_PAUSE_S))
         here = {info.node_id: info.name for info in infos}
         self._registered.update((node, name) for node, name in here.items() if name)
         self._registered_only |= bool(self._registered)

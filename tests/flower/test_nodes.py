@@ -1,6 +1,7 @@
 """Which node is which silo, by registration and by word."""
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -9,6 +10,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
 from fedsync.flower import messages
+from fedsync.flower import nodes as nodes_module
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.trainer.protocol import Hello, Refusal, Refused
@@ -60,6 +62,30 @@ def test_the_grid_is_not_asked_again_too_soon() -> None:
     assert nodes.look() == ([], [1])
     grid.names = {2: ""}
     assert nodes.look() == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("took_s", "pause_s"),
+    [(0.01, 1.0), (0.1, 0.1 + 20 * 0.1), (60.0, 60.0 + 10.0)],  # by hand: a twentieth of the time, every 10 s at least
+)
+def test_looks_that_take_long_are_rare(took_s: float, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(nodes_module, "time", SimpleNamespace(monotonic=lambda: now_s[-1]))
+
+    class Slow(NamedGrid):
+        looks = 0
+
+        def get_nodes(self) -> Iterable[NodeInfo]:
+            self.looks += 1
+            now_s.append(now_s[-1] + took_s)
+            return super().get_nodes()
+
+    grid = Slow({1: ""})
+    nodes = Nodes(grid, look_s=1.0)
+    for at_s, looks in ((100.0, 1), (99.95 + pause_s, 1), (100.05 + pause_s, 2)):
+        now_s.append(at_s)
+        nodes.look()
+        assert grid.looks == looks
 
 
 def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> None:

@@ -49,6 +49,10 @@ _CHANGES: Changes = {
             "        if told.node.node_id != node:\n            raise NoParcel(401",
             "        if False:\n            raise NoParcel(401",
         ),
+        ("a-heartbeat-waits-for-all-nodes", "self._beat, node, beat, first=True)", "self._beat, node, beat)"),
+    ),
+    "flower/nodes.py": (
+        ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),
     ),
     "flower/internals/one_transaction.py": (
         (

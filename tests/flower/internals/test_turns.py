@@ -1,8 +1,17 @@
 """Whose turn it is, where many ask at once."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
+import pytest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+from fedsync.config.gate import GateConfig
+from fedsync.flower.internals import bundle_routes, versions
 from fedsync.flower.internals.turns import Turns
+from tests.flower.internals.superlink import serving
+from tests.flower.internals.test_bundles import ask as order
+from tests.flower.internals.test_bundles import look, server_app, supernode
 
 
 async def ask(turns: Turns, name: str, had: list[str], *, first: bool = False) -> None:
@@ -57,3 +66,22 @@ def test_a_turn_that_fails_is_over() -> None:
         return begun(had)
 
     assert asyncio.run(play()) == ["berlin"]
+
+
+@pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
+def test_heartbeats_and_what_the_app_asks_for_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    firsts = list[bool]()
+
+    class Noting(Turns):
+        def turn(self, *, first: bool = False) -> AbstractAsyncContextManager[None]:
+            firsts.append(first)
+            return super().turn(first=first)
+
+    monkeypatch.setattr(bundle_routes, "Turns", Noting)
+    with serving(monkeypatch, GateConfig()) as link:
+        berlin, (grid, _) = link.silo(), server_app(link)
+        berlin.client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=berlin.node, heartbeat_interval=30))
+        order(link, berlin, grid)
+        assert firsts == [True, True]
+        look(berlin, supernode(berlin)[0])
+        assert firsts == [True, True, False]
