@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
 WHOLE_S = 5.0
-"""How often a look is for answers to all messages that the app waits for [s]."""
+"""How often a look is for answers to all messages that the app waits for [s]; more seldom where it takes long."""
+
+PAUSE = 20.0
+"""Pause after such a look, by how long it took: with thousands of messages, a second where there is much to do."""
 
 MOST_AT_ONCE = 64
 """Answers, of those that are known to be there. An app fetches as many at a time."""
@@ -38,6 +41,7 @@ class AnswerLooks:
         self._lock = threading.Lock()
         self._stored: defaultdict[int, set[str]] = defaultdict(set)
         self._whole: dict[int, tuple[bytes, float]] = {}
+        self._took: dict[int, float | None] = {}
 
     def stored(self, run: int, answers: str) -> None:
         """An answer to the message ``answers`` is there."""
@@ -59,13 +63,19 @@ class AnswerLooks:
             if later:
                 self._stored[run] = later
         before, at_s = self._whole.get(run, (b"", -inf))
-        whole = before != token or now_s - at_s >= WHOLE_S
+        whole = before != token or now_s - at_s >= max(WHOLE_S, PAUSE * (self._took.get(run) or 0.0))
         if whole:
             self._whole[run] = token, now_s
+            self._took[run] = None
         wanted = [each for each in asked.message_ids if each not in later] if whole else known[:MOST_AT_ONCE]
         del asked.message_ids[:]
         asked.message_ids.extend(wanted)
         return bool(wanted)
+
+    def done(self, run: int) -> None:
+        """The last look of a run's app has its answers."""
+        if run in self._took and self._took[run] is None:
+            self._took[run] = self._clock() - self._whole[run][1]
 
     def any(self, run: int) -> bool:
         """Whether an answer is there that no look was for."""

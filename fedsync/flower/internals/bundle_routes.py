@@ -335,7 +335,9 @@ class BundleRoutes:
                 told = ConfirmMessageReceivedRequest(node=me, run_id=run, message_object_id=name)
                 runtime_handlers.confirm_message_received(told, state, task)
 
-            return [found.SerializeToString(), *_parts(found.message_object_trees, ask, confirm, MOST_APP_BYTES)]
+            frames = [found.SerializeToString(), *_parts(found.message_object_trees, ask, confirm, MOST_APP_BYTES)]
+        self._looks.done(run)
+        return frames
 
     def _app_push(self, token: bytes, frames: list[bytes]) -> list[bytes]:
         from flwr.proto.message_pb2 import PushObjectRequest

@@ -62,3 +62,17 @@ def test_a_look_brings_so_many_answers_at_most_and_the_next_one_others() -> None
     clock.now_s += WHOLE_S
     assert look(looks, *names) == names[:64] + names[80:], "also one that is for all"
     assert look(looks, *names[64:]) == names[64:80]
+
+
+def test_a_look_for_all_that_takes_long_is_rare() -> None:
+    clock = Clock()
+    looks = AnswerLooks(clock)
+    look(looks, "a")
+    clock.now_s += 2.0
+    looks.done(RUN)
+    for wait_s, expected in ((37.9, []), (0.2, ["a"])):  # 20 x 2 s after it began
+        clock.now_s += wait_s
+        assert look(looks, "a") == expected
+    looks.done(RUN)
+    clock.now_s += WHOLE_S
+    assert look(looks, "a") == ["a"], "it took no time"

@@ -16,7 +16,7 @@ from flwr.superlink import main
 
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import versions
-from fedsync.flower.internals.heartbeats import FLUSH_S, RISK_S, Heartbeats, hear_heartbeats
+from fedsync.flower.internals.heartbeats import FLUSH_S, RISK_S, Heartbeats, _extend, hear_heartbeats
 from tests.flower.internals.superlink import SuperLink, serving
 
 pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
@@ -124,6 +124,13 @@ def test_what_was_heard_of_a_node_that_went_is_not_written(database: Database) -
     database.now_s += FLUSH_S
     assert database.online() == set()
     assert database.until_s == [database.now_s - FLUSH_S]
+
+
+def test_what_is_written_while_a_node_goes_does_not_bring_it_back(database: Database) -> None:
+    node = database.join()
+    assert database.state.deactivate_node(node)
+    _extend(database.state, {node: database.now_s + 3600})
+    assert database.online() == set()
 
 
 def test_a_node_that_was_taken_away_hears_so(database: Database) -> None:
