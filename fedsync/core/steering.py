@@ -31,6 +31,9 @@ from fedsync.core.stopping import StopRules
 MOST_ANSWERS = 64
 """Answers that a run remembers, the newest: a question that comes again is known by them."""
 
+MOST_ROUNDS = 10**12
+"""That a run may be told to take; a round a millisecond would be thirty years."""
+
 PAUSED = "paused by the operator"
 
 
@@ -87,6 +90,8 @@ class ChangeStop:
             return "no rule is named"
         if self.rounds is not None and self.rounds < 1:
             return f"{self.rounds} rounds are none; write 1 or more"
+        if self.rounds is not None and self.rounds > MOST_ROUNDS:
+            return f"no run has more than {MOST_ROUNDS} rounds; write fewer"
         if self.seconds is not None and not (isfinite(self.seconds) and self.seconds > 0):
             return f"{self.seconds:g} s are no time; write a number greater than 0"
         if self.target_accuracy is not None and not isfinite(self.target_accuracy):

@@ -51,7 +51,7 @@ STALE_S = 600.0
 WAIT_S = 60.0
 """How long an answer is waited for [s]; a server that adds up large models reads questions in between."""
 
-_KEPT, _PAUSE_S = 64, 0.05
+_KEPT, _PAUSE_S, _LONGEST = 64, 0.05, 400
 _TICK_NS, _ANY_NS = 2_000_000_000, -1
 _ASK, _ANSWER, _LISTENING = ".ask", ".answer", "listening"
 
@@ -84,7 +84,7 @@ class OperatorRequests:
         self._lock.close()
 
     def events(self, now_s: float) -> list[OperatorAsked]:
-        """Questions that are new, oldest first; what is no question is removed.
+        """Questions that are new, oldest first; what cannot be read is refused at once.
 
         Args:
             now_s: seconds since the run began.
@@ -123,7 +123,8 @@ class OperatorRequests:
             question: OperatorQuestion = codec.loads(OperatorQuestion, read_private(path, MOST_BYTES))
         except (FedSyncError, OSError, codec.DecodeError) as error:
             logger.warning("%s is no question of an operator: %s", path, error)
-            path.unlink(missing_ok=True)
+            # Nothing follows from it, so no checkpoint has to have it, nor the journal.
+            self._answer(OperatorAnswered(path.stem, f"this is no question that can be read: {error}"[:_LONGEST]))
             return None
         stale = f"it was asked {age_s:.0f} s ago, and nobody was there to hear it" if age_s > STALE_S else ""
         return OperatorAsked(now_s, path.stem, question, stale or self._check(question))
@@ -157,6 +158,8 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
         ConfigError: there is no run at work, it belongs to somebody else, too much is being asked, or it is refused.
         RunError: no answer has come in time; it may still be done.
     """
+    if isinstance(question, ChangeStop) and question.problem():
+        raise ConfigError("stop-rule", question.problem(), "Nothing was changed")
     folder = out / FOLDER
     if not listens(out):
         remedy = "Name the folder of a run's files, while its server process lives; virtual runs cannot be steered"

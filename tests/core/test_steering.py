@@ -148,6 +148,7 @@ REFUSED = [
     (DropSilo("c"), "2 silos would be left, and silos open no sum of fewer than 3 (cipher)"),
     (ReadmitSilo("a"), "'a' was not dropped; out are none"),
     (ChangeStop(), "no rule is named"),
+    (ChangeStop(rounds=10**400), "no run has more than 1000000000000 rounds; write fewer"),
     (ChangeStop(rounds=0), "0 rounds are none; write 1 or more"),
     (ChangeStop(seconds=0.0), "0 s are no time; write a number greater than 0"),
     (ChangeStop(seconds=float("inf")), "inf s are no time; write a number greater than 0"),

@@ -130,12 +130,50 @@ def test_questions_are_bounded(tmp_path: Path, desk: OperatorRequests) -> None:
     "content",
     [b"", b"{", b'{"type":"Stop","reason":"x"}', b'{"type":"DropSilo","silo":"a","more":1}', b" " * 5000],
 )
-def test_what_is_no_question_goes_and_nothing_comes_of_it(
+def test_what_is_no_question_is_refused_at_once_and_nothing_comes_of_it(
     tmp_path: Path, desk: OperatorRequests, content: bytes
 ) -> None:
     path = put(tmp_path, content)
     assert desk.events(0.0) == []
     assert not path.exists()
+    told = codec.loads(OperatorAnswered, (tmp_path / FOLDER / "1.answer").read_bytes())
+    assert (told.request, told.refused[:36]) == ("1", "this is no question that can be read")
+
+
+def test_who_asks_what_cannot_be_read_hears_so(
+    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a command of another version would."""
+    dumps = codec.dumps
+    monkeypatch.setattr(
+        codec, "dumps", lambda value, kind=None: '{"type":"Rewind"}' if kind is OperatorQuestion else dumps(value)
+    )
+    thread, failed = in_the_background(lambda: ask(tmp_path, PauseRun()))
+    end_s = time.monotonic() + 20
+    while thread.is_alive():
+        assert desk.events(0.0) == []
+        assert time.monotonic() < end_s
+    assert "no question that can be read" in str(failed[0])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ChangeStop(seconds=float("nan")),
+        ChangeStop(seconds=float("inf")),
+        ChangeStop(seconds=-1.0),
+        ChangeStop(target_accuracy=float("nan")),
+        ChangeStop(rounds=10**23),
+        ChangeStop(rounds=0),
+        ChangeStop(),
+    ],
+)
+def test_a_number_that_no_rule_can_have_is_refused_before_the_run_is_asked(
+    tmp_path: Path, desk: OperatorRequests, rule: ChangeStop
+) -> None:
+    with pytest.raises(ConfigError, match="Nothing was changed"):
+        ask(tmp_path, rule, wait_s=0.0)
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["listening"]
 
 
 def test_a_file_that_others_may_write_or_a_link_is_no_question(tmp_path: Path, desk: OperatorRequests) -> None:

@@ -70,6 +70,16 @@ _CHANGES: Changes = {
             "at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS",
             "at_ns",
         ),
+        (
+            "what-cannot-be-read-is-not-answered",
+            "            self._answer(OperatorAnswered(path.stem, f",
+            "            path.unlink(missing_ok=True), (OperatorAnswered(path.stem, f",
+        ),
+        (
+            "a-number-that-is-no-rule-is-asked-all-the-same",
+            "    if isinstance(question, ChangeStop) and question.problem():\n        raise",
+            "    if False:\n        raise",
+        ),
         ("the-seventeenth-question-is-never-read", "if len(new) > MOST_WAITING:", "if False:"),
         ("a-folder-is-listed-at-each-turn", "        if at_ns == self._listed_ns:\n", "        if at_ns == 0:\n"),
     ),
