@@ -290,7 +290,7 @@ def test_a_claim_of_a_billion_samples_does_not_outweigh_the_others(tmp_path: Pat
     for most, shares in (("null", 3), ("1000", 2)):
         out = tmp_path / most
         grid = DirectGrid(3, {3: boasts})
-        _strategy(out, f"most_examples={most}", "min_silos=2", "silos=null").start(grid)
+        _strategy(out, f"most_examples={most}", f"min_silos={shares}", "silos=[silo-0, silo-1, silo-2]").start(grid)
         weights = [each for entry in replay(out / JOURNAL) for each in entry.actions if isinstance(each, Commit)]
         assert {len(commit.weights) for commit in weights} == {shares}
         largest = max(max(commit.weights.values()) for commit in weights)

@@ -8,6 +8,7 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/core/test_steering.py",
     "tests/flower/test_operator_requests.py",
+    "tests/flower/test_checkpoint_files.py",
     "tests/laws/test_steering.py",
     "tests/ops/test_page.py",
 )
