@@ -17,6 +17,7 @@ from typing import Any
 
 from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.forking import NURSERY, Nursery, start_nursery
+from fedsync.common.locks import taken
 from fedsync.common.processes import Child, end_processes, free_ports, tail
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
@@ -27,7 +28,7 @@ from fedsync.core.journal import JOURNAL
 from fedsync.flower.checkpoints import digest, newest_version, prepare
 from fedsync.flower.environment import flower_environment
 from fedsync.flower.internals.registration import register_keys
-from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, ends, phase, read_error
+from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
@@ -44,6 +45,9 @@ from fedsync.trainer.model_export import export_model
 from fedsync.trainer.protocol import STATE_FOLDER as STATE
 
 logger = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"
+"""In the folder of the run: locked while it is at work."""
 
 _START_TIMEOUT_S = 120.0
 _LEAVE_S = 30.0
@@ -83,9 +87,32 @@ def run_local(
         RunError: a process died, or the run could not reach its end.
     """
     out = out.resolve()
-    _make_ready(out, config, cluster, resume=resume)
-    if way() == "stock":
-        logger.warning("flwr is not a version that FedSync was tested with: using the stock way, slower")
+    out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
+    with taken(out / LOCK_FILE) as alone:
+        if not alone:
+            raise ConfigError(str(out), "a run is at work here", "Wait for its end, or stop it")
+        _make_ready(out, config, cluster, resume=resume)
+        if way() == "stock":
+            logger.warning("flwr is not a version that FedSync was tested with: using the stock way, slower")
+        try:
+            return _carry_out(out, config, cluster, target_accuracy, listeners, secure=secure, resume=resume)
+        except (KeyboardInterrupt, RunError):
+            if newest_version(out):
+                logger.warning("it can go on: fedsync run --resume %s", out)
+            raise
+
+
+def _carry_out(
+    out: Path,
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    target_accuracy: float | None,
+    listeners: Sequence[Listener],
+    *,
+    secure: bool,
+    resume: bool,
+) -> dict[str, Any]:
+    """The run, in a folder that is ready for it; see `run_local`."""
     with tempfile.TemporaryDirectory(prefix="fedsync-") as folder:
         home = Path(folder)
         # Under a short name, for trainers listen there: a socket's path has at most 100 characters.
@@ -110,7 +137,12 @@ def run_local(
             if rings is not None:
                 add_digests(out, export_model(home / STATE, out))
             over = ends(control, _LEAVE_S)
+        except KeyboardInterrupt:
+            logger.warning("stopping")
+            raise
         finally:
+            # The server first: it would commit what silos have sent that are asked to leave, and go on with the others.
+            end_process(control)
             stop_trainers(home / STATE)
             processes.stop(over=over)
     shutil.rmtree(out / STATE, ignore_errors=True)
@@ -120,7 +152,6 @@ def run_local(
 
 def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig, *, resume: bool) -> None:
     """Remove from the run's folder what is of another run, or of the end of this one."""
-    out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     if resume:
         # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
         # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
@@ -178,7 +209,7 @@ class _Processes:
                 raise RunError(f"{group.last_error}; see {self.logs}")
 
     def stop(self, *, over: bool) -> None:
-        """End them: silos first, and the server last, which may be at work.
+        """End them: silos first, and the server's last.
 
         Once the run is over nobody needs what they hold, and Flower's take seconds to end: they are killed.
         """

@@ -13,14 +13,19 @@ import pytest
 import torch
 
 from fedsync import replay
+from fedsync.common.locks import held
 from fedsync.common.processes import OWNER
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
 from fedsync.core.errors import RunError
 from fedsync.core.events import SiloLost, UpdateArrived
+from fedsync.flower.run_folder import RUN_LOCK
 from fedsync.observe.ledger import Ledger
+from fedsync.ops import local
 from fedsync.ops.local import run_local
+from fedsync.ops.runs import RUNS
+from fedsync.trainer.client import stop_trainers
 
 ROUNDS = 5
 # 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
@@ -122,3 +127,34 @@ def test_a_run_goes_on_without_what_forks_its_silos(tmp_path: Path) -> None:
     assert summary["rounds"] == ROUNDS
     assert set(later) - set(forked), "no nursery, so a trainer by itself"
     assert not any(each.is_running() for each in forked)
+
+
+def test_a_run_that_is_stopped_commits_nothing_of_the_silos_that_are_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silos that end before the server seem lost to it, and rounds are over once all others are in."""
+    sets = ["stop.rounds=50", "local.steps=20", "local.batch_size=32"]
+    slow = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 150.0}]
+    at_work: list[bool] = []
+
+    class Stop:
+        """Ctrl-C once the fast silo is in for the third time, and the slow one is at work."""
+
+        def follow(self, ledger: Ledger) -> None:
+            if len(ledger.rounds) == 2 and ledger.silos["a"].samples > 2 * 640:
+                raise KeyboardInterrupt
+
+    def stop(states: Path) -> None:
+        at_work.append(held(states.parent / RUNS / "local" / RUN_LOCK))
+        stop_trainers(states)
+
+    monkeypatch.setattr(local, "stop_trainers", stop)
+    cluster = ClusterConfig.model_validate({"silos": slow})
+    with pytest.raises(KeyboardInterrupt):
+        run_local(StrategyConfig.load("fedavg", sets), cluster, tmp_path, listeners=[Stop()])
+    assert at_work == [False], "the server goes first"
+    entries = replay(tmp_path / "journal.jsonl")
+    commits = [action for entry in entries for action in entry.actions if isinstance(action, Commit)]
+    assert [len(commit.weights) for commit in commits] == [2, 2]
+    told = [record.message for record in caplog.records]
+    assert told[-2:] == ["stopping", f"it can go on: fedsync run --resume {tmp_path}"]

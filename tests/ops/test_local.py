@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.locks import taken
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.checkpoints import FOLDER
-from fedsync.ops.local import run_local
+from fedsync.ops.local import LOCK_FILE, run_local
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}]})
@@ -27,4 +28,13 @@ def test_a_run_that_was_cut_off_is_not_begun_anew_without_a_word(tmp_path: Path)
     (tmp_path / "journal.jsonl").write_text("a week of work")
     with pytest.raises(ConfigError, match=f"Go on with it: --resume {tmp_path}"):
         run_local(CONFIG, CLUSTER, tmp_path)
+    assert (tmp_path / "journal.jsonl").read_text() == "a week of work"
+
+
+def test_a_run_that_is_at_work_is_neither_resumed_nor_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text("a week of work")
+    with taken(tmp_path / LOCK_FILE):
+        for resume in (False, True):
+            with pytest.raises(ConfigError, match="a run is at work here"):
+                run_local(CONFIG, CLUSTER, tmp_path, resume=resume)
     assert (tmp_path / "journal.jsonl").read_text() == "a week of work"
