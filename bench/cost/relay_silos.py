@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from flwr.app import Message
 
 from bench.cost.crowd_silos import Crowd, HttpLine, Silo
@@ -61,8 +62,8 @@ class SilosHere:
 class Relay(RelayService):
     """A relay as the crowd knows a silo; it looks for answers as soon as it has asked."""
 
-    def __init__(self, name: str, silos: Sequence[Silo], keys: Path) -> None:
-        server = read_server_file(keys.read_bytes(), str(keys)) if keys.exists() else None
+    def __init__(self, name: str, silos: Sequence[Silo], keys: str | None) -> None:
+        server = None if keys is None else read_server_file(Path(keys).read_bytes(), keys)
         super().__init__(SilosHere(silos), server)
         self.name = name
         self.turn()
@@ -83,7 +84,7 @@ class Relays(Crowd):
 
     def __init__(self, folder: Path, address: tuple[str, int], names: list[str], region: int) -> None:
         super().__init__(folder, address, names, 0.0)
-        silos, keys = self._silos, folder / "keys" / "server.json"
+        silos, keys = self._silos, yaml.safe_load((folder / "server.yaml").read_text()).get("keys")
         parts = [silos[first : first + region] for first in range(0, len(silos), region)]
         self._silos: list[Any] = [Relay(f"relay-{index}", part, keys) for index, part in enumerate(parts)]
         self._worker = ThreadPoolExecutor(HELD * len(parts))

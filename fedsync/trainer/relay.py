@@ -222,7 +222,9 @@ class RelayService:
 
             run.adder = PlainRegion(layout.size, spec.wire.formats.up, ArrayKeeper(folder, or_memory=True))
         elif self._keys is None:
-            raise ConfigError("keys", "the run is sealed, and this relay has no server.json", "Name it in relay.yaml")
+            raise ConfigError(
+                "keys", "the run is sealed, and this relay has no server.json", "Name it in the relay's file"
+            )
         else:
             from fedsync.cipher.server.region import SealedRegion
 

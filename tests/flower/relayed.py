@@ -14,7 +14,7 @@ from fedsync.flower.parcels import Parcel
 from fedsync.flower.relay_line import RelayLine
 from fedsync.trainer.protocol import write_reply
 from fedsync.trainer.refusals import refuse
-from fedsync.trainer.regions import RegionReply, read_region_reply
+from fedsync.trainer.regions import RegionReply, RegionRequest, read_region_reply, read_region_request
 from fedsync.trainer.relay import RelayService
 from tests.flower.grid import Answer, DirectGrid, honest
 
@@ -51,6 +51,7 @@ class RelayNode:
             self.below.answers[node] = (answers or {}).get(share, honest)
         self._keys, self._folder = keys, folder
         self.told: list[RegionReply] = []
+        self.asked: list[RegionRequest] = []
         self.start()
 
     def start(self) -> None:
@@ -61,6 +62,7 @@ class RelayNode:
         """What the relay answers; its silos have answered by then."""
         spec, text, payload = messages.read_request(message)
         assert not isinstance(payload, Parcel)
+        self.asked += [request] if (request := read_region_request(text)) is not None else []
         self.service.turn()
         try:
             said, answer = self.service.ask(spec, text, payload)

@@ -13,6 +13,7 @@ from flwr.app.error import Error
 
 from fedsync.cipher.keys.keywrap import read_server_file
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.compatibility import adds_regions
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkReport
@@ -85,6 +86,22 @@ def test_a_run_with_relays_ends_with_the_model_of_one_without(strategy: str, tmp
         assert len(sums_of(relays)) == 6 and all(len(ids) == 2 for ids in sums_of(relays)), "one a round and region"
     assert bool(sums_of(relays)) == (strategy in ("fedavg", "a-bsp"))
     assert "WorkFailed" not in journal(tmp_path / "relayed")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides", "adds"),
+    [
+        ("fedavg", (), True),
+        ("fedbuff", (), False),
+        ("fedbuff", ("aggregation={kind: fedbuff, server_rate: 1.0, staleness: {kind: constant}}",), False),
+        ("fedasync", (), False),
+        ("ssp", (), False),
+    ],
+)
+def test_sums_are_made_before_a_commit_only_where_it_takes_all_and_weights_are_known(
+    strategy: str, overrides: tuple[str, ...], *, adds: bool
+) -> None:
+    assert adds_regions(StrategyConfig.load(strategy, overrides)) == adds
 
 
 @pytest.mark.parametrize("kind", ["bfv", "masked"])
@@ -203,6 +220,8 @@ def test_a_sum_that_is_none_fails_its_orders_and_not_the_run(
     config = StrategyConfig.load("fedavg", [*QUICK, "min_silos=5"])
     FedSync(config, SILOS, out=tmp_path, timing=replace(TIMING, ask_s=0.2)).start(grid_of(relays))
     assert lied and len(committed(tmp_path)) == 3 and committed(tmp_path)[-1] == list(NAMES)
+    if lie in ("others", "twice", "of nobody"):
+        assert committed(tmp_path)[0] == ["c", "d", "e"], "neither counts, in nobody's name"
     failed = "WorkFailed" in journal(tmp_path)
     assert failed == (lie not in ("nonsense", "no piece")), "what cannot be read is asked for again"
 
@@ -232,3 +251,6 @@ def test_what_goes_to_a_region_is_a_message_for_all_of_it(tmp_path: Path) -> Non
     busy = [reply for reply in relays[0].told if reply.answers]
     assert len(busy) == 5, "who they are, three rounds, and the last score"
     assert [len(reply.answers) for reply in busy] == [5] * 5
+    assert sorted(len(each.pieces) for each in relays[0].asked if each.asks) == [0, 1, 1, 1, 1], (
+        "a model goes there once"
+    )
