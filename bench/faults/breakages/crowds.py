@@ -35,7 +35,7 @@ _CHANGES: Changes = {
         ),
     ),
     "flower/internals/answer_looks.py": (
-        ("an-answer-that-flower-makes-up-is-never-found", "now_s - at_s >= WHOLE_S", "at_s == -inf"),
+        ("an-answer-that-flower-makes-up-is-never-found", "now_s - at_s >= max(", "at_s == -inf and now_s >= max("),
         ("an-app-that-was-started-again-is-told-nothing", "before != token or ", ""),
         (
             "answers-beyond-a-look-are-forgotten",
