@@ -30,14 +30,12 @@ from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JournalEntry
 from fedsync.core.steering import ChangeStop, OperatorQuestion
+from fedsync.observe.fate import LISTENING, OPERATOR, why_deaf
 
 if TYPE_CHECKING:
     from fedsync.config.strategy import StrategyConfig
 
 logger = logging.getLogger(__name__)
-
-FOLDER = "operator"
-"""In that of the run's files."""
 
 MOST_WAITING = 16
 """Questions that wait for their answer at most."""
@@ -53,7 +51,7 @@ WAIT_S = 60.0
 
 _KEPT, _PAUSE_S, _LONGEST = 64, 0.05, 400
 _TICK_NS, _ANY_NS = 2_000_000_000, -1
-_ASK, _ANSWER, _LISTENING = ".ask", ".answer", "listening"
+_ASK, _ANSWER = ".ask", ".answer"
 
 
 class OperatorRequests:
@@ -69,11 +67,11 @@ class OperatorRequests:
     """
 
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:
-        self._folder, self._check = private_folder(out / FOLDER), check
+        self._folder, self._check = private_folder(out / OPERATOR), check
         self._read: set[str] = set()
         self._listed_ns = _ANY_NS
         self._lock = ExitStack()
-        if not self._lock.enter_context(taken(self._folder / _LISTENING)):
+        if not self._lock.enter_context(taken(self._folder / LISTENING)):
             raise RunError(f"another process is at work on the run in {out}")
 
     def close(self) -> None:
@@ -160,11 +158,9 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
     """
     if isinstance(question, ChangeStop) and question.problem():
         raise ConfigError("stop-rule", question.problem(), "Nothing was changed")
-    folder = out / FOLDER
     if not listens(out):
-        remedy = "Name the folder of a run's files, while its server process lives; virtual runs cannot be steered"
-        raise ConfigError(str(out), "no run is at work here", remedy)
-    folder = private_folder(folder)
+        raise why_deaf(out)
+    folder = private_folder(out / OPERATOR)
     if len(list(folder.glob(f"*{_ASK}"))) >= MOST_WAITING:
         raise ConfigError(str(out), f"{MOST_WAITING} questions wait for an answer", "Try again in a minute")
     name = f"{time.time_ns():020d}-{secrets.token_hex(8)}"
@@ -185,4 +181,4 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
 
 def listens(out: Path) -> bool:
     """Whether a server process is at work on the run in this folder, and can be asked."""
-    return held(out / FOLDER / _LISTENING)
+    return held(out / OPERATOR / LISTENING)

@@ -18,6 +18,7 @@ from rich.text import Text
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JournalEntry
+from fedsync.observe.fate import NO_RUN, is_cut_off, way_on
 from fedsync.observe.ledger import KEPT_ROUNDS, EndedOrder, Ledger
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.steered import SteeredRun
@@ -53,7 +54,7 @@ class LiveRun:
         )
         self._config: dict[str, Any] = header.get("config") or {}
         self.steered = SteeredRun(self._config.get("stop"))
-        self._runtime = str(header.get("runtime", ""))
+        self.runtime = str(header.get("runtime", ""))
         self._here: set[str] = set()
         self._paces: dict[str, _Pace] = {}
         self._last_s = 0.0
@@ -88,7 +89,7 @@ class LiveRun:
     @property
     def virtual(self) -> bool:
         """Whether its seconds are virtual."""
-        return self._runtime == "virtual"
+        return self.runtime == "virtual"
 
     def speed(self, name: str) -> float | None:
         """Of a silo's last order [samples/s]; None before one ended."""
@@ -120,16 +121,31 @@ class LiveRun:
             return "dropped"
         return "gone" if name not in self._here else "idle" if self.ledger.silos[name].order is None else "working"
 
-    def view(self, quiet_s: float = 0.0, *, over: bool = False) -> Group:
-        """A line on the run and a table of its silos; ``over`` says that nothing more will come."""
-        return Group(self._headline(quiet_s, over), self._table(self.now_s(0.0 if over else quiet_s)))
+    def is_cut_off(self, *, summary: bool, gone: bool) -> bool:
+        """Whether it has ended before its end.
+
+        Args:
+            summary: it has left its summary; looked up, as ``gone``, before the newest entries were read.
+            gone: nobody is at work on it, see `fedsync.observe.fate.is_cut_off`.
+        """
+        return self.ledger.stopped is None and (summary or (gone and not self.virtual))
+
+    def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
+        """A line on the run and a table of its silos.
+
+        Args:
+            quiet_s: since its last entry [s].
+            way_on: how it goes on, if it was cut off.
+        """
+        rows = [self._headline(quiet_s, over=bool(way_on)), *([Text(way_on)] if way_on else [])]
+        return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
 
     def _headline(self, quiet_s: float, over: bool) -> Text:
         ledger, total = self.ledger, self.steered.stop.get("rounds")
         rounds, accuracy, left_s = ledger.rounds, ledger.accuracy, self.left_s()
         unit = "virtual s" if self.virtual else "s"
         parts = [
-            f"{self._config.get('name', '')} ({self._runtime})",
+            f"{self._config.get('name', '')} ({self.runtime})",
             f"round {len(rounds)}" + (f"/{total}" if total else ""),
             "loss -" if ledger.training_loss is None else f"loss {ledger.training_loss:.4f}",
             "accuracy -" if accuracy is None else f"accuracy {accuracy:.4f}",
@@ -196,7 +212,7 @@ def watch(
     if not journal.is_file():
         done = read_summary(summary)
         if done is None:
-            raise ConfigError(str(folder), "no run: journal.jsonl is not there", "Name the folder that --out named")
+            raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
         console.print(silo_table(done))
         return
     tail, run, news_s = Tail(journal), None, wall()
@@ -204,16 +220,21 @@ def watch(
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or nullcontext():
         while True:
-            # In this order: the summary is written after the last entry.
-            ended = summary.is_file()
+            # In this order: the summary is written, and the server process gone, after the last entry.
+            ended, gone = summary.is_file(), is_cut_off(folder)
             for entry in tail.entries():
                 run = run or LiveRun(tail.header or {})
                 run.add(entry)
                 news_s = wall()
-            view = Text("nothing has happened yet") if run is None else run.view(wall() - news_s, over=ended)
+            view: Text | Group = Text("nothing has happened yet")
+            if run is not None:
+                cut = run.is_cut_off(summary=ended, gone=gone)
+                # A deployed run goes on by itself. Of others somebody at a terminal may wait for the next begin.
+                ended = ended or run.ledger.stopped is not None or (cut and live is None and run.runtime == "local")
+                view = run.view(wall() - news_s, way_on(run.runtime, folder) if cut else "")
             if live is not None:
                 live.update(view, refresh=True)
-            if ended or (run is not None and run.ledger.stopped is not None):
+            if ended:
                 break
             pause(_POLL_S)
     if live is None:

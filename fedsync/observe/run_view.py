@@ -14,6 +14,7 @@ from typing import Any
 from fedsync.core.actions import Commit, Note, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.observe.fate import SUMMARY, is_cut_off, way_on
 from fedsync.observe.ledger import EndedOrder
 from fedsync.observe.live import LiveRun
 from fedsync.observe.report.data import natural
@@ -64,14 +65,15 @@ class RunView:
             FedSyncError: its journal is damaged.
         """
         with self._lock:
-            over = (self._folder / "summary.json").is_file()  # written after the last entry
+            # In this order: the summary is written, and the server process gone, after the last entry.
+            summary, gone = (self._folder / SUMMARY).is_file(), is_cut_off(self._folder)
             for entry in self._tail.entries():
                 self._run = self._run or LiveRun(self._tail.header or {}, self._ended)
                 self._run.add(entry)
                 self._add(entry)
             if self._run is None:
                 return {"entries": 0, "title": self._folder.name}
-            return self._shown(self._run, over=over)
+            return self._shown(self._run, cut=self._run.is_cut_off(summary=summary, gone=gone))
 
     def _ended(self, ended: EndedOrder) -> None:
         self._spans[ended.silo].append(ended)
@@ -91,12 +93,15 @@ class RunView:
             reason = "; ".join([*notes, *([entry.reason] if entry.reason else [])])
             self._decisions.append({"at_s": entry.at_s, "did": did[:_LONGEST], "reason": reason[:_LONGEST]})
 
-    def _shown(self, run: LiveRun, *, over: bool) -> dict[str, Any]:
+    def _shown(self, run: LiveRun, *, cut: bool) -> dict[str, Any]:
         ledger, steered = run.ledger, run.steered
-        quiet_s = 0.0 if over else time.monotonic() - self._news_s
+        quiet_s = 0.0 if cut else time.monotonic() - self._news_s
         summary, now_s = ledger.summary(), run.now_s(quiet_s)
         ended = ledger.stopped is not None
-        state = "stopped" if ended else "cut off" if over else "paused" if steered.paused else "running"
+        state = "stopped" if ended else "cut off" if cut else "paused" if steered.paused else "running"
+        why = (
+            ledger.stopped.reason if ledger.stopped is not None else way_on(run.runtime, self._folder) if cut else None
+        )
         names = sorted(ledger.silos, key=natural)
         waited = {silo["name"]: silo["wait_s"] for silo in summary["silos"]}
         return {
@@ -104,10 +109,10 @@ class RunView:
             "title": run.name,
             "virtual": run.virtual,
             "state": state,
-            "why": None if ledger.stopped is None else ledger.stopped.reason[:_LONGEST],
+            "why": None if why is None else why[:_LONGEST],
             "now_s": now_s,
             "quiet_s": quiet_s,
-            "left_s": None if ended or over or steered.paused else run.left_s(),
+            "left_s": None if ended or cut or steered.paused else run.left_s(),
             "rounds": len(ledger.rounds),
             "stop": {key: value for key, value in steered.stop.items() if isinstance(value, int | float)},
             "loss": ledger.training_loss,

@@ -18,7 +18,6 @@ from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun
 from fedsync.flower.operator_requests import (
-    FOLDER,
     MOST_WAITING,
     STALE_S,
     OperatorRequests,
@@ -28,6 +27,7 @@ from fedsync.flower.operator_requests import (
 )
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import IdleTimeout, Timeouts
+from fedsync.observe.fate import OPERATOR as FOLDER
 from fedsync.observe.replay import replay
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import Train

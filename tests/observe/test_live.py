@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedsync.common.locks import taken
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import OperatorAsked, SiloLost
-from fedsync.core.journal import JournalEntry
+from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
 from fedsync.core.steering import ChangeStop, DropSilo, PauseRun
+from fedsync.observe.fate import LISTENING, OPERATOR
 from fedsync.observe.live import MOST_ROWS, LiveRun, watch
+from fedsync.observe.run_view import RunView
 from tests.core.make import answer, joined, orders, policies
 from tests.observe.runs import two_silos
 
@@ -137,6 +140,53 @@ def test_a_run_that_failed_and_left_a_summary_ends_the_watch(tmp_path: Path) -> 
     output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
     assert "round 2/3" in output
     assert "cut off" in output
+
+
+@pytest.mark.parametrize(("runtime", "on"), [("local", True), ("deployment", True), ("virtual", False)])
+def test_a_run_whose_server_process_was_killed_is_cut_off_and_says_how_it_goes_on(
+    tmp_path: Path, runtime: str, on: bool
+) -> None:
+    journal = JournalWriter(tmp_path / JOURNAL, header(runtime))
+    coordinator = Coordinator(policies())
+    journal.append(coordinator.handle(joined("a", "b"), 0.0))
+    journal.append(coordinator.handle([OperatorAsked(1.0, "1", PauseRun())], 1.0))
+    journal.close()
+    console = Console(width=160, force_terminal=True)
+
+    class Enough(Exception):
+        pass
+
+    def seen() -> str:
+        def once(seconds: float) -> None:
+            raise Enough
+
+        with console.capture() as capture, pytest.raises(Enough):
+            watch(tmp_path, console, pause=once)
+        return capture.get()
+
+    desk = tmp_path / OPERATOR / LISTENING
+    desk.parent.mkdir(mode=0o700)
+    with taken(desk):
+        assert "paused by the operator" in seen()
+        assert RunView(tmp_path).look()["state"] == "paused"
+    assert ("cut off" in seen()) == on
+    page = RunView(tmp_path)
+    look = page.look()
+    assert look["state"] == ("cut off" if on else "paused")
+    assert (str(tmp_path) in str(look["why"])) == on
+    page._news_s -= 60.0
+    assert page.look()["now_s"] == 1.0, "its clock stands"
+
+
+def test_a_watch_without_a_terminal_ends_with_a_local_run_that_was_killed(tmp_path: Path) -> None:
+    journal = JournalWriter(tmp_path / JOURNAL, header())
+    journal.append(Coordinator(policies()).handle(joined("a", "b"), 0.0))
+    journal.close()
+    (tmp_path / OPERATOR).mkdir(mode=0o700)
+    (tmp_path / OPERATOR / LISTENING).touch()
+    console = Console(width=160)
+    output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("nothing more comes")))
+    assert f"`fedsync run --resume {tmp_path}`" in output.replace("\n", "")
 
 
 def test_a_run_without_a_journal_shows_its_summary(tmp_path: Path) -> None:

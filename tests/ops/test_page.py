@@ -297,5 +297,8 @@ def test_a_long_run_is_shown_in_bounded_space(tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(tmp_path: Path, server: PageServer) -> None:
     result = CliRunner().invoke(app, ["page", str(tmp_path / "none")])
     assert "no such folder" in str(result.exception)
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(app, ["page", str(tmp_path / "empty")])
+    assert "no run: journal.jsonl is not there" in str(result.exception)
     result = CliRunner().invoke(app, ["page", str(tmp_path), "--port", str(server.server_port)])
     assert "cannot be listened on" in str(result.exception)

@@ -10,6 +10,8 @@ TESTS = (
     "tests/flower/test_operator_requests.py",
     "tests/flower/test_checkpoint_files.py",
     "tests/laws/test_steering.py",
+    "tests/observe/test_fate.py",
+    "tests/observe/test_live.py",
     "tests/ops/test_page.py",
 )
 
@@ -63,6 +65,14 @@ _CHANGES: Changes = {
             'is not None and self.headers["Host"] in self.server.hosts:',
             "is not None:",
         ),
+    ),
+    "observe/fate.py": (
+        ("a-killed-run-looks-alive", "return lock.exists() and not held(lock)", "return False"),
+        ("a-living-run-looks-killed", "return lock.exists() and not held(lock)", "return lock.exists()"),
+        ("a-run-that-is-over-is-no-run", 'if summary.get("stopped_by"):', "if False:"),
+    ),
+    "observe/run_view.py": (
+        ("the-clock-of-a-killed-run-goes-on", "0.0 if cut else time.monotonic()", "time.monotonic()"),
     ),
     "flower/operator_requests.py": (
         ("a-question-of-last-week-is-done", "if age_s > STALE_S else", "if age_s < 0 else"),

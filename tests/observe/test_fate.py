@@ -1,0 +1,60 @@
+"""Who asks something of a run at which nobody is at work hears what became of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError
+from fedsync.core.journal import JOURNAL, JournalWriter
+from fedsync.core.steering import PauseRun
+from fedsync.flower.operator_requests import ask
+from fedsync.observe.fate import LISTENING, OPERATOR, SUMMARY, is_cut_off
+from tests.core.make import joined, policies
+
+
+def run_in(out: Path, runtime: str, summary: dict[str, Any] | None = None, *, worked: bool = True) -> None:
+    writer = JournalWriter(out / JOURNAL, {"runtime": runtime, "config": {}})
+    writer.append(Coordinator(policies()).handle(joined("a", "b"), 0.0))
+    writer.close()
+    if worked:
+        (out / OPERATOR).mkdir(mode=0o700)
+        (out / OPERATOR / LISTENING).touch()
+    if summary is not None:
+        (out / SUMMARY).write_text(json.dumps({"strategy": "x", "silos": [], "runtime": runtime, **summary}))
+
+
+def told(out: Path) -> ConfigError:
+    with pytest.raises(ConfigError) as found:
+        ask(out, PauseRun())
+    return found.value
+
+
+def test_a_run_that_has_ended_says_why(tmp_path: Path) -> None:
+    run_in(tmp_path, "local", {"stopped_by": "200 rounds done"})
+    assert told(tmp_path).problem == "this run is over: 200 rounds done"
+
+
+@pytest.mark.parametrize("summary", [None, {"stopped_by": None}])
+@pytest.mark.parametrize(
+    ("runtime", "command"),
+    [("local", "`fedsync run --resume {}`"), ("deployment", "`fedsync server run --resume {}`"), ("flower", "again")],
+)
+def test_a_run_that_was_cut_off_says_how_it_goes_on(
+    tmp_path: Path, summary: dict[str, Any] | None, runtime: str, command: str
+) -> None:
+    run_in(tmp_path, runtime, summary)
+    assert "cut off" in told(tmp_path).problem
+    assert command.format(tmp_path) in told(tmp_path).remedy
+
+
+def test_a_virtual_run_and_one_that_has_not_begun_are_not_cut_off(tmp_path: Path) -> None:
+    for runtime in ("virtual", "local"):
+        run_in(tmp_path, runtime, worked=False)
+        assert not is_cut_off(tmp_path)
+        assert told(tmp_path).problem == "no run is at work here"
+        (tmp_path / JOURNAL).unlink()
+    (tmp_path / JOURNAL).write_text("no journal")
+    assert told(tmp_path).problem == "no run is at work here"
