@@ -96,6 +96,7 @@ def test_a_run_is_looked_at_and_steered(server: PageServer) -> None:
         browser.value("document.querySelector('[name=rounds]').value = '0'")
         browser.value("document.getElementById('stop').dispatchEvent(new Event('submit', {cancelable: true}))")
         until(browser, "document.getElementById('answer').textContent.startsWith('Refused: 0 rounds are none')")
+        browser.value("void ask({ type: 'DropSilo', silo: 'b' })")
         asked = "[...document.querySelectorAll('#operator li')].map(one => one.children[1].textContent).join()"
         until(browser, f"{asked}.includes('refused')")
         assert browser.value(asked) == "refused: changed when the run ends: rounds 0,dropped b,paused the run"
