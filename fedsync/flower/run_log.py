@@ -18,11 +18,11 @@ class RoundLog:
     """Logs each round when it ends.
 
     Args:
-        rounds: how many there may be, or None if something else bounds the run.
+        rounds: how many there may be when it begins, or None if something else bounds the run.
     """
 
     def __init__(self, rounds: int | None) -> None:
-        self._of = "" if rounds is None else f"/{rounds}"
+        self._rounds = rounds
         self._told: int | None = None
 
     def follow(self, ledger: Ledger) -> None:
@@ -40,7 +40,9 @@ class RoundLog:
             for name, value in (("loss", loss), ("accuracy", ledger.accuracy))
             if value is not None
         ]
-        return "; ".join([f"[ROUND {row.round}{self._of}] {row.seconds:.1f} s", *figures, _batches(row)])
+        rounds = ledger.steered.stop.get("rounds", self._rounds)
+        of = "" if rounds is None else f"/{rounds}"
+        return "; ".join([f"[ROUND {row.round}{of}] {row.seconds:.1f} s", *figures, _batches(row)])
 
 
 def _batches(row: Round) -> str:

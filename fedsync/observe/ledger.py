@@ -21,7 +21,7 @@ from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import SiloTotals, WaitingUpdate, shares_of
-from fedsync.observe.steered import drops_in
+from fedsync.observe.steered import SteeredRun, drops_in
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
@@ -61,6 +61,7 @@ class Ledger:
         judged: what was found before.
         best: version that is kept.
         last: newest version that has a score.
+        steered: what an operator has made of the run.
         keep: newest rounds that are kept, once nothing comes to them any more; None for all. Whoever follows the books
             after each entry has seen the others.
     """
@@ -71,6 +72,7 @@ class Ledger:
     on_end: Callable[[EndedOrder], None] | None = None
     measured: tuple[AnyMetric, ...] | None = None
     keep: int | None = None
+    steered: SteeredRun = field(default_factory=SteeredRun)
     rounds: Rounds = field(default_factory=Rounds)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -108,6 +110,7 @@ class Ledger:
         for event in (*entry.events, *drops_in(entry)):
             self._add_event(event, discarded)
         self._settle()
+        self.steered.add(entry)
         for action in entry.actions:
             match action:
                 case Dispatch(_, order) if order.scores_only or order.apart:

@@ -49,11 +49,15 @@ class LiveRun:
 
     def __init__(self, header: dict[str, Any], on_end: Callable[[EndedOrder], None] = lambda ended: None) -> None:
         self._on_end = on_end
-        self.ledger = Ledger(
-            header.get("target_accuracy"), header.get("model_bytes") or 0, on_end=self._end, keep=KEPT_ROUNDS
-        )
         self._config: dict[str, Any] = header.get("config") or {}
         self.steered = SteeredRun(self._config.get("stop"))
+        self.ledger = Ledger(
+            header.get("target_accuracy"),
+            header.get("model_bytes") or 0,
+            on_end=self._end,
+            keep=KEPT_ROUNDS,
+            steered=self.steered,
+        )
         self.runtime = str(header.get("runtime", ""))
         self._here: set[str] = set()
         self._paces: dict[str, _Pace] = {}
@@ -61,7 +65,6 @@ class LiveRun:
 
     def add(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
-        self.steered.add(entry)
         self._last_s = entry.at_s
         for event in entry.events:
             match event:

@@ -20,7 +20,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
     Args:
         console: where to write.
         label: what the run is called.
-        rounds: how many rounds it may take, or None if time bounds it.
+        rounds: how many rounds it may take when it begins, or None if time bounds it.
         every_s: wall seconds between two rounds that are shown, at least; what lies between is left out.
         trained: whether there is a loss to show.
     """
@@ -34,6 +34,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._every_s = every_s
         self._trained = trained
         self._before: int | None = None
+        self._asked = 0
         self._shown = 0
         self._begin_s = time.monotonic()
         self._shown_s = -math.inf
@@ -62,8 +63,11 @@ class RunProgress(AbstractContextManager["RunProgress"]):
 
     def follow(self, ledger: Ledger) -> None:
         """Show what is new since the first time; the rounds that were there then are another process's."""
+        self._rounds = ledger.steered.stop.get("rounds", self._rounds)
         if self._before is None:
-            self._before = self._shown = len(ledger.rounds)
+            self._before, self._asked = len(ledger.rounds), ledger.steered.asked
+            self._shown = self._before
+        self._show_operator(ledger)
         if len(ledger.rounds) == self._shown:
             return
         first = self._shown
@@ -75,6 +79,18 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._shown = len(ledger.rounds)
         for row in ledger.rounds[first:]:
             self._show(row, ledger)
+
+    def _show_operator(self, ledger: Ledger) -> None:
+        """What an operator has asked of the run meanwhile, and what came of it."""
+        for mark in ledger.steered.since(self._asked):
+            text = f"the operator {mark.text}" if not mark.refused else f"the operator was refused: {mark.refused}"
+            self._console.print(
+                f"{self._label:<12} {text}, {mark.at_s:.1f} s after the run began",
+                markup=False, highlight=False, soft_wrap=True,
+            )  # fmt: skip
+        if self._asked < ledger.steered.asked and self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=self._rounds)
+        self._asked = ledger.steered.asked
 
     def _show(self, row: Round, ledger: Ledger) -> None:
         share = row.silos[row.slowest]
@@ -101,5 +117,5 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         """Wall-clock time to go, if the number of rounds is known."""
         if not self._rounds:
             return ""
-        left_s = (time.monotonic() - self._begin_s) / (done - (self._before or 0)) * (self._rounds - done)
+        left_s = (time.monotonic() - self._begin_s) / (done - (self._before or 0)) * max(self._rounds - done, 0)
         return f"ETA {int(left_s // 60)}:{int(left_s % 60):02d}"

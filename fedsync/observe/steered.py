@@ -56,12 +56,20 @@ class SteeredRun:
         self.paused = False
         self.dropped: set[str] = set()
         self.marks: deque[OperatorMark] = deque(maxlen=MOST_ASKED)
+        self.asked = 0
+        """Questions so far, also those that are kept no more."""
 
     def add(self, entry: JournalEntry) -> None:
         for question, refused in answered_in(entry):
+            self.asked += 1
             self.marks.append(OperatorMark(entry.at_s, said(question), refused))
             if not refused:
                 self._change(question)
+
+    def since(self, asked: int) -> list[OperatorMark]:
+        """Questions behind the first so many, as far as they are kept."""
+        new = min(self.asked - asked, len(self.marks))
+        return list(self.marks)[len(self.marks) - new :]
 
     def _change(self, question: OperatorQuestion) -> None:
         match question:

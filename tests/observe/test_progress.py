@@ -1,14 +1,21 @@
 """Plain lines for people: one a round, none twice, none left out."""
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
 
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import OperatorAsked
+from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, PauseRun
+from fedsync.core.stopping import StopRules
+from fedsync.flower import run_log
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import SiloShare
+from tests.core.make import answer, joined, orders, policies
 
 
 def row(version: int) -> Round:
@@ -48,3 +55,34 @@ def test_a_resumed_run_shows_what_is_new_and_expects_the_rest_to_take_as_long(mo
 def test_a_version_that_was_rolled_back_to_hides_no_round() -> None:
     """Versions 2 and 4 are rollbacks, which are no rounds."""
     assert [line.split()[2].split("/")[0] for line in lines_of([1, 3, 5, 6])] == ["1", "3", "5", "6"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_an_operator_did_is_told_and_the_rule_that_was_changed_is_gone_by(
+    terminal: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log.logger, "disabled", False)
+    caplog.set_level(logging.INFO, logger=run_log.logger.name)
+    text, ledger, coordinator = io.StringIO(), Ledger(), Coordinator(policies(stop=StopRules(rounds=9)))
+    asked = [PauseRun(), PauseRun(), ContinueRun(), ChangeStop(rounds=20), DropSilo("c")]
+    console = Console(file=text, width=200, force_terminal=terminal)
+    with RunProgress(console, "mine", rounds=9) as progress:
+        log = run_log.RoundLog(9)
+        first = coordinator.handle(joined("a", "b", "c"), 0.0)
+        entries = [first, *(coordinator.handle([OperatorAsked(t, str(t), q)], t) for t, q in enumerate(asked, 1))]
+        done = [answer(name, order, 6.0) for name, order in orders(first).items() if name != "c"]
+        for entry in [*entries, coordinator.handle(done, 6.0)]:
+            ledger.add(entry)
+            progress.follow(ledger)
+            log.follow(ledger)
+    shown = text.getvalue()
+    for words in (
+        "the operator paused the run, 1.0 s after the run began",
+        "the operator was refused: the run is paused already, 2.0 s",
+        "the operator continued the run, 3.0 s",
+        "the operator changed when the run ends: rounds 20, 4.0 s",
+        "the operator dropped c, 5.0 s",
+        "1/20",
+    ):
+        assert shown.count(words) == 1 or (terminal and words == "1/20" and words in shown), words
+    assert "[ROUND 1/20]" in caplog.text

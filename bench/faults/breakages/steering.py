@@ -12,6 +12,7 @@ TESTS = (
     "tests/laws/test_steering.py",
     "tests/observe/test_fate.py",
     "tests/observe/test_live.py",
+    "tests/observe/test_progress.py",
     "tests/ops/test_page.py",
 )
 
@@ -65,6 +66,14 @@ _CHANGES: Changes = {
             'is not None and self.headers["Host"] in self.server.hosts:',
             "is not None:",
         ),
+    ),
+    "observe/progress.py": (
+        (
+            "the-terminal-counts-by-the-rule-that-was",
+            'ledger.steered.stop.get("rounds", self._rounds)',
+            "self._rounds",
+        ),
+        ("the-terminal-tells-nothing-of-the-operator", "        self._show_operator(ledger)\n", ""),
     ),
     "observe/fate.py": (
         ("a-killed-run-looks-alive", "return lock.exists() and not held(lock)", "return False"),
