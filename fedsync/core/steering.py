@@ -147,20 +147,36 @@ class Steering:
             case DropSilo(name) if name in self.dropped:
                 return f"{name!r} is out already"
             case DropSilo(name) if name not in here and name not in known:
-                return f"no silo is called {name!r}; here are {', '.join(here) or 'none'}"
+                return f"no silo is called {name!r}; here are {', '.join(sorted(here)) or 'none'}"
             case DropSilo(name) if name in here and len(here) == 1:
-                return f"{name!r} is the only silo that is here; pause or stop the run instead"
+                return f"{name!r} is the only silo that is here; pause the run instead, or change when it ends"
             case DropSilo(name) if name in here and len(here) - 1 < least:
                 return f"{len(here) - 1} silos would be left, and silos open no sum of fewer than {least} (cipher)"
             case ReadmitSilo(name) if name not in self.dropped:
-                return f"{name!r} was not dropped; out are {', '.join(self.dropped) or 'none'}"
+                out = f"dropped are {', '.join(sorted(self.dropped))}" if self.dropped else "no silo is"
+                return f"{name!r} was not dropped; {out}"
             case ChangeStop():
                 return asked.problem()
         return ""
 
 
+def wanted(asked: OperatorQuestion) -> str:
+    """What a question asks for, in words."""
+    match asked:
+        case PauseRun():
+            return "pause the run"
+        case ContinueRun():
+            return "continue the run"
+        case DropSilo(silo):
+            return f"drop {silo}"
+        case ReadmitSilo(silo):
+            return f"readmit {silo}"
+        case ChangeStop():
+            return f"end the run by {_rules(asked)}"
+
+
 def said(asked: OperatorQuestion) -> str:
-    """A question in words, in the past tense."""
+    """A question that was done in words, in the past tense."""
     match asked:
         case PauseRun():
             return "paused the run"
@@ -171,5 +187,8 @@ def said(asked: OperatorQuestion) -> str:
         case ReadmitSilo(silo):
             return f"readmitted {silo}"
         case ChangeStop():
-            changed = ", ".join(f"{name} {value:.15g}" for name, value in asked.given().items())
-            return f"changed when the run ends: {changed or 'nothing'}"
+            return f"changed when the run ends: {_rules(asked)}"
+
+
+def _rules(asked: ChangeStop) -> str:
+    return ", ".join(f"{name} {value:.15g}" for name, value in asked.given().items()) or "nothing"

@@ -83,7 +83,9 @@ class RunProgress(AbstractContextManager["RunProgress"]):
     def _show_operator(self, ledger: Ledger) -> None:
         """What an operator has asked of the run meanwhile, and what came of it."""
         for mark in ledger.steered.since(self._asked):
-            text = f"the operator {mark.text}" if not mark.refused else f"the operator was refused: {mark.refused}"
+            text = (
+                f"the operator {mark.text}" if not mark.refused else f"the operator may not {mark.text}: {mark.refused}"
+            )
             self._console.print(
                 f"{self._label:<12} {text}, {mark.at_s:.1f} s after the run began",
                 markup=False, highlight=False, soft_wrap=True,

@@ -14,7 +14,7 @@ from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import Ledger
 
 
-def replay(path: Path) -> list[JournalEntry]:
+def replay(path: str | Path) -> list[JournalEntry]:
     """Feed the events of a journal to a fresh coordinator and check that it decides the same.
 
     Args:
@@ -26,6 +26,7 @@ def replay(path: Path) -> list[JournalEntry]:
     Raises:
         FedSyncError: not a journal, or an entry comes out differently; names the entry.
     """
+    path = Path(path)
     header, entries = read_journal(path)
     config = StrategyConfig.model_validate(header["config"])
     silos = header["silos"]

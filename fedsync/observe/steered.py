@@ -10,7 +10,16 @@ from typing import Any
 from fedsync.core.actions import OperatorAnswered
 from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
-from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo, said
+from fedsync.core.steering import (
+    ChangeStop,
+    ContinueRun,
+    DropSilo,
+    OperatorQuestion,
+    PauseRun,
+    ReadmitSilo,
+    said,
+    wanted,
+)
 
 MOST_ASKED = 50
 """Questions that are kept, the newest."""
@@ -22,7 +31,7 @@ class OperatorMark:
 
     Args:
         at_s: seconds since the run began.
-        text: what was asked, in words.
+        text: what was done, in words, or asked for in vain.
         refused: why it was not done; "" where it was.
     """
 
@@ -62,7 +71,7 @@ class SteeredRun:
     def add(self, entry: JournalEntry) -> None:
         for question, refused in answered_in(entry):
             self.asked += 1
-            self.marks.append(OperatorMark(entry.at_s, said(question), refused))
+            self.marks.append(OperatorMark(entry.at_s, wanted(question) if refused else said(question), refused))
             if not refused:
                 self._change(question)
 

@@ -19,6 +19,7 @@ from fedsync.core.steering import (
     OperatorQuestion,
     PauseRun,
     ReadmitSilo,
+    Steering,
     said,
 )
 from fedsync.core.stopping import StopRules
@@ -146,7 +147,7 @@ REFUSED = [
     (ContinueRun(), "the run is not paused"),
     (DropSilo("x"), "no silo is called 'x'; here are a, b, c"),
     (DropSilo("c"), "2 silos would be left, and silos open no sum of fewer than 3 (cipher)"),
-    (ReadmitSilo("a"), "'a' was not dropped; out are none"),
+    (ReadmitSilo("a"), "'a' was not dropped; no silo is"),
     (ChangeStop(), "no rule is named"),
     (ChangeStop(rounds=10**400), "no run has more than 1000000000000 rounds; write fewer"),
     (ChangeStop(rounds=0), "0 rounds are none; write 1 or more"),
@@ -154,6 +155,12 @@ REFUSED = [
     (ChangeStop(seconds=float("inf")), "inf s are no time; write a number greater than 0"),
     (ChangeStop(target_accuracy=float("nan")), "nan is no accuracy"),
 ]
+
+
+def test_names_are_told_in_order() -> None:
+    steering = Steering(dropped={"d": None, "b": None})
+    assert steering.refusal(DropSilo("x"), ["c", "a"], {}, 1).endswith("here are a, c")
+    assert steering.refusal(ReadmitSilo("x"), ["c", "a"], {}, 1).endswith("dropped are b, d")
 
 
 @pytest.mark.parametrize(("question", "why"), REFUSED, ids=lambda value: str(value)[:30])

@@ -11,6 +11,7 @@ import pytest
 from fedsync.core.errors import ConfigError
 from fedsync.observe.report import draw
 from fedsync.observe.report.data import FIGURES, SILO_FIGURES, OrderSpan, Point, RunData, read_run, read_runs
+from fedsync.observe.report.html import amount
 from fedsync.observe.report.page import page
 from fedsync.observe.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg, write_picture
 from fedsync.observe.report.timeline import timeline
@@ -102,6 +103,11 @@ def test_the_page_loads_nothing(pages: dict[int, str], count: int) -> None:
     assert re.findall(r"url\((?!#)", text) == []
     assert "default-src 'none'" in text
     assert len(text.encode()) < 2_000_000
+
+
+def test_much_memory_is_shown_in_megabytes() -> None:
+    assert [amount("peak_memory_bytes", value) for value in (486_040_000.0, 7.0, None)] == ["486.04 MB", "7", "-"]
+    assert amount("energy_j", 4.8604e8) == "4.8604e+08"
 
 
 def test_references_inside_figures_lead_somewhere(pages: dict[int, str]) -> None:

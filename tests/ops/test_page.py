@@ -272,6 +272,21 @@ def test_nothing_secret_is_logged(server: PageServer, capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_order_that_the_operator_took_is_no_failure_and_what_was_refused_is_not_told_as_done(tmp_path: Path) -> None:
+    coordinator = Coordinator(policies())
+    writer = JournalWriter(tmp_path / JOURNAL, {"runtime": "local", "config": {"name": "x"}})
+    first = coordinator.handle(joined("a", "b"), 0.0)
+    writer.append(first)
+    failed = orders(first)["b"].update_id
+    writer.append(coordinator.handle([WorkFailed(1.0, "b", failed, "OUT OF MEMORY")], 1.0))
+    for at_s, question in enumerate((DropSilo("a"), DropSilo("x")), start=2):
+        writer.append(coordinator.handle([OperatorAsked(float(at_s), str(at_s), question)], float(at_s)))
+    writer.close()
+    look = RunView(tmp_path).look()
+    assert [(silo["name"], silo["failures"]) for silo in look["silos"]] == [("a", 0), ("b", 1)]
+    assert [text for _, text, _ in look["operator"]] == ["dropped a", "drop x"]
+
+
 def test_a_long_run_is_shown_in_bounded_space(tmp_path: Path) -> None:
     coordinator = Coordinator(policies())
     writer = JournalWriter(tmp_path / JOURNAL, {"runtime": "local", "config": {"name": "x"}})

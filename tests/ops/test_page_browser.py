@@ -99,7 +99,7 @@ def test_a_run_is_looked_at_and_steered(server: PageServer) -> None:
         browser.value("void ask({ type: 'DropSilo', silo: 'b' })")
         asked = "[...document.querySelectorAll('#operator li')].map(one => one.children[1].textContent).join()"
         until(browser, f"{asked}.includes('refused')")
-        assert browser.value(asked) == "refused: dropped b,dropped b,paused the run"
+        assert browser.value(asked) == "refused: drop b,dropped b,paused the run"
 
         for width in (1280, 400):
             browser.resize(width)

@@ -273,7 +273,7 @@ def test_without_jitter_the_seed_changes_no_duration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("poll_s", [0.0, 0.5])
 def test_a_journal_replays(tmp_path: Path, poll_s: float) -> None:
     result = simulate(tmp_path, JITTERY, poll_s=poll_s)
-    assert replay(tmp_path / "journal.jsonl") == result.entries
+    assert replay(tmp_path / "journal.jsonl") == replay(str(tmp_path / "journal.jsonl")) == result.entries
 
 
 def test_an_altered_journal_does_not_replay(tmp_path: Path) -> None:

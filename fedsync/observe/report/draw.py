@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsync.observe.metric_pool import pooling
 from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
+from fedsync.observe.report.html import amount
 from fedsync.observe.report.style import (
     COLOURS,
     INK,
@@ -97,7 +98,7 @@ def metric(runs: Sequence[RunData], name: str) -> Picture | None:
             legend_above(figure, ax)
     pooled = _POOLED[pooling(name)]
     alt = f"Line chart of {name} against rounds, {pooled}. Whole run: "
-    alt += ", ".join(f"{label} {total:g}" for label, total in totals.items()) + "."
+    alt += ", ".join(f"{label} {amount(name, total)}" for label, total in totals.items()) + "."
     return Picture(name, alt, f"Reported by the silos, {pooled}. {_THINNED if thinned else ''}".rstrip(), figure)
 
 

@@ -51,3 +51,10 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def amount(name: str, value: float | None) -> str:
+    """A figure that silos report, by its name: from a megabyte on, bytes are in MB."""
+    if value is not None and name.endswith("_bytes") and value >= 1e6:
+        return f"{value / 1e6:.2f} MB"
+    return number(value, ".6g")

@@ -12,7 +12,7 @@ from typing import Any
 from fedsync import __version__
 from fedsync.observe.report import draw, page_results
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.html import FigureIds, number, table
+from fedsync.observe.report.html import FigureIds, amount, number, table
 from fedsync.observe.report.style import thin
 from fedsync.observe.report.timeline import timeline
 
@@ -138,7 +138,7 @@ def _metrics(runs: Sequence[RunData], ids: FigureIds) -> str:
 def _metric_table(run: RunData) -> str:
     whole, silos = run.summary["metrics"], run.summary["silos"]
     of_silos = [(silo["name"], silo.get("metrics", {})) for silo in thin(silos, draw.MOST_SILOS)]
-    rows = [(name, *(number(found.get(key), ".6g") for key in whole)) for name, found in [("all", whole), *of_silos]]
+    rows = [(name, *(amount(key, found.get(key)) for key in whole)) for name, found in [("all", whole), *of_silos]]
     return table(f"{run.label}: reported by silos, whole run", ["", *whole], rows)
 
 

@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             question: OperatorQuestion = codec.decode(OperatorQuestion, body)
             self.server.asks(self.server.folder, question)
         except codec.DecodeError as error:
-            self._json(400, {"problem": f"no question: {error}"})
+            self._json(400, {"problem": f"nothing that can be asked of a run: {error}"})
         except ConfigError as error:
             self._json(409, {"problem": error.problem})
         except FedSyncError as error:
