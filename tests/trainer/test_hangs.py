@@ -2,6 +2,8 @@
 
 import logging
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -118,8 +120,9 @@ class Waiting(Task):
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Any:
     """A real trainer whose fifth step waits for ever; no other does, also in the trainer that is started after it."""
-    state, file = tmp_path / "state", tmp_path / "task.py"
-    state.mkdir(mode=0o700)
+    # Under a short name, for the trainer listens there.
+    state, file = Path(tempfile.mkdtemp(prefix="f-")), tmp_path / "task.py"
+    (tmp_path / "state").symlink_to(state)
     monkeypatch.setenv(STATE, str(state))
     file.write_text(TASK.format(patience=request.param))
     config = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {file}}}"])
@@ -127,6 +130,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Any:
     client.model = initial_model(config.task.build(), 7)[0]  # type: ignore[attr-defined]
     yield client
     stop_trainers(state)
+    shutil.rmtree(state)
 
 
 def order(number: int, steps: int) -> WorkOrder:
