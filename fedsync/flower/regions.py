@@ -214,15 +214,16 @@ class Regions:
                 continue
             relay, number = self._behind[node]
             self._serial += 1
-            named.append(f"{self._session}/{self._serial}")
+            question = f"{self._session}/{self._serial}"
+            named.append(question)
             piece = _place(pieces.setdefault(relay, []), letter.payload)
             asks.setdefault(relay, []).append(
                 RegionAsk(
-                    f"{self._session}/{self._serial}", number, letter.text, piece, letter.most, letter.ttl_s,
+                    question, number, letter.text, piece, letter.most, letter.ttl_s,
                     letter.update_id if self.adds else "", letter.examples,
                 )
             )  # fmt: skip
-            self._relays[relay].waiting[f"{self._session}/{self._serial}"] = letter.most, letter.update_id
+            self._relays[relay].waiting[question] = letter.most, letter.update_id
         now_s = time.monotonic()
         for node, relay_ in self._relays.items():
             relay_.bundles = {name: each for name, each in relay_.bundles.items() if now_s < each.until_s}

@@ -142,9 +142,11 @@ def _carry_out(
             raise
         finally:
             # The server first: it would commit what silos have sent that are asked to leave, and go on with the others.
-            end_process(control)
-            stop_trainers(home / STATE)
-            processes.stop(over=over)
+            try:
+                end_process(control)
+            finally:  # also after a second Ctrl-C
+                stop_trainers(home / STATE)
+                processes.stop(over=over)
     shutil.rmtree(out / STATE, ignore_errors=True)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return summary
