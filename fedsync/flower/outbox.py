@@ -5,6 +5,7 @@
 | posted | `flush` | waiting, or lost at once where its node is not known any more |
 | waiting | its answer comes | answered: what asked for the same since is forgotten |
 | waiting | ``ask_s`` | waiting, and asked for again, for it may be lost; each time twice as long after |
+| waiting | ``ask_s``, but the SuperLink has it, or its answer | waiting for as long again |
 | waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
 | any | its node is gone | forgotten |
 
@@ -28,7 +29,6 @@ from math import inf
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsync.common.backoff import Backoff
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
@@ -62,12 +62,11 @@ MOST_TOGETHER = 16
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
-_MOST_PATIENCE = 64
-"""How often ``ask_s`` an answer is waited for, at most, before it is asked for again."""
+_SOON_S = 5.0
+"""What is to be asked for again so soon is looked for at the SuperLink with what is now."""
 
 _SMALL_ANSWER_BYTES = 2**20
 """Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
-
 
 _ANOTHER_APP = (
     '. If your own ClientApp answers there, write clientapp = "fedsync.flower.client_app:app" in pyproject.toml: '
@@ -235,18 +234,19 @@ class Outbox:
 
     def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
         """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
-        patience_s = Backoff(self._timing.ask_s, _MOST_PATIENCE * self._timing.ask_s).pause_s(sent.asked)
-        if sent.order is not None:
-            patience_s += self._report_s
+        sent = replace(sent, ask_s=now_s + self._patience_s(sent))
         left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
         if sent.node in self._nodes.regions:
-            sent = replace(sent, ask_s=now_s + patience_s)
             self._posted.append((sent, self._message(sent, request, payload, left_s)))
             return
         packed = None if payload is None else self._pack(payload, fetches=sent.node in self._fetching)
         parcel = packed.digest if isinstance(packed, Parcel) else ""
-        sent = replace(sent, ask_s=now_s + patience_s, parcel=parcel, ticket=self._ticket(sent))
+        sent = replace(sent, parcel=parcel, ticket=self._ticket(sent))
         self._posted.append((sent, messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)))
+
+    def _patience_s(self, sent: PendingMessage) -> float:
+        """How long an answer is waited for before it is asked for again."""
+        return self._timing.patience_s(sent.asked) + (0.0 if sent.order is None else self._report_s)
 
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
@@ -388,8 +388,14 @@ class Outbox:
         return [sent for identifier in late if (sent := self._end(identifier)) is not None]
 
     def unanswered(self, now_s: float) -> list[PendingMessage]:
-        """Those to ask for again, which they are not a second time."""
-        quiet = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s]
+        """Those to ask for again, which they are not a second time, nor while they wait at the SuperLink."""
+        soon = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s + _SOON_S]
+        if not any(self._sent[identifier].ask_s <= now_s for identifier in soon):
+            return []
+        for identifier in self._arrivals.waiting(soon):
+            sent = self._sent[identifier]
+            self._sent[identifier] = replace(sent, ask_s=now_s + self._patience_s(sent))
+        quiet = [identifier for identifier in soon if self._sent[identifier].ask_s <= now_s]
         for identifier in quiet:
             sent = self._sent[identifier]
             self._sent[identifier] = replace(sent, ask_s=inf, asked=sent.asked + 1)
@@ -399,8 +405,8 @@ class Outbox:
         """What was sent needs no answer any more, nor does what asked for the same since."""
         sent = self._sent.pop(identifier, None)
         if sent is not None and sent.asked:
-            self._sent = {each: other for each, other in self._sent.items() if not _alike(sent, other)}
-            self._posted = [(other, message) for other, message in self._posted if not _alike(sent, other)]
+            self._sent = {each: other for each, other in self._sent.items() if not sent.is_like(other)}
+            self._posted = [(other, message) for other, message in self._posted if not sent.is_like(other)]
         return sent
 
     def forget(self, node: int) -> None:
@@ -412,8 +418,3 @@ def _together(posted: Sequence[tuple[PendingMessage, Message]]) -> int:
     """How many of the first of these go in one request: such as have no large payload, or one that has."""
     small = takewhile(lambda each: not each[1].content.array_records, posted[:MOST_TOGETHER])
     return max(1, sum(1 for _ in small))
-
-
-def _alike(one: PendingMessage, other: PendingMessage) -> bool:
-    """Whether two messages have the same answer."""
-    return (one.node, one.request) == (other.node, other.request)

@@ -56,3 +56,7 @@ class PendingMessage:
     def asks_for(self, update_id: str) -> bool:
         """Whether it is the order for this update."""
         return isinstance(self.request, Train) and self.request.order.update_id == update_id
+
+    def is_like(self, other: PendingMessage) -> bool:
+        """Whether both have the same answer."""
+        return (self.node, self.request) == (other.node, other.request)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isinf
 
+from fedsync.common.backoff import Backoff
 from fedsync.config.waiting import WaitingConfig
 from fedsync.core.errors import RunError
 from fedsync.core.events import Event, Spare
@@ -14,6 +15,9 @@ from fedsync.core.events import Event, Spare
 logger = logging.getLogger(__name__)
 
 _JOIN_S, _WARN_S = 180.0, 60.0
+_MOST_PATIENCE = 64
+"""How often ``ask_s`` an answer is waited for, at most, before it is asked for again."""
+
 _SLOWEST_GROWTH, _FASTEST_GROWTH, _MOST_EPOCHS = 0.1, 2.0, 10_000
 
 
@@ -64,6 +68,10 @@ class Timeouts:
     def answer_s(self) -> float:
         """For which an answer to a mere question is waited for."""
         return min(self.join_timeout_s, self.order_timeout_s)
+
+    def patience_s(self, asked: int) -> float:
+        """For which an answer is waited for that was asked for so often already, before it is asked for again."""
+        return Backoff(self.ask_s, _MOST_PATIENCE * self.ask_s).pause_s(asked)
 
     def order_until(self, now_s: float) -> tuple[float, float]:
         """When an order that goes out has failed: if nothing is heard of it, and at the latest."""

@@ -1,6 +1,6 @@
 """What the server has sent: marks on orders, and answers to what is forgotten."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -102,6 +102,23 @@ def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
     outbox.ask_again(sent, 10.0)
     assert [sent.collecting for sent in outbox.waiting] == [False, True]
     assert all(sent.request == Train(ORDER, 0.0) for sent in outbox.waiting), "both have the order's answer"
+
+
+def test_what_waits_at_the_superlink_is_not_lost(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two orders one is lost, and the other fetched by the second look, and lost then."""
+    looks: list[list[str]] = []
+
+    def waiting(identifiers: Sequence[str]) -> set[str]:
+        looks.append(sorted(identifiers))
+        return {"message-1"} if len(looks) == 1 else set()
+
+    monkeypatch.setattr(outbox._arrivals, "waiting", waiting)
+    for number, begun_s in ((1, 0.0), (2, 2.0)):
+        outbox.train("a", replace(ORDER, update_id=f"a/{number}"), begun_s)
+    outbox.flush()
+    asked = [(now_s, sent.order) for now_s in range(40) for sent in outbox.unanswered(now_s)]
+    assert [(now_s, order and order.update_id) for now_s, order in asked] == [(12, "a/2"), (20, "a/1")]
+    assert looks == [["message-1", "message-2"], ["message-2"], ["message-1"]], "one for all that are due soon"
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,11 @@ _CHANGES: Changes = {
     "flower/internals/turns.py": (
         (
             "the-app-waits-for-all-nodes",
-            "for waiting in (self._first, self._others):",
-            "for waiting in (self._others, self._first):",
+            "for waiting in (self._first, *nodes):",
+            "for waiting in (*nodes, self._first):",
         ),
+        ("answers-wait-for-all-that-look", "self._answered = waiting is self._answers", "self._answered = True"),
+        ("answers-keep-all-from-their-orders", "self._answered = waiting is self._answers", "self._answered = False"),
         (
             "who-goes-away-takes-the-turn-along",
             "                    self._pass_on()\n                raise",
@@ -92,7 +94,22 @@ _CHANGES: Changes = {
             "                    if True:\n",
         ),
     ),
+    "flower/internals/waiting.py": (
+        ("an-order-that-is-fetched-waits-for-ever", "    delivered_at = ''\n", "    1\n"),
+        ("an-answer-that-waits-is-lost", "reply_to_message_id = message_ins.message_id AND", "0 AND"),
+        ("an-app-hears-of-others-messages", "WHERE run_id = ? AND", "WHERE ? AND"),
+    ),
     "flower/outbox.py": (
+        (
+            "what-waits-at-the-server-is-asked-for-again",
+            "        for identifier in self._arrivals.waiting(soon):\n",
+            "        for identifier in ():\n",
+        ),
+        (
+            "what-waits-at-the-server-is-never-asked-for-again",
+            "ask_s=now_s + self._patience_s(sent))\n        quiet",
+            "ask_s=inf)\n        quiet",
+        ),
         ("large-messages-go-together", "lambda each: not each[1].content.array_records", "lambda each: True"),
         (
             "a-request-that-failed-counts-as-sent",

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsync.flower.internals.bundles import (
     APP_PULL,
     APP_PUSH,
     APP_WAIT,
+    APP_WAITING,
     MOST_APP_BYTES,
     MOST_BYTES,
+    MOST_FRAMES,
     PULL,
     PULL_NOW,
     PUSH,
@@ -81,6 +83,12 @@ class BundlingClient:
         found = self._ask(f"{APP_WAIT}{int(1e3 * seconds)}", []) if self.bundles and seconds >= 1e-3 else None
         if found is None:
             time.sleep(max(0.0, until_s - time.monotonic()))
+
+    def waiting(self, names: Sequence[str]) -> set[str]:
+        """Those of an app's messages that still wait at the SuperLink, or whose answer does, as far as it says so."""
+        asked = [name.encode() for name in names]
+        told = (self._ask(APP_WAITING, asked[at : at + MOST_FRAMES]) for at in range(0, len(asked), MOST_FRAMES))
+        return {name.decode() for found in told for name in found or ()}
 
     def PullMessages(self, request: Any) -> Any:
         """Messages, whose parts come with them; see Flower's method of this name."""

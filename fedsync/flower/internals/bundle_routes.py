@@ -34,6 +34,7 @@ from fedsync.flower.internals.bundles import (
     APP_PULL,
     APP_PUSH,
     APP_WAIT,
+    APP_WAITING,
     HEARTBEAT,
     MOST_APP_BYTES,
     MOST_BYTES,
@@ -41,12 +42,15 @@ from fedsync.flower.internals.bundles import (
     PULL_NOW,
     PUSH,
     Bundle,
+    body_of,
+    frames_of,
     parts_of,
 )
 from fedsync.flower.internals.lines import Line
 from fedsync.flower.internals.one_transaction import clean_up_seldom, one_transaction, wait_patiently
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
 from fedsync.flower.internals.turns import Turns
+from fedsync.flower.internals.waiting import still_waiting
 
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
@@ -144,7 +148,7 @@ class BundleRoutes:
         self._loop = asyncio.get_running_loop()
         if scope["path"] == HEARTBEAT:
             # It takes no time, and whoever waits with it for a thousand others counts as gone.
-            beat = await _body(scope, receive, MOST_BEAT)
+            beat = await body_of(scope, receive, MOST_BEAT)
             (answer,) = await self._handled(self._beat, node, beat, first=True)
             await reply(send, 200, answer)
             return
@@ -153,7 +157,8 @@ class BundleRoutes:
         elif scope["path"] == PULL_NOW:
             frames = [] if self._left.get(node) == 0 else await self._look(node)
         elif scope["path"] == PUSH:
-            frames = await self._handled(self._push, node, _frames(await _body(scope, receive, MOST_BYTES)))
+            asked = frames_of(await body_of(scope, receive, MOST_BYTES))
+            frames = await self._handled(self._push, node, asked, answers=True)
         else:
             raise NoParcel(404, "no such route")
         await reply(send, 200, Bundle(frames).SerializeToString())
@@ -163,19 +168,24 @@ class BundleRoutes:
         self._loop = asyncio.get_running_loop()
         path, frames = str(scope["path"]), list[bytes]()
         if path == APP_PULL:
-            asked = _frames(await _body(scope, receive, MOST_APP_BYTES))
+            asked = frames_of(await body_of(scope, receive, MOST_APP_BYTES))
             frames = await self._handled(self._app_pull, token, asked, first=True)
         elif path == APP_PUSH:
-            asked = _frames(await _body(scope, receive, MOST_APP_BYTES))
+            asked = frames_of(await body_of(scope, receive, MOST_APP_BYTES))
             frames = await self._handled(self._app_push, token, asked, first=True)
+        elif path == APP_WAITING:
+            asked = frames_of(await body_of(scope, receive, MOST_APP_BYTES))
+            frames = await self._handled(self._app_waiting, token, asked, first=True)
         elif path.startswith(APP_WAIT) and path.removeprefix(APP_WAIT).isdigit():
             await self._app_wait(token, min(int(path.removeprefix(APP_WAIT)[:6]), MOST_WAIT_MS) / 1e3, receive, line)
         else:
             raise NoParcel(404, "no such route")
         await reply(send, 200, Bundle(frames).SerializeToString())
 
-    async def _handled(self, work: Callable[..., list[bytes]], *arguments: object, first: bool = False) -> list[bytes]:
-        """What Flower's handlers answer, in a thread; one at a time, for a database has one who writes.
+    async def _handled(
+        self, work: Callable[..., list[bytes]], *arguments: object, first: bool = False, answers: bool = False
+    ) -> list[bytes]:
+        """What Flower's handlers answer, in a thread; one at a time, for a database has one who writes. See `Turns`.
 
         Raises:
             NoParcel: they refuse it. 503 is for whoever comes again; with 409 its own routes say what is wrong.
@@ -185,7 +195,7 @@ class BundleRoutes:
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
         try:
-            async with self._turns.turn(first=first):
+            async with self._turns.turn(first=first, answers=answers):
                 return await run_sync(work, *arguments, limiter=self._thread)
         except HTTPException as error:
             raise NoParcel(503 if error.status_code == 503 else 409, str(error.detail)) from None
@@ -350,6 +360,10 @@ class BundleRoutes:
             answer = runtime_handlers.push_messages(asked, state, task)
             return _with_parts(answer, parts, lambda part: runtime_handlers.push_object(part, state, task).stored)
 
+    def _app_waiting(self, token: bytes, frames: list[bytes]) -> list[bytes]:
+        names = still_waiting(self._state(), self._task(token).run_id, [name.decode() for name in frames])
+        return [name.encode() for name in names]
+
 
 def _with_parts(answer: Any, parts: Iterable[Any], store: Callable[[Any], bool]) -> list[bytes]:
     """Store the parts that came with messages; Flower's answer names those that are still to be pushed."""
@@ -368,32 +382,6 @@ async def _first(wait_s: float, left: asyncio.Task[None], told: Awaitable[object
         await asyncio.wait({left, waiting}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
-
-
-async def _body(scope: Scope, receive: Receive, most: int) -> bytes:
-    """What comes with a request."""
-    data, more = bytearray(), True
-    if int(dict(scope["headers"]).get(b"content-length", b"0")) > most:
-        raise NoParcel(413, "too long a bundle")
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise NoParcel(400, "it ends in the middle")
-        data += message.get("body", b"")
-        more = message.get("more_body", False)
-    return bytes(data)
-
-
-def _frames(data: bytes) -> list[bytes]:
-    """The frames of a request, at least one."""
-    bundle = Bundle()
-    try:
-        bundle.ParseFromString(data)
-    except ValueError:
-        raise NoParcel(400, "no bundle") from None
-    if not bundle.frames:
-        raise NoParcel(400, "an empty bundle")
-    return bundle.frames
 
 
 def _parts(trees: Iterable[ObjectTree], ask: Ask, confirm: Callable[[str], None], most: int) -> list[bytes]:

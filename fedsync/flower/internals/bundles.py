@@ -12,6 +12,7 @@ and `fedsync.flower.internals.bundle_client` at SuperNodes and ServerApps.
 | ``APP_PULL`` | Flower's request | Flower's answer, then parts |
 | ``APP_PUSH`` | Flower's request, then parts | Flower's answer |
 | ``APP_WAIT``; held until a reply is there, at most so many ms | none | none |
+| ``APP_WAITING`` | names of messages | those that still wait here, or whose answer does |
 
 Parts that come with an answer are those of its messages in their order, each as Flower's answer to who asks for it, and
 empty where it is to be asked for. A message that has more than `FEW` has none with it.
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fedsync.flower.internals.parcel_routes import PREFIX
+from fedsync.flower.internals.parcel_routes import PREFIX, NoParcel, Receive, Scope
 
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree
@@ -35,7 +36,7 @@ HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 
 NODE_PATHS = (PULL, PULL_NOW, PUSH, HEARTBEAT)
 APP_PREFIX = "/v1/runtime/fedsync/"
-APP_PULL, APP_PUSH, APP_WAIT = (f"{APP_PREFIX}{name}" for name in ("pull", "push", "wait/"))
+APP_PULL, APP_PUSH, APP_WAIT, APP_WAITING = (f"{APP_PREFIX}{name}" for name in ("pull", "push", "wait/", "waiting"))
 
 FEW = 8
 """Parts of a message that may come with it."""
@@ -43,7 +44,9 @@ FEW = 8
 MOST_BYTES, MOST_APP_BYTES = 2**20, 2**23
 """Bytes of a bundle from or for a node, and for the server's own app, which has messages of many nodes in one."""
 
-_MOST_FRAMES = 2**14
+MOST_FRAMES = 2**14
+"""In one bundle."""
+
 _LENGTH = struct.Struct(">I")
 
 
@@ -68,7 +71,7 @@ class Bundle:
         """
         self.frames, at = [], 0
         while at < len(data):
-            if at + _LENGTH.size > len(data) or len(self.frames) >= _MOST_FRAMES:
+            if at + _LENGTH.size > len(data) or len(self.frames) >= MOST_FRAMES:
                 raise ValueError("no bundle")
             (size,) = _LENGTH.unpack_from(data, at)
             at += _LENGTH.size
@@ -84,3 +87,29 @@ def parts_of(tree: ObjectTree) -> list[str]:
 
     names = [part.object_id for part in islice(iterate_object_tree(tree), FEW + 1)]
     return names if len(names) <= FEW else []
+
+
+async def body_of(scope: Scope, receive: Receive, most: int) -> bytes:
+    """What comes with a request."""
+    data, more = bytearray(), True
+    if int(dict(scope["headers"]).get(b"content-length", b"0")) > most:
+        raise NoParcel(413, "too long a bundle")
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise NoParcel(400, "it ends in the middle")
+        data += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(data)
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    """The frames of a request, at least one."""
+    bundle = Bundle()
+    try:
+        bundle.ParseFromString(data)
+    except ValueError:
+        raise NoParcel(400, "no bundle") from None
+    if not bundle.frames:
+        raise NoParcel(400, "an empty bundle")
+    return bundle.frames

@@ -18,7 +18,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -123,6 +123,11 @@ class Arrivals:
             client.wait(seconds)
         else:
             time.sleep(seconds)
+
+    def waiting(self, identifiers: Sequence[str]) -> set[str]:
+        """Messages that still wait at the SuperLink, or whose answer does; none where it cannot say so."""
+        client = self._grid._client if self._apart else None
+        return client.waiting(identifiers) if isinstance(client, BundlingClient) else set()
 
     def _pull_all(self, identifiers: Collection[str]) -> list[Message]:
         return list(self._grid.pull_messages(list(identifiers))) if identifiers else []

@@ -23,6 +23,7 @@ from fedsync.flower.internals import bundle_client, bundle_routes, versions
 from fedsync.flower.internals.bundle_client import BundlingClient, bundle_messages, node_client
 from fedsync.flower.internals.bundles import APP_WAIT, MOST_BYTES, PULL, PULL_NOW, PUSH, Bundle, parts_of
 from fedsync.flower.internals.pull import Arrivals
+from fedsync.flower.internals.waiting import still_waiting
 from tests.flower.internals.superlink import Silo, SuperLink, serving
 
 pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
@@ -291,6 +292,29 @@ def test_an_app_hears_at_once_of_an_answer(link: SuperLink) -> None:
     push(berlin, client, berlin.answer(name))
     assert later.result() == []
     assert len(pulled(arrivals, name)) == 1
+
+
+def test_an_app_hears_which_of_its_messages_wait(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until they are fetched, and their answers until the app has fetched those. A state without a database is mute."""
+    monkeypatch.setattr(bundle_client, "MOST_FRAMES", 2)
+    berlin, paris, (grid, _) = link.silo(), link.silo("paris"), server_app(link)
+    client, _ = supernode(berlin)
+    arrivals, names = Arrivals(grid), [ask(link, one, grid) for one in (berlin, berlin, paris)]
+    told = [arrivals.waiting([*names, "unknown"])]
+    (fetched,) = (message.metadata.message_id for message in look(berlin, client))
+    told.append(arrivals.waiting(names))
+    push(berlin, client, berlin.answer(fetched))
+    told.append(arrivals.waiting(names))
+    assert len(pulled(arrivals, fetched)) == 1
+    told.append(arrivals.waiting(names))
+    here = set(names) if hasattr(link.state, "session") else set()
+    assert told == [here, here - {fetched}, here, here - {fetched}]
+
+
+def test_an_app_hears_of_its_own_messages_only(link: SuperLink) -> None:
+    name = ask(link, link.silo(), server_app(link)[0])
+    assert still_waiting(link.state, link.run + 1, [name]) == []
+    assert still_waiting(link.state, link.run, []) == []
 
 
 def test_a_superlink_without_the_routes_is_used_in_flowers_own_way(plain: SuperLink) -> None:

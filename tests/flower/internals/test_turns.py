@@ -14,8 +14,8 @@ from tests.flower.internals.test_bundles import ask as order
 from tests.flower.internals.test_bundles import look, server_app, supernode
 
 
-async def ask(turns: Turns, name: str, had: list[str], *, first: bool = False) -> None:
-    async with turns.turn(first=first):
+async def ask(turns: Turns, name: str, had: list[str], *, first: bool = False, answers: bool = False) -> None:
+    async with turns.turn(first=first, answers=answers):
         had.append(f"{name} begins")
         await asyncio.sleep(0)
         had.append(f"{name} ends")
@@ -40,6 +40,21 @@ def test_the_app_goes_before_nodes_that_asked_sooner() -> None:
         return begun(had)
 
     assert asyncio.run(play()) == ["pull", "push", "berlin", "paris", "later"]
+
+
+def test_an_answer_waits_for_one_look_at_most_and_no_look_for_all_answers() -> None:
+    async def play() -> list[str]:
+        turns, had = Turns(), list[str]()
+        async with turns.turn():
+            asked = [asyncio.create_task(ask(turns, f"look{number}", had)) for number in range(4)]
+            asked += [asyncio.create_task(ask(turns, f"answer{number}", had, answers=True)) for number in range(3)]
+            await asyncio.sleep(0)
+            asked += [asyncio.create_task(ask(turns, "app", had, first=True))]
+            await asyncio.sleep(0)
+        await asyncio.gather(*asked)
+        return begun(had)
+
+    assert asyncio.run(play()) == ["app", "answer0", "look0", "answer1", "look1", "answer2", "look2", "look3"]
 
 
 def test_whoever_goes_away_keeps_nobody_waiting() -> None:
@@ -73,9 +88,9 @@ def test_heartbeats_and_what_the_app_asks_for_go_first(monkeypatch: pytest.Monke
     firsts = list[bool]()
 
     class Noting(Turns):
-        def turn(self, *, first: bool = False) -> AbstractAsyncContextManager[None]:
+        def turn(self, *, first: bool = False, answers: bool = False) -> AbstractAsyncContextManager[None]:
             firsts.append(first)
-            return super().turn(first=first)
+            return super().turn(first=first, answers=answers)
 
     monkeypatch.setattr(bundle_routes, "Turns", Noting)
     with serving(monkeypatch, GateConfig()) as link:
