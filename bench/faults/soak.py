@@ -62,6 +62,7 @@ class Run:
     longest_s: float = 0.0
     _seen: int = 0
     _seen_s: float = 0.0
+    _read: tuple[int, int] = (0, 0)
 
     def find(self, word: str) -> list[psutil.Process]:
         """Processes that serve it; trainers of runs before it do not."""
@@ -70,12 +71,24 @@ class Run:
 
     def look(self) -> int:
         """Commits so far, by the journal."""
-        journal, now_s = self.out / "journal.jsonl", time.monotonic()
-        commits = journal.read_text(encoding="utf-8").count('"type":"Commit"') if journal.exists() else 0
+        commits, now_s = self._count(), time.monotonic()
         if self._seen:
             self.longest_s = max(self.longest_s, now_s - self._seen_s)
         if commits != self._seen or not self._seen_s:
             self._seen, self._seen_s = commits, now_s
+        return commits
+
+    def _count(self) -> int:
+        """Commits in the journal, of which only what is new is read: a run may be long, and is looked at often."""
+        journal = self.out / "journal.jsonl"
+        if not journal.exists():
+            return 0
+        with journal.open("rb") as file:
+            begin, commits = self._read if file.seek(0, 2) >= self._read[0] else (0, 0)  # it is cut back at a resume
+            file.seek(begin)
+            while (line := file.readline()).endswith(b"\n"):
+                begin, commits = begin + len(line), commits + line.count(b'"type":"Commit"')
+        self._read = begin, commits
         return commits
 
     def stuck(self) -> str:

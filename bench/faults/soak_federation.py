@@ -191,6 +191,12 @@ class Federation:
         home = str(self.folder)
         return [each for each in psutil.process_iter() if each.create_time() >= since_s and _is(each, word, home)]
 
+    def supervisors(self) -> list[psutil.Process]:
+        """Those that watch over others: the server's first, then one of each silo."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [psutil.Process(each.pid) for each in self._supervisors]
+        return []
+
     def versions(self) -> list[int]:
         """Of the models that silos keep of their latest run."""
         found = []
