@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class SilosHere:
             reply, answer = refuse(error), None
         self._came.append(Came(str(self._serial), write_reply(reply), answer))
         return str(self._serial)
+
+    def forget(self, waited: Collection[str]) -> None: ...
 
     def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
         came, self._came = self._came, []

@@ -6,7 +6,7 @@ Large payloads are left at the relay's gate, as at a server's (`fedsync.flower.p
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from flwr.serverapp import Grid
@@ -71,7 +71,6 @@ class RelayLine:
         return self._packed[2]
 
     def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
-        self._tidy_up(most)
         found = self._arrivals.pull({identifier: BESIDE + nbytes for identifier, nbytes in most.items()})
         return [self._read(arrival, most.get(arrival.answers, 0)) for arrival in found if arrival.answers in self._sent]
 
@@ -79,9 +78,9 @@ class RelayLine:
         """Wait for answers, so long at most."""
         self._arrivals.wait(seconds)
 
-    def _tidy_up(self, most: Mapping[str, int]) -> None:
-        """Forget what nobody waits for, and keep at the gate what messages under way speak of."""
-        self._sent = {identifier: sent for identifier, sent in self._sent.items() if identifier in most}
+    def forget(self, waited: Collection[str]) -> None:
+        """Keep at the gate what messages under way speak of, and forget what nobody waits for."""
+        self._sent = {identifier: sent for identifier, sent in self._sent.items() if identifier in waited}
         if self._parcels is None:
             return
         digests = {digest for _, digest, _ in self._sent.values()}

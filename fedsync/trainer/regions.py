@@ -63,6 +63,7 @@ class RegionRequest:
         pieces: bytes of each piece.
         hold_s: after which the relay answers at the latest.
         layout: of the model, until the relay has said that it knows it.
+        most: bytes that may be beside the answer. A request that allows more is answered before one that allows less.
     """
 
     session: str
@@ -70,6 +71,7 @@ class RegionRequest:
     pieces: tuple[int, ...] = ()
     hold_s: float = 0.0
     layout: Layout | None = None
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedsync.config.run_spec import RunSpec
+from fedsync.core import codec
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.checks import check_report, check_sealed
 from fedsync.core.errors import ConfigError, ProtocolError
@@ -36,8 +37,9 @@ from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.regions import RegionAdder, share_of
 from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
-from fedsync.trainer.protocol import Request, Train, read_reply, read_request
+from fedsync.trainer.protocol import MAX_LAYOUT_TEXT, MAX_TEXT, AskModel, Request, Train, read_reply, read_request
 from fedsync.trainer.regions import (
+    MAX_SILOS,
     RegionAnswer,
     RegionAsk,
     RegionMembers,
@@ -62,6 +64,10 @@ LINGER = 0.1
 _LEAST_S, _MOST_S = 0.02, 2.0
 _LOOK_S = 0.05
 _OTHER_RUNS = 4
+_ORDERS = 2 * MAX_SILOS
+
+MOST_TEXT = 2**20
+"""Characters of silos' answers in one reply, as JSON has them; the server takes no more than twice that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +89,27 @@ class Downstream(Protocol):
     def send(self, node: int, spec: str, asked: Request, payload: Payload | None, ask: RegionAsk) -> str | None:
         """Send a question; returns what names it, None where the node is not known."""
 
+    def forget(self, waited: Collection[str]) -> None:
+        """Nobody waits for any but these any more. Never called while something is sent."""
+
     def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
         """Answers that have come; ``most`` are the bytes that may be beside each that is waited for."""
 
 
 @dataclass(slots=True)
 class _OnItsWay:
-    """A question on its way."""
+    """A question on its way, and the characters that its answer may have."""
 
     ask: RegionAsk
-    order: WorkOrder | None
+    most: int
     since_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A request that waits for its answer, and the bytes that may be beside that."""
+
+    most: int
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +122,7 @@ class _Run:
         adder: adds updates; None as long as the layout is not known.
         weighting: what an update counts.
         sealed: single figures are none of the server's business.
+        orders: that silos were given, by update id: what an answer is checked against, whatever asked for it.
         waiting: questions on their way, by message.
         answers: that are ready, each with what goes with it.
         kept: questions whose updates the adder has, by update id.
@@ -119,11 +136,12 @@ class _Run:
     adder: RegionAdder | None = None
     weighting: Weighting = field(default_factory=Weighting)
     sealed: bool = False
+    orders: dict[str, WorkOrder] = field(default_factory=dict)
     waiting: dict[str, _OnItsWay] = field(default_factory=dict)
     answers: list[tuple[RegionAnswer, Payload | None]] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     ready_s: float | None = None
-    held: deque[object] = field(default_factory=deque)
+    held: deque[_Held] = field(default_factory=deque)
     told: tuple[RelayedNode, ...] | None = None
 
 
@@ -162,12 +180,12 @@ class RelayService:
         with self._changed:
             run = self._run_of(spec, request)
             self._send(run, request, payload)
-            mine, until_s = object(), self._clock() + request.hold_s
+            mine, until_s = _Held(request.most), self._clock() + request.hold_s
             run.held.append(mine)
             try:
                 while not self._is_due(run, mine, until_s):
                     self._changed.wait(min(_LOOK_S, max(until_s - self._clock(), 0.0)))
-                return self._reply(run, first=run.held[0] is mine)
+                return self._reply(run, first=run.held[0] is mine and not _outdone(run, mine))
             finally:
                 run.held.remove(mine)
 
@@ -176,6 +194,7 @@ class RelayService:
         here = tuple(self._downstream.nodes())
         with self._changed:
             most = {number: each.ask.most for run in self._runs.values() for number, each in run.waiting.items()}
+            self._downstream.forget(most.keys())
         came = self._downstream.arrived(most)
         with self._changed:
             if here != self._here:
@@ -202,7 +221,7 @@ class RelayService:
         key = hashlib.sha256(spec.encode()).hexdigest()
         run = self._runs.get(key)
         if run is None or run.session != request.session:
-            held = deque[object]() if run is None else run.held
+            held = deque[_Held]() if run is None else run.held
             run = self._runs[key] = _Run(spec, request.session, held=held)
             for old in [old for old, each in self._runs.items() if old != key and not each.held][:-_OTHER_RUNS]:
                 del self._runs[old]
@@ -235,38 +254,48 @@ class RelayService:
         pieces = parted(payload, request.pieces, "server")
         for ask in request.asks:
             asked = read_request(ask.text)
-            order = asked.order if isinstance(asked, Train) else None
+            if isinstance(asked, Train):
+                run.orders[asked.order.update_id] = asked.order
+                while len(run.orders) > _ORDERS:
+                    del run.orders[next(iter(run.orders))]
             sent = self._downstream.send(ask.node, run.spec, asked, piece_of(pieces, ask.piece, "server"), ask)
             if sent is None:
                 self._ready(run, RegionAnswer(ask.number, problem="its node is not known to the relay"), None, 0.0)
             else:
-                run.waiting[sent] = _OnItsWay(ask, order, self._clock())
+                most = MAX_LAYOUT_TEXT if isinstance(asked, AskModel) else MAX_TEXT
+                run.waiting[sent] = _OnItsWay(ask, most, self._clock())
 
     # What is answered.
 
     def _take(self, run: _Run, waiting: _OnItsWay, came: Came) -> None:
         """A silo has answered."""
         ask, took_s = waiting.ask, self._clock() - waiting.since_s
+        if len(came.text) > waiting.most:
+            problem = f"its answer has {len(came.text)} characters, at most {waiting.most}"
+            self._ready(run, RegionAnswer(ask.number, problem=problem), None, took_s)
+            return
         if came.problem or came.payload is None:
             self._ready(run, RegionAnswer(ask.number, came.text, problem=came.problem), None, took_s)
             return
-        if run.adder is not None and ask.update_id and self._added(run, waiting, came.text, came.payload):
+        if run.adder is not None and ask.update_id and self._added(run, ask, came.text, came.payload):
             run.kept[ask.update_id] = ask.number
             self._ready(run, RegionAnswer(ask.number, came.text), None, took_s)
         else:
             self._ready(run, RegionAnswer(ask.number, came.text), came.payload, took_s)
 
-    def _added(self, run: _Run, waiting: _OnItsWay, text: str, payload: Payload) -> bool:
-        """Whether an update may be in a sum; what may not goes to the server as it came, which says why."""
-        ask, silo = waiting.ask, waiting.ask.update_id.rpartition("/")[0]
+    def _added(self, run: _Run, ask: RegionAsk, text: str, payload: Payload) -> bool:
+        """Whether an update may be in a sum; what may not goes to the server as it came, which says why.
+
+        Without its order, as in a relay that was started again, an update cannot be checked.
+        """
+        silo, order = ask.update_id.rpartition("/")[0], run.orders.get(ask.update_id)
         assert run.adder is not None
         try:
             report = read_reply(text, silo)
-            if not isinstance(report, WorkReport) or ask.update_id in run.kept:
+            if not isinstance(report, WorkReport) or order is None or ask.update_id in run.kept:
                 return False
-            if waiting.order is not None:
-                meta = UpdateMeta.of(silo, waiting.order, report, ask.examples, payload.nbytes)
-                check_report(silo, waiting.order, meta, report)
+            meta = UpdateMeta.of(silo, order, report, ask.examples, payload.nbytes)
+            check_report(silo, order, meta, report)
             if run.sealed:
                 check_sealed(silo, report)
             share = share_of(run.weighting, ask.examples, report)
@@ -285,8 +314,8 @@ class RelayService:
         now_s = self._clock()
         if now_s >= until_s or self._runs.get(hashlib.sha256(run.spec.encode()).hexdigest()) is not run:
             return True
-        if run.held[0] is not mine:
-            return False
+        if run.held[0] is not mine or _outdone(run, mine):
+            return run.held[0] is mine
         ready = run.ready_s is not None and (not run.waiting or now_s >= run.ready_s)
         return ready or run.told != self._here
 
@@ -295,21 +324,26 @@ class RelayService:
         if not first:
             return write(RegionReply(run.session, here=self._here, knows=run.adder is not None)), None
         pieces, answers, sums = list[Payload](), list[RegionAnswer](), list[RegionMembers]()
-        apart = dict[str, int]()
-        for each in () if run.adder is None or not run.kept else run.adder.sums(list(run.kept)):
-            numbers = tuple(run.kept[update_id] for update_id in each.update_ids)
+        apart, told = dict[str, int](), _told_now(run.answers)
+        numbers_told = {answer.number for answer, _ in told}
+        kept = {update_id: number for update_id, number in run.kept.items() if number in numbers_told}
+        # What fails from here on is lost, and asked for again.
+        run.answers, run.told = run.answers[len(told) :], self._here
+        run.kept = {update_id: number for update_id, number in run.kept.items() if update_id not in kept}
+        run.ready_s = self._clock() if run.answers else None
+        for each in () if run.adder is None or not kept else run.adder.sums(list(kept)):
+            numbers = tuple(kept[update_id] for update_id in each.update_ids)
             if len(numbers) == 1:
                 apart[numbers[0]] = len(pieces)
             else:
                 sums.append(RegionMembers(numbers, each.update_ids, len(pieces)))
             pieces.append(each.payload)
-        for answer, payload in run.answers:
+        for answer, payload in told:
             piece = apart.get(answer.number, -1)
             if payload is not None:
                 piece = len(pieces)
                 pieces.append(payload)
             answers.append(RegionAnswer(answer.number, answer.text, piece, answer.problem))
-        run.answers, run.kept, run.ready_s, run.told = [], {}, None, self._here
         lengths, knows = tuple(piece.nbytes for piece in pieces), run.adder is not None
         reply = RegionReply(run.session, tuple(answers), tuple(sums), lengths, self._here, knows)
         return write(reply), joined(pieces)
@@ -323,3 +357,19 @@ class RelayService:
         now_s = self._clock()
         for run in self._runs.values():
             run.waiting = {n: each for n, each in run.waiting.items() if now_s < each.since_s + each.ask.ttl_s}
+
+
+def _outdone(run: _Run, mine: _Held) -> bool:
+    """Whether another request is held whose answer may be larger, which is the one to be told things with."""
+    return any(other.most > mine.most for other in run.held)
+
+
+def _told_now(answers: Sequence[tuple[RegionAnswer, Payload | None]]) -> list[tuple[RegionAnswer, Payload | None]]:
+    """The first of the answers, as many as may go together."""
+    length, told = 0, list[tuple[RegionAnswer, Payload | None]]()
+    for answer, payload in answers:
+        length += len(codec.dumps(answer.text))
+        if told and length > MOST_TEXT:
+            break
+        told.append((answer, payload))
+    return told

@@ -1,7 +1,7 @@
 """Runs with relays: what silos and server do is as without, and what passes between relays and server is by region."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,13 @@ from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages
+from fedsync.flower.relay_line import RelayLine
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.regions import RegionReply, read_region_reply, write
+from fedsync.trainer.protocol import Describe, InProgress, write_request
+from fedsync.trainer.regions import RegionAsk, RegionReply, RegionRequest, read_region_reply, write
+from fedsync.trainer.relay import Came, RelayService
 from tests.flower.grid import Answer, DirectGrid, honest, said, saying, silos_in_this_process, trainers
 from tests.flower.relayed import RelayNode
 
@@ -224,6 +227,27 @@ def test_a_sum_that_is_none_fails_its_orders_and_not_the_run(
         assert committed(tmp_path)[0] == ["c", "d", "e"], "neither counts, in nobody's name"
     failed = "WorkFailed" in journal(tmp_path)
     assert failed == (lie not in ("nonsense", "no piece")), "what cannot be read is asked for again"
+
+
+def test_an_answer_to_what_was_asked_while_the_relay_looked_is_not_lost() -> None:
+    """The server asks just when another thread has seen what is waited for."""
+    grid = DirectGrid(1, {1: lambda message, context: saying(message, InProgress(1, 8))})
+
+    class Asked(RelayLine):
+        late = False
+
+        def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
+            if not self.late:
+                self.late = True
+                service.ask("{}", write(RegionRequest("s", (asked,))), None)
+            return super().arrived(most)
+
+    asked = RegionAsk("s/1", 1, write_request(Describe()))
+    service = RelayService(Asked(grid, look_s=0.0))
+    service.turn()
+    service.turn()
+    answers = read_region_reply(service.ask("{}", write(RegionRequest("s")), None)[0], "relay").answers
+    assert [each.number for each in answers] == ["s/1"]
 
 
 def test_a_silo_that_comes_late_to_its_region_is_met(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A relay between a server and silos that tests play: when it answers, what it adds, and what it forgets."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,6 +49,8 @@ class Silos:
             return None
         self.sent.append((node, asked, payload))
         return f"m{len(self.sent)}"
+
+    def forget(self, waited: Collection[str]) -> None: ...
 
     def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
         came, self.came = [each for each in self.came if each.answers in most], []

@@ -9,6 +9,7 @@ TESTS = (
     "tests/cipher/server/test_region.py",
     "tests/policies/aggregate/test_region.py",
     "tests/attacks/test_lying_relay.py",
+    "tests/attacks/test_lying_region_member.py",
     "tests/trainer/test_relay.py",
     "tests/flower/test_regions.py",
     "tests/flower/test_nodes.py",
@@ -32,8 +33,28 @@ _CHANGES: Changes = {
             "if run is None or run.session != request.session:",
             "if run is None:",
         ),
+        ("what-was-collected-is-added-unchecked", "order is None or ask.update_id", "ask.update_id"),
+        ("a-silo-s-words-have-no-end", "        if len(came.text) > waiting.most:\n", "        if False:\n"),
+        ("all-answers-come-together", "        if told and length > MOST_TEXT:\n", "        if False:\n"),
+        (
+            "what-could-not-be-added-is-added-for-ever",
+            "run.kept = {update_id: number for update_id, number in run.kept.items() if update_id not in kept}",
+            "pass",
+        ),
+        (
+            "orders-without-answer-fill-memory",
+            "                while len(run.orders) > _ORDERS:\n",
+            "                while False:\n",
+        ),
         ("a-silo-that-went-is-waited-for", "                self._forget_gone()\n", ""),
         ("silos-that-come-are-told-late", "return ready or run.told != self._here", "return ready"),
+    ),
+    "flower/relay_line.py": (
+        (
+            "what-is-asked-meanwhile-is-forgotten",
+            "        found = self._arrivals.pull(",
+            "        self.forget(most.keys())\n        found = self._arrivals.pull(",
+        ),
     ),
     "flower/regions.py": (
         ("a-sum-is-of-whom-a-relay-says", 'known != members.update_ids or "" in known', "False"),
