@@ -194,7 +194,7 @@ class SiloStartConfig(Section):
     """Whether to tell the server how much of the machine is left to the trainer."""
 
     declared_speed: Annotated[float, Field(gt=0)] | None = None
-    """Samples per second that the server may count on at first [samples/s]."""
+    """Samples per second, which runs with ``balancer.speeds: declared`` go by; others measure it [samples/s]."""
 
     state_bytes: Annotated[int, Field(ge=1_000_000)] = 20_000_000_000
     """How much old trainers may leave on the disk; the oldest go first [bytes]."""
