@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,10 @@ from fedsync.common.files import OWNER_FILE, settle_file, write_pieces
 from fedsync.core.array_keeper import is_large
 from fedsync.core.errors import FedSyncError
 from fedsync.core.spans import digest, link_file, map_file, pieces
+
+LASTING_BYTES = 2**14
+"""Of an array that has a file of its own under encryption, where checkpoints have the same sums for dozens of versions.
+Below it, and in the clear, where arrays change with each version, a file more costs more than to write them again."""
 
 _SUFFIX = ".raw"
 
@@ -53,12 +58,12 @@ class ArrayName:
         return cls(value.dtype.str, value.shape, digest(value).hex())
 
 
-def in_own_file(value: object) -> bool:
-    """Whether a value is kept in a file of its own: a large one that nobody may write to."""
+def in_own_file(value: object, least: float = inf) -> bool:
+    """Whether a value is kept in a file of its own: one that nobody may write to, large or of ``least`` bytes."""
     if type(value) is np.ndarray:
         still = value.dtype.kind in "fiub" and value.flags.c_contiguous and not value.flags.writeable
-        return still and is_large(value.nbytes)
-    return type(value) is bytes and is_large(len(value))
+        return still and (value.nbytes >= least or is_large(value.nbytes))
+    return type(value) is bytes and (len(value) >= least or is_large(len(value)))
 
 
 class ArrayFiles:
@@ -66,9 +71,11 @@ class ArrayFiles:
 
     Args:
         folder: of the checkpoints.
+        least: bytes of an array that has a file of its own; a large one has it in any case.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, least: float = inf) -> None:
+        self.least = least
         self._folder = folder
         self._written: dict[int, tuple[Large, ArrayName]] = {}
         self._safe: set[str] = set()

@@ -33,6 +33,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.events import OperatorAsked, SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.layout import Layout
-from fedsync.flower.array_files import ArrayFiles, ArrayName, Damaged, read
+from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, read
 from fedsync.flower.named_pickle import dump, load
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class Checkpoints:
         self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
         self._failed = False
         self._required = required
-        self._arrays = ArrayFiles(self._folder)
+        self._arrays = ArrayFiles(self._folder, LASTING_BYTES if required else inf)
         self._disk = None if required else ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._newest = self._settled = -1
 
@@ -331,7 +332,7 @@ def _newest_whole(out: Path, config: str) -> Checkpoint:
 def _write(arrays: ArrayFiles, folder: Path, checkpoint: Checkpoint, *, settle: bool) -> Sequence[ArrayName]:
     """Write a checkpoint and what is new of its arrays, whose names it returns; ``settle`` waits for the disk."""
     private_folder(folder)
-    pickled, large = dump(checkpoint)
+    pickled, large = dump(checkpoint, arrays.least)
     names = arrays.write(large)
     if settle:
         arrays.settle(names)

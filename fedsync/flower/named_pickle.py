@@ -6,15 +6,16 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from math import inf
 from typing import Any
 
 from fedsync.flower.array_files import Large, in_own_file
 
 
-def dump(value: object) -> tuple[bytes, list[Large]]:
-    """The pickle, and the arrays that are no part of it, each once."""
+def dump(value: object, least: float = inf) -> tuple[bytes, list[Large]]:
+    """The pickle, and the arrays that are no part of it, each once: large ones, or those of ``least`` bytes."""
     file = io.BytesIO()
-    writer = _NamedPickler(file)
+    writer = _NamedPickler(file, least)
     writer.dump(value)
     return file.getvalue(), writer.large
 
@@ -27,13 +28,14 @@ def load(data: bytes, arrays: Sequence[Large]) -> Any:
 class _NamedPickler(pickle.Pickler):
     """Writes dataclasses as their fields by name; left to itself, pickle writes slots in the order of the fields."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, least: float) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._least = least
         self.large: list[Large] = []
         self._places: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        if not in_own_file(value):
+        if not in_own_file(value, self._least):
             return None
         place = self._places.setdefault(id(value), len(self.large))
         if place == len(self.large):

@@ -20,7 +20,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower import checkpoints
-from fedsync.flower.array_files import ArrayFiles, ArrayName
+from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName
 from fedsync.flower.checkpoints import FOLDER, FORMAT, Checkpoints, digest
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -185,6 +185,18 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for copy in copies:
         np.testing.assert_array_equal(copy.model, copies[0].model)
     replay(out / JOURNAL)
+
+
+def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server keeps dozens of them, and its checkpoints grew by each, which is in all of them."""
+    out, cipher = tmp_path / "run", "cipher={kind: bfv}"
+    _cut_off(_strategy(out, cipher, "stop.rounds=6", keys=_keys(tmp_path, monkeypatch, cipher)), version=4)
+    sizes = {path.stem: path.stat().st_size for path in (out / FOLDER).glob("*.ckpt")}
+    sums = [path.stat().st_size for path in (out / FOLDER).glob("*.raw")]
+    assert sizes.keys() == {"2", "3", "4"} and sizes["4"] - sizes["2"] < LASTING_BYTES
+    assert len(sums) >= 4 and min(sums) >= LASTING_BYTES and max(sums) < 2**20, "none of them is large"
 
 
 def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos_keep(

@@ -182,6 +182,11 @@ _CHANGES: Changes = {
             "for file in kept[:1] for name in _named_in(file)])",
         ),
         (
+            "each-sealed-checkpoint-has-all-sums-again",
+            "ArrayFiles(self._folder, LASTING_BYTES if required else inf)",
+            "ArrayFiles(self._folder)",
+        ),
+        (
             "arrays-are-kept-for-ever",
             "            self._arrays.prune(",
             "            list(",
@@ -195,6 +200,11 @@ _CHANGES: Changes = {
         ),
     ),
     "flower/array_files.py": (
+        (
+            "sums-below-a-mebibyte-have-no-file",
+            "return still and (value.nbytes >= least or is_large(value.nbytes))",
+            "return still and is_large(value.nbytes)",
+        ),
         (
             "a-torn-array-is-loaded",
             "        if ArrayName.of(value) == name:\n",
