@@ -107,8 +107,11 @@ class Ledger:
         if not self._closing:
             self._end_s = entry.at_s
         discarded = [action.update_id for action in entry.actions if isinstance(action, Discard)]
-        for event in (*entry.events, *drops_in(entry)):
+        for event in entry.events:
             self._add_event(event, discarded)
+        for drop in drops_in(entry):
+            self._lose(drop.silo, drop.at_s, taken=True)
+            self._scores.forget(drop.silo)
         self._settle()
         self.steered.add(entry)
         for action in entry.actions:
@@ -275,9 +278,9 @@ class Ledger:
                     self._awaiting.discard(name)
                     self._evaluated(version, name, told)
 
-    def _lose(self, name: str, at_s: float) -> None:
+    def _lose(self, name: str, at_s: float, *, taken: bool = False) -> None:
         for _ in range(2):  # the order in work and the queued one, if they are there
-            self._end_order(name, at_s, None)
+            self._end_order(name, at_s, None, taken=taken)
         if name in self._awaiting:
             self._awaiting.discard(name)
             self._scores.end(self._final, name, None)
@@ -338,14 +341,14 @@ class Ledger:
         self._end_order(meta.silo, at_s, report)
         self._arrived[meta.update_id] = WaitingUpdate(meta, report, order.batch_size, at_s, busy_s)
 
-    def _end_order(self, name: str, at_s: float, report: WorkReport | None) -> None:
+    def _end_order(self, name: str, at_s: float, report: WorkReport | None, *, taken: bool = False) -> None:
         silo = self.silos.get(name)
         if silo is None or silo.order is None:
             return
         self._evaluated(silo.order.base_version, name, report)
         self._free(name, silo, silo.order, at_s, report)
         if report is None:
-            silo.failures += 1
+            silo.taken, silo.failures = silo.taken + taken, silo.failures + (not taken)
             return
         silo.orders += 1
         silo.steps += report.steps

@@ -181,7 +181,7 @@ class LiveRun:
             table.add_row(
                 Text(name),
                 self.state_of(name),
-                str(silo.order.round if silo.order is not None else silo.orders + silo.failures),
+                str(silo.order.round if silo.order is not None else silo.orders + silo.failures + silo.taken),
                 str(silo.batch_size or "-"),
                 "-" if pace is None else f"{pace.speed:.1f}",
                 "-" if left_s is None else f"{left_s:.1f}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from fedsync.observe.ledger import EndedOrder
 from fedsync.observe.live import LiveRun
 from fedsync.observe.report.data import natural
 from fedsync.observe.report.style import thin
-from fedsync.observe.steered import drops_in
 from fedsync.observe.tail import Tail
 
 MOST_SILOS = 200
@@ -57,7 +55,6 @@ class RunView:
         self._decisions: deque[dict[str, Any]] = deque(maxlen=MOST_DECISIONS)
         self._commits: deque[float] = deque(maxlen=MOST_COMMITS)
         self._sent_bytes: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
         self._entries = 0
         self._news_s = time.monotonic()
 
@@ -72,12 +69,8 @@ class RunView:
             summary, gone = (self._folder / SUMMARY).is_file(), is_cut_off(self._folder)
             for entry in self._tail.entries():
                 self._run = self._run or LiveRun(self._tail.header or {}, self._ended)
-                failed = (
-                    {name: each.failures for name, each in self._run.ledger.silos.items()} if drops_in(entry) else {}
-                )
                 self._run.add(entry)
                 self._add(entry)
-                self._take(self._run, entry, failed)
             if self._run is None:
                 return {"entries": 0, "title": self._folder.name}
             return self._shown(self._run, cut=self._run.is_cut_off(summary=summary, gone=gone))
@@ -99,12 +92,6 @@ class RunView:
             did = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in told.items())
             reason = "; ".join([*notes, *([entry.reason] if entry.reason else [])])
             self._decisions.append({"at_s": entry.at_s, "did": did[:_LONGEST], "reason": reason[:_LONGEST]})
-
-    def _take(self, run: LiveRun, entry: JournalEntry, failed: Mapping[str, int]) -> None:
-        """Count the orders that an operator took from silos, which are no failures of theirs."""
-        for lost in drops_in(entry):
-            if lost.silo in failed:
-                self._taken[lost.silo] += run.ledger.silos[lost.silo].failures - failed[lost.silo]
 
     def _shown(self, run: LiveRun, *, cut: bool) -> dict[str, Any]:
         ledger, steered = run.ledger, run.steered
@@ -148,7 +135,7 @@ class RunView:
             "name": name,
             "state": run.state_of(name),
             "orders": silo.orders,
-            "failures": silo.failures - self._taken[name],
+            "failures": silo.failures,
             "batch": silo.batch_size,
             "speed": run.speed(name),
             "waiting": wait_s / whole_s if whole_s else None,

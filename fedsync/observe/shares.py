@@ -39,10 +39,14 @@ class WaitingUpdate:
 
 @dataclass(slots=True)
 class SiloTotals:
-    """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead."""
+    """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead.
+
+    ``taken`` counts orders that ended as an operator dropped the silo: they are no failures.
+    """
 
     orders: int = 0
     failures: int = 0
+    taken: int = 0
     steps: int = 0
     samples: int = 0
     compute_s: float = 0.0

@@ -75,7 +75,9 @@ def test_what_the_operator_did_is_in_the_table_and_in_the_books() -> None:
     assert "paused by the operator" in text(run)
     assert row(run, "b")[1] == "dropped"
     assert run.ledger.silos["b"].order is None, "it is not busy until the end of the run"
-    assert run.ledger.silos["b"].failures == 1
+    assert (run.ledger.silos["b"].failures, run.ledger.silos["b"].taken) == (0, 1), "it did not fail"
+    assert row(run, "b")[2] == "1", "of its orders"
+    assert [silo["failures"] for silo in run.ledger.summary()["silos"]] == [0, 0]
     assert [mark.refused for mark in run.steered.marks] == ["", "", "", "the run is paused already"]
 
 

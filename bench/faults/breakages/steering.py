@@ -80,6 +80,13 @@ _CHANGES: Changes = {
         ("a-living-run-looks-killed", "return lock.exists() and not held(lock)", "return lock.exists()"),
         ("a-run-that-is-over-is-no-run", 'if summary.get("stopped_by"):', "if False:"),
     ),
+    "observe/ledger.py": (
+        (
+            "an-order-that-an-operator-took-has-failed",
+            "            self._lose(drop.silo, drop.at_s, taken=True)\n",
+            "            self._lose(drop.silo, drop.at_s)\n",
+        ),
+    ),
     "observe/run_view.py": (
         ("the-clock-of-a-killed-run-goes-on", "0.0 if cut else time.monotonic()", "time.monotonic()"),
     ),
