@@ -273,8 +273,8 @@ _CHANGES: Changes = {
         ),
         (
             "an-order-is-asked-for-again-before-it-can-be-done",
-            "            patience_s += self._report_s\n",
-            "            pass\n",
+            " + (0.0 if sent.order is None else self._report_s)\n",
+            "\n",
         ),
         (
             "a-model-that-was-changed-since-is-sent",
