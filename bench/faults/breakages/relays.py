@@ -25,8 +25,8 @@ _CHANGES: Changes = {
         ("a-relay-answers-each-silo-alone", "(not run.waiting or now_s >= run.ready_s)", "True"),
         (
             "a-bad-report-spoils-its-region",
-            "                check_report(silo, waiting.order, meta, report)\n",
-            "                pass\n",
+            "            check_report(silo, order, meta, report)\n",
+            "            pass\n",
         ),
         (
             "an-old-server-s-questions-are-answered-to-a-new-one",
