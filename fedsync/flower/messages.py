@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from itertools import takewhile
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
@@ -23,6 +25,9 @@ from fedsync.trainer.protocol import MAX_TEXT, EvaluateModel, Reply, Request, Tr
 _RECORD, _SPEC, _TEXT, _PAYLOAD = "fedsync", "spec", "text", "payload"
 _PARCEL, _TICKET, _UPLOADED, _FETCHES, _RELAY = "parcel", "ticket", "uploaded", "fetches", "relay"
 _READ = 10_000
+
+MOST_TOGETHER = 16
+"""Messages that go to the SuperLink in one request, where their payloads are small."""
 
 _NAMES = {
     _PARCEL: re.compile(r"([0-9a-f]{16})/([0-9a-f]{64})/([0-9]{1,15})"),
@@ -85,6 +90,12 @@ def _content(texts: dict[str, str], packed: Packed | None) -> RecordDict:
     if isinstance(packed, ArrayRecord):
         records[_PAYLOAD] = packed
     return RecordDict(records)  # type: ignore[arg-type]  # invariant, and it takes any record
+
+
+def together(sent: Sequence[Message]) -> int:
+    """How many of the first of these go in one request: such as have no large payload, or one that has."""
+    small = takewhile(lambda each: not each.content.array_records, sent[:MOST_TOGETHER])
+    return max(1, sum(1 for _ in small))
 
 
 def read_request(message: Message) -> tuple[str, str, Payload | Parcel | None]:

@@ -203,6 +203,8 @@ class Nodes:
         registered = self._registered.get(node)
         if registered is not None and name != registered:
             raise self._refusal(node, "name", f"it says that it is {name!r}, and its key is registered as another's")
+        if name in (self._admission.regions or {}) and node not in self.regions:
+            raise self._refusal(node, "relay", f"{name!r} is a relay's name: it speaks for its silos, and is none")
         self._check_name(node, name)
         most, said = self._admission.most_examples, hello.facts.examples
         if most is not None and said > most:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from math import inf
 
 from flwr.app import Message
@@ -56,9 +55,6 @@ from fedsync.trainer.protocol import (
 )
 
 logger = logging.getLogger(__name__)
-
-MOST_TOGETHER = 16
-"""Messages that go to the SuperLink in one request, where their payloads are small."""
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
@@ -256,10 +252,12 @@ class Outbox:
             return messages.request(
                 sent.node, self._spec, request, None if payload is None else payloads.pack(payload), left_s
             )
-        adds = sent.order is not None and not sent.order.apart
+        letter = Letter(write_request(request), payload, self._most_bytes(sent.request), left_s)
+        if sent.order is None or sent.order.apart or self._aggregator is None:
+            return letter
         examples = self._nodes.examples.get(self._nodes.sender(sent.node), 1)
-        update_id = sent.order.update_id if sent.order is not None and adds else ""
-        return Letter(write_request(request), payload, self._most_bytes(sent.request), left_s, update_id, examples)
+        in_sum = -(-self._aggregator.sum_bytes(2) // 2)
+        return replace(letter, update_id=sent.order.update_id, examples=examples, in_sum=in_sum)
 
     # What is waited for.
 
@@ -284,7 +282,7 @@ class Outbox:
         posted = [(sent, message) for sent, message in self._posted if isinstance(message, Message)]
         self._posted = []
         while posted:
-            count = _together(posted)
+            count = messages.together([message for _, message in posted])
             pushed, posted = posted[:count], posted[count:]
             found = iter(self._grid.push_messages([message for _, message in pushed]))
             for sent, _ in pushed:
@@ -330,10 +328,16 @@ class Outbox:
         for arrival in self._arrivals.pull({identifier: BESIDE + nbytes for identifier, nbytes in most.items()}):
             relayed = regions.unpack(arrival, self._sent, self._aggregator, self._parcels)
             if relayed is not None:
-                found += [(self._end(each.answers), each) for each in relayed]
+                found += [(self._end(each.answers), each) for each in relayed if not self._again(each)]
             elif (sent := self._end(arrival.answers)) is not None and not self._is_relay(sent, arrival):
                 found.append((sent, arrival))
         return [(sent, arrival) for sent, arrival in found if sent is not None]
+
+    def _again(self, answer: Relayed) -> bool:
+        """Whether an answer has to be asked for once more, which is done at once."""
+        if answer.again and (sent := self._sent.get(answer.answers)) is not None:
+            self._sent[answer.answers] = replace(sent, ask_s=-inf)
+        return answer.again
 
     def _is_relay(self, sent: PendingMessage, arrival: Arrival) -> bool:
         """Whether a node that was asked for the first time has said that it is a relay."""
@@ -412,9 +416,3 @@ class Outbox:
     def forget(self, node: int) -> None:
         self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}
         self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
-
-
-def _together(posted: Sequence[tuple[PendingMessage, Message]]) -> int:
-    """How many of the first of these go in one request: such as have no large payload, or one that has."""
-    small = takewhile(lambda each: not each[1].content.array_records, posted[:MOST_TOGETHER])
-    return max(1, sum(1 for _ in small))

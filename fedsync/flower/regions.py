@@ -30,6 +30,7 @@ from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.trainer.regions import (
+    MAX_SILOS,
     RegionAsk,
     RegionMembers,
     RegionReply,
@@ -60,7 +61,11 @@ class SiloNode:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A question for a silo behind a relay, and what goes with it; see `RegionAsk`."""
+    """A question for a silo behind a relay, and what goes with it; see `RegionAsk`.
+
+    Args:
+        in_sum: bytes that its update takes in a region's sum at most, by its part.
+    """
 
     text: str
     payload: Payload | None
@@ -68,6 +73,7 @@ class Letter:
     ttl_s: float
     update_id: str = ""
     examples: int = 1
+    in_sum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +84,13 @@ class Relayed(Arrival):
         text: what it says.
         payload: what came with it; None also of an update that is in a sum.
         summed: it is an update in a region's sum, which the aggregator has.
+        again: it was in a sum that the aggregator does not take: it is to be asked for, and comes alone.
     """
 
     text: str = ""
     payload: Payload | None = None
     summed: bool = False
+    again: bool = False
 
 
 @dataclass(slots=True)
@@ -106,6 +114,7 @@ class _Relay:
         numbers: the server's numbers of them.
         bundles: under way, by message.
         waiting: of each question that has no answer the bytes that may come with it, and which update it asks for.
+        room: bytes that the update of each silo took at most, by the relay's numbers.
         knows: it knows the layout.
         quiet_s: before that it is not asked without a question.
     """
@@ -116,6 +125,7 @@ class _Relay:
     numbers: dict[int, int] = field(default_factory=dict)
     bundles: dict[str, _Bundle] = field(default_factory=dict)
     waiting: dict[str, tuple[int, str]] = field(default_factory=dict)
+    room: dict[int, int] = field(default_factory=dict)
     knows: bool = False
     quiet_s: float = 0.0
 
@@ -135,6 +145,7 @@ class Regions:
         self._session = secrets.token_hex(8)
         self._relays: dict[int, _Relay] = {}
         self._behind: dict[int, tuple[int, int]] = {}
+        self._alone: set[str] = set()
         self._serial = self._newest = 0
 
     def __contains__(self, node: int) -> bool:
@@ -180,6 +191,10 @@ class Regions:
             self._newest -= 1
             relay.numbers[number] = self._newest
             self._behind[self._newest] = node, number
+        if len(relay.numbers) > MAX_SILOS:
+            for number in relay.numbers.keys() - relay.here.keys():
+                del self._behind[relay.numbers.pop(number)]
+                relay.room.pop(number, None)
 
     def _forget(self, node: int) -> None:
         relay = self._relays.pop(node)
@@ -216,14 +231,17 @@ class Regions:
             self._serial += 1
             question = f"{self._session}/{self._serial}"
             named.append(question)
-            piece = _place(pieces.setdefault(relay, []), letter.payload)
+            piece, apart = _place(pieces.setdefault(relay, []), letter.payload), letter.update_id in self._alone
             asks.setdefault(relay, []).append(
                 RegionAsk(
                     question, number, letter.text, piece, letter.most, letter.ttl_s,
-                    letter.update_id if self.adds else "", letter.examples,
+                    letter.update_id if self.adds and not apart else "", letter.examples,
                 )
             )  # fmt: skip
-            self._relays[relay].waiting[question] = letter.most, letter.update_id
+            most, room = max(letter.most, letter.in_sum), self._relays[relay].room
+            self._relays[relay].waiting[question] = most, letter.update_id
+            if letter.update_id:
+                room[number] = max(room.get(number, 0), most)
         now_s = time.monotonic()
         for node, relay_ in self._relays.items():
             relay_.bundles = {name: each for name, each in relay_.bundles.items() if now_s < each.until_s}
@@ -249,12 +267,15 @@ class Regions:
         relay, payload = self._relays[node], joined(pieces)
         layout = None if relay.knows else self._layout
         lengths = tuple(piece.nbytes for piece in pieces)
-        text = write(RegionRequest(self._session, tuple(asks), lengths, self._hold_s, layout))
+        # It may be answered with what is asked later, so there is room for an update of each silo.
+        most = sum(bytes_ for bytes_, _ in relay.waiting.values())
+        most = max(most, sum(bytes_ for number, bytes_ in relay.room.items() if number in relay.here)) + _TEXTS
+        text = write(RegionRequest(self._session, tuple(asks), lengths, self._hold_s, layout, most))
         packed: payloads.Packed | None = None
         if payload is not None:
             large = payload.nbytes > payloads.SMALL_BYTES and fetches
             packed = (parcels.publish(payload) if parcels is not None and large else None) or payloads.pack(payload)
-        most, ticket = sum(bytes_ for bytes_, _ in relay.waiting.values()) + _TEXTS, None
+        ticket = None
         if parcels is not None and most > payloads.SMALL_BYTES:
             self._serial += 1
             ticket = parcels.expect(node, f"bundle {self._serial}", most)
@@ -323,19 +344,23 @@ class Regions:
             payload = parcels.arrived(node, bundle.ticket, uploaded, relay.name)
         reply = read_region_reply(text, relay.name)
         pieces = parted(payload, reply.pieces, relay.name)
-        if not reply.answers:
-            relay.quiet_s = time.monotonic() + (0.0 if self._hold_s else _PAUSE_S / 10)
+        for number in (*(each.piece for each in reply.answers), *(each.piece for each in reply.sums)):
+            piece_of(pieces, number, relay.name)  # raises before anything of it counts
         summed = dict[str, str]()
         for each in reply.sums:
             problem = self._add(relay, each, piece_of(pieces, each.piece, relay.name), aggregator)
             summed.update(dict.fromkeys(each.numbers, problem))
         found = []
         for answer in reply.answers:
-            if relay.waiting.pop(answer.number, None) is None:
+            waiting = relay.waiting.pop(answer.number, None)
+            if waiting is None:
                 continue
-            piece, problem = piece_of(pieces, answer.piece, relay.name), answer.problem or summed.get(answer.number, "")
-            in_sum = answer.number in summed and not problem
-            found.append(Relayed(answer.number, None, problem, answer.text, piece, in_sum))
+            again = bool(summed.get(answer.number)) and not answer.problem
+            (self._alone.add if again else self._alone.discard)(waiting[1])
+            piece, in_sum = piece_of(pieces, answer.piece, relay.name), answer.number in summed and not again
+            found.append(Relayed(answer.number, None, answer.problem, answer.text, piece, in_sum, again))
+        if not found:
+            relay.quiet_s = time.monotonic() + _PAUSE_S / 10
         self._hear(node, reply)
         return found
 
@@ -348,6 +373,7 @@ class Regions:
                 raise ProtocolError(relay.name, "sum", "nobody waits for all that is in it")
             aggregator.put_sum(relay.name, members.update_ids, whole)
         except ProtocolError as error:
+            logger.warning("%s; its updates are asked for one by one", error)
             return str(error)
         return ""
 

@@ -84,6 +84,39 @@ def test_the_same_sum_without_a_lie_is_opened(tmp_path: Path) -> None:
     close(federation.begin("a", 1), INITIAL + np.mean([change(ord(name)) for name in "abc"], axis=0))
 
 
+@pytest.mark.parametrize("kind", ["bfv", "pad"])
+def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(kind: str, tmp_path: Path) -> None:
+    """Not the sum of the last round, in whole or in part, nor what was sealed for another version."""
+    federation = Federation(plan(kind), tmp_path, dict.fromkeys("abc", 10))
+    first = _envelopes(federation)
+    adder = Adder(federation.plan.form)
+    _sent(federation, first, _added([each.words for each in first], adder))
+    region = SealedRegion(federation.plan, federation.keys.server)
+    for name in "abc":
+        federation.begin(name, 1)
+    for name in "abc":
+        update_id, payload = federation.seal(name, change(ord(name)))
+        region.put(name, update_id, 1, 1.0, payload)
+    second = [kept.envelope for kept in region._kept.values()]
+    ids = [each.head.members[0].update_id for each in second]
+    for mixed in (first, [first[0], *second[1:]], [*second[:2], second[1]]):
+        words = _added([each.words for each in mixed], adder)
+        message = np.frombuffer(b"".join(region_sum.parts(mixed, [words], np.empty(0, np.float32))), np.uint8)
+        for named in (ids, [each.head.members[0].update_id for each in mixed]):
+            with pytest.raises(ProtocolError):
+                federation.aggregator.put_sum("relay", named, message)
+
+
+def test_a_relay_sends_a_sealed_run_nothing_in_the_clear(tmp_path: Path) -> None:
+    federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abc", 10))
+    ids = [each.head.members[0].update_id for each in _envelopes(federation)]
+    for plain in (np.zeros(INITIAL.size, np.float32), np.zeros(4 * INITIAL.size, np.uint8)):
+        with pytest.raises(ProtocolError, match="region's sum"):
+            federation.aggregator.put_sum("relay", ids, plain)
+        with pytest.raises(ProtocolError):
+            federation.aggregator.put("a", ids[0], plain)
+
+
 def test_a_relay_names_no_update_that_its_silo_did_not_sign(tmp_path: Path) -> None:
     """The slip is under the silo's signature: another base, nonce, digest or tag is another message."""
     federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abc", 10))

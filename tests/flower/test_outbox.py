@@ -14,8 +14,9 @@ from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import Arrival
+from fedsync.flower.messages import MOST_TOGETHER
 from fedsync.flower.nodes import Nodes
-from fedsync.flower.outbox import MOST_TOGETHER, Outbox, PendingMessage
+from fedsync.flower.outbox import Outbox, PendingMessage
 from fedsync.flower.parcels import Parcel, ParcelStore, Uploaded, node_folder, upload_path
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import (

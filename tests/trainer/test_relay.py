@@ -208,6 +208,27 @@ def test_the_oldest_request_is_answered_when_there_is_something_to_say(
     assert told["second"].answers == ()
 
 
+def test_a_request_that_allows_more_is_the_one_that_is_told_things_with(relay: RelayService, silos: Silos) -> None:
+    """The older one was made before anybody was asked, and its answer has no room for an update."""
+    told: dict[str, RegionReply] = {}
+
+    def hold(name: str, asked: RegionRequest) -> threading.Thread:
+        thread = threading.Thread(target=lambda: told.update({name: ask(relay, asked)[0]}))
+        thread.start()
+        thread.join(0.2)
+        return thread
+
+    empty = hold("empty", request(hold_s=100.0))
+    assert empty.is_alive()
+    full = hold("full", replace(request(train("a"), hold_s=100.0), most=8))
+    empty.join(10.0)
+    assert told["empty"].answers == () and full.is_alive()
+    silos.answers(1, [1, 2])
+    relay.turn()
+    full.join(10.0)
+    assert [each.number for each in told["full"].answers] == ["s/a1"]
+
+
 def test_another_server_hears_nothing_of_what_was_asked_before(relay: RelayService, silos: Silos) -> None:
     ask(relay, request(train("a")))
     silos.answers(1, [1, 2])

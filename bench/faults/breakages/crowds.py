@@ -16,6 +16,9 @@ TESTS = (
 )
 
 _CHANGES: Changes = {
+    "flower/messages.py": (
+        ("large-messages-go-together", "lambda each: not each.content.array_records", "lambda each: True"),
+    ),
     "flower/internals/heartbeats.py": (
         (
             "what-was-heard-is-never-written",
@@ -110,7 +113,6 @@ _CHANGES: Changes = {
             "ask_s=now_s + self._patience_s(sent))\n        quiet",
             "ask_s=inf)\n        quiet",
         ),
-        ("large-messages-go-together", "lambda each: not each[1].content.array_records", "lambda each: True"),
         (
             "a-request-that-failed-counts-as-sent",
             "                if identifier:\n                    self._sent",

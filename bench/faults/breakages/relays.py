@@ -10,6 +10,7 @@ TESTS = (
     "tests/policies/aggregate/test_region.py",
     "tests/attacks/test_lying_relay.py",
     "tests/attacks/test_lying_region_member.py",
+    "tests/attacks/test_lying_relay_messages.py",
     "tests/trainer/test_relay.py",
     "tests/flower/test_regions.py",
     "tests/flower/test_nodes.py",
@@ -35,6 +36,7 @@ _CHANGES: Changes = {
         ),
         ("what-was-collected-is-added-unchecked", "order is None or ask.update_id", "ask.update_id"),
         ("a-silo-s-words-have-no-end", "        if len(came.text) > waiting.most:\n", "        if False:\n"),
+        ("an-answer-goes-where-there-is-no-room", "other.most > mine.most for", "False for"),
         ("all-answers-come-together", "        if told and length > MOST_TEXT:\n", "        if False:\n"),
         (
             "what-could-not-be-added-is-added-for-ever",
@@ -56,7 +58,41 @@ _CHANGES: Changes = {
             "        self.forget(most.keys())\n        found = self._arrivals.pull(",
         ),
     ),
+    "flower/outbox.py": (
+        (
+            "what-was-in-no-sum-is-asked-for-some-time",
+            "ask_s=-inf)\n        return answer.again",
+            "ask_s=inf)\n        return answer.again",
+        ),
+    ),
     "flower/regions.py": (
+        (
+            "a-sum-that-is-none-fails-its-orders",
+            "again = bool(summed.get(answer.number)) and not answer.problem",
+            "again = False",
+        ),
+        ("what-was-in-no-sum-is-added-again", "self.adds and not apart else", "self.adds else"),
+        (
+            "there-is-room-for-what-was-asked-before",
+            "for number, bytes_ in relay.room.items() if number in relay.here",
+            "for bytes_ in ()",
+        ),
+        (
+            "a-mean-has-the-room-of-updates",
+            "most, room = max(letter.most, letter.in_sum),",
+            "most, room = letter.most,",
+        ),
+        (
+            "a-part-of-an-answer-counts",
+            "            piece_of(pieces, number, relay.name)  # raises",
+            "            pass  # raises",
+        ),
+        ("silos-that-went-stay-in-memory", "        if len(relay.numbers) > MAX_SILOS:\n", "        if False:\n"),
+        (
+            "a-relay-with-nothing-to-say-is-asked-at-once",
+            "            relay.quiet_s = time.monotonic() + _PAUSE_S / 10\n",
+            "            pass\n",
+        ),
         ("a-sum-is-of-whom-a-relay-says", 'known != members.update_ids or "" in known', "False"),
         ("who-is-behind-a-relay-that-went-stays", "                self._forget(node)\n", "                pass\n"),
         ("a-model-goes-to-each-silo-of-a-region", "        if piece is payload:\n", "        if False:\n"),
@@ -68,6 +104,7 @@ _CHANGES: Changes = {
             "if name not in regions if regions is not None else self._registered_only:",
             "if False:",
         ),
+        ("a-relay-is-a-silo", "if name in (self._admission.regions or {}) and node not in self.regions:", "if False:"),
         ("a-relay-has-silos-of-others", "if region is not None and name not in region:", "if False:"),
     ),
     "config/compatibility.py": (
