@@ -1,9 +1,9 @@
 """Many silos in one process: what `bench/cost/crowd.py` asks a real server with.
 
-Each has its own node key, proves itself with each request, holds a request at the gate, sends heartbeats, and keeps a
-line as a SuperNode does: a heartbeat comes on a line of its own, whose TLS is agreed anew. What a silo answers is
-made by the session of a real one (`fedsync.trainer.session`), with the model that it keeps and its keys; only the
-training is none: an update is noise of the size of a small step.
+Each has its own node key, proves itself with each request, holds a request at the gate, and keeps a line as a SuperNode
+does. Where that does not show that it lives, a heartbeat does, on a line of its own, whose TLS is agreed anew. What a
+silo answers is made by the session of a real one (`fedsync.trainer.session`), with the model that it keeps and its
+keys; only the training is none: an update is noise of the size of a small step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import asyncio
 import base64
 import random
 import ssl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import zip_longest
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 
+from bench.cost.crowd_lines import HttpLine
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.common.processes import exit_with_parent, raise_file_limit
 from fedsync.config.run_spec import RunSpec
@@ -56,6 +59,7 @@ from fedsync.core.metrics.named import NOTHING, Wanted
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
 from fedsync.flower import messages, payloads
+from fedsync.flower.internals.bundle_client import HEARD_S
 from fedsync.flower.internals.bundles import PULL, PUSH, Bundle, parts_of
 from fedsync.flower.internals.polling import FIRST_S
 from fedsync.tasks.metrics.measurement import Measuring
@@ -84,7 +88,7 @@ from fedsync.trainer.protocol import (
 from fedsync.trainer.refusals import refuse
 from fedsync.trainer.session import SiloSession
 
-BEAT_S = (21.0, 27.0)
+BEAT_S = (17.5, 22.5)
 """Pause between two heartbeats of a SuperNode [s]."""
 
 READY = "ready"
@@ -224,44 +228,6 @@ class Silo:
             return error.mismatch, None
 
 
-class HttpLine:
-    """A connection to the server, on which one request comes after the other."""
-
-    def __init__(self, address: tuple[str, int], trust: ssl.SSLContext | None) -> None:
-        self._address, self._trust = address, trust
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def post(self, path: str, headers: str, body: bytes) -> bytes:
-        """The body of the answer; `OSError` where there is none, `PermissionError` where it is refused."""
-        try:
-            if self._streams is None:
-                name = "localhost" if self._trust is not None else None
-                self._streams = await asyncio.open_connection(*self._address, ssl=self._trust, server_hostname=name)
-            reader, writer = self._streams
-            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-            first, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            found = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-            answer = await reader.readexactly(int(found.get("content-length", "0")))
-        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError) as error:
-            self.close()
-            raise ConnectionError(str(error)) from error
-        if found.get("connection") == "close":
-            self.close()
-        status = int(first.split()[1])
-        if status == 503:
-            raise ConnectionError(answer.decode())
-        if status != 200:
-            raise PermissionError(f"{path}: {status} {answer[:200]!r}")
-        return answer
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
 class Crowd:
     """All silos of this process.
 
@@ -281,6 +247,7 @@ class Crowd:
         self._head = f"content-type: {PROTOBUF_MEDIA_TYPE}\r\naccept: {PROTOBUF_MEDIA_TYPE}\r\n"
         self._head += "".join(f"{name}: {value}\r\n" for name, value in versions)
         self._starting = asyncio.Semaphore(16)
+        self._looked: dict[int, float] = {}
         self.there = 0
         """Silos that are activated."""
 
@@ -312,8 +279,9 @@ class Crowd:
         beating = asyncio.create_task(self._beat(number, head))
         runs: set[int] = set()
         while not beating.done():
-            frames = Bundle()
+            frames, begun_s = Bundle(), time.monotonic()
             frames.ParseFromString(await self._again(line, PULL, head, b""))
+            self._looked[number] = begun_s
             if not frames.frames:
                 continue
             found = PullMessagesResponse.FromString(frames.frames[0])
@@ -363,6 +331,8 @@ class Crowd:
         body = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=30).SerializeToString()
         while True:
             await asyncio.sleep(random.uniform(*BEAT_S))
+            if time.monotonic() - self._looked.get(number, -inf) < HEARD_S:
+                continue
             line = HttpLine(self._address, self._trust)
             await self._again(line, f"{FLEET}send-node-heartbeat", head, body)
             line.close()

@@ -316,9 +316,9 @@ def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
     callers = Callers(app.state.linkstate_factory.state, secret, app.state.superexec_auth_secret)
     vars(node_auth)["verify_signature"] = callers.verified
     shares = Shares(limits.memory_bytes)
-    bundles = BundleRoutes(app.state.linkstate_factory.state)
+    hear = hear_heartbeats(app.state.linkstate_factory.state())
+    bundles = BundleRoutes(app.state.linkstate_factory.state, hear)
     bundles.watch()
-    hear_heartbeats(app.state.linkstate_factory.state())
     app.add_middleware(
         AccessMiddleware,
         callers=callers,

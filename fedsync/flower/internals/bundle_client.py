@@ -34,6 +34,11 @@ HELD_S = 40.0
 
 Longer than the server holds it, by what lost packets take, and shorter than firewalls keep a silent connection."""
 
+HEARD_S = 36.0
+"""So long after a look for messages began that was answered, a node sends no heartbeat [s].
+
+The next is due 22.5 s later at most, and a node counts as online for 60 s."""
+
 ABSENT_S = 60.0
 """How long a SuperLink without the routes is not asked for them again [s]; it may be another one by then."""
 
@@ -53,7 +58,7 @@ class BundlingClient:
     def __init__(self, client: Any, pull: str, push: str, most: int) -> None:
         self._client = client
         self._pull, self._push, self._most = pull, push, most
-        self._absent_s = _NEVER
+        self._absent_s = self._looked_s = _NEVER
         self._lock = threading.Lock()
         self._came: dict[str, list[bytes]] = {}
         self._whole: dict[str, list[str]] = {}
@@ -95,7 +100,9 @@ class BundlingClient:
         if self._pull == APP_PULL:
             frames = self._ask(APP_PULL, [request.SerializeToString()])
         else:
+            begun_s = time.monotonic()
             frames = self._ask(PULL if self.patient else PULL_NOW, [])
+            self._looked_s = _NEVER if frames is None else begun_s
         if frames is None:
             return self._client.PullMessages(request)
         found = _answer_to(request)
@@ -112,6 +119,14 @@ class BundlingClient:
                 if came:
                     self._whole[tree.object_id] = [name for name, _ in came]
         return found
+
+    def SendNodeHeartbeat(self, request: Any) -> Any:
+        """Say that a node lives, unless its looks for messages do."""
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+
+        if time.monotonic() - self._looked_s < HEARD_S:
+            return SendNodeHeartbeatResponse(success=True)
+        return self._client.SendNodeHeartbeat(request)
 
     def PullObject(self, request: Any) -> Any:
         """A part, which came already or is asked for."""

@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HOLD_S = 25.0
-"""How long a request waits [s]. Firewalls forget a silent line after a minute, some after half of one."""
+HOLD_S = 16.0
+"""How long a request waits [s]. Firewalls forget a silent line after a minute, some after half of one; and who looks so
+often sends no heartbeats beside, see `HEARD_S` of `bundle_client`."""
 
 MOST_WAIT_MS = 10_000
 
@@ -74,12 +75,12 @@ class BundleRoutes:
 
     Args:
         state: of the SuperLink.
-        hold_s: how long a request is held that nothing comes for.
+        hear: notes that a node lives; False where its heartbeat has to be written.
     """
 
-    def __init__(self, state: Callable[[], LinkState], hold_s: float = HOLD_S) -> None:
+    def __init__(self, state: Callable[[], LinkState], hear: Callable[[int], bool]) -> None:
         self._state = state
-        self._hold_s = hold_s
+        self._hear = hear
         self._loop: asyncio.AbstractEventLoop | None = None
         self._held: dict[int, asyncio.Event] = {}
         self._left: dict[int, int] = {}
@@ -152,6 +153,8 @@ class BundleRoutes:
             (answer,) = await self._handled(self._beat, node, beat, first=True)
             await reply(send, 200, answer)
             return
+        if scope["path"] in (PULL, PULL_NOW) and not self._hear(node):
+            await self._handled(self._note_life, node, first=True)
         if scope["path"] == PULL:
             frames = await self._pull(node, receive, line)
         elif scope["path"] == PULL_NOW:
@@ -206,7 +209,7 @@ class BundleRoutes:
 
     async def _pull(self, node: int, receive: Receive, line: Line | None) -> list[bytes]:
         with self._holding(node, line) as event:
-            ends_s = asyncio.get_running_loop().time() + self._hold_s
+            ends_s = asyncio.get_running_loop().time() + HOLD_S
             left = asyncio.create_task(gone(receive))
             try:
                 while True:
@@ -283,6 +286,12 @@ class BundleRoutes:
         if told.node.node_id != node:
             raise NoParcel(401, "another node's")
         return [fleet_handlers.send_node_heartbeat(told, self._state()).SerializeToString()]
+
+    def _note_life(self, node: int) -> list[bytes]:
+        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+
+        self._state().acknowledge_node_heartbeat(node, HEARTBEAT_DEFAULT_INTERVAL)
+        return []
 
     def _push(self, node: int, frames: list[bytes]) -> list[bytes]:
         from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -1,8 +1,9 @@
 """Heartbeats that are not written down one by one.
 
-Each silo says every 24 seconds or so that it lives. Flower writes that into its database, a transaction each, by
+Each silo says every 20 seconds or so that it lives. Flower writes that into its database, a transaction each, by
 extending the time until which the node counts as online. Here a heartbeat is *heard*: kept in memory, and written
-with all others when somebody asks who is online, or another one comes.
+with all others when somebody asks who is online, or another one comes. A look for messages is a heartbeat, too, so that
+a silo that waits sends no other (`fedsync.flower.internals.bundle_client`): each would take a connection of its own.
 
 | heartbeat of a node | is |
 |---|---|
@@ -64,6 +65,18 @@ class Heartbeats:
             replaced[name] = self._forgetting(getattr(self._state, name), 0)
         replaced["delete_node"] = self._forgetting(self._state.delete_node, 1)
         vars(self._state).update(replaced, acknowledge_node_heartbeat=self.acknowledge)
+
+    def hear(self, node_id: int) -> bool:
+        """Note that a node lives, as long as nothing has to be written for that; else False, and `acknowledge` does."""
+        now_s = self._clock()
+        with self._lock:
+            ends_s, interval = self._written.get(node_id, (0.0, 0.0))
+            due = bool(self._heard) and now_s - self._first_s >= FLUSH_S
+            if due or ends_s <= now_s + RISK_S:
+                return False
+            self._first_s = self._first_s if self._heard else now_s
+            self._heard[node_id] = now_s + HEARTBEAT_PATIENCE * interval
+        return True
 
     def acknowledge(self, node_id: int, heartbeat_interval: float) -> bool:
         """A node lives; False where there is no such node. As Flower's method of a state."""
@@ -145,7 +158,10 @@ def _extend(state: Any, until_s: dict[int, float]) -> None:
         session.execute(statement, [{"which": uint64_to_int64(node), "until": at} for node, at in until_s.items()])
 
 
-def hear_heartbeats(state: LinkState) -> None:
-    """Keep heartbeats of nodes in memory as long as that may be, where the state has a database."""
-    if hasattr(state, "session"):
-        Heartbeats(state).attach()
+def hear_heartbeats(state: LinkState) -> Callable[[int], bool]:
+    """Keep heartbeats of nodes in memory as long as that may be, where the state has a database; returns `hear`."""
+    if not hasattr(state, "session"):
+        return lambda node_id: False
+    heartbeats = Heartbeats(state)
+    heartbeats.attach()
+    return heartbeats.hear

@@ -13,6 +13,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
@@ -21,7 +22,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_client, bundle_routes, versions
 from fedsync.flower.internals.bundle_client import BundlingClient, bundle_messages, node_client
-from fedsync.flower.internals.bundles import APP_WAIT, MOST_BYTES, PULL, PULL_NOW, PUSH, Bundle, parts_of
+from fedsync.flower.internals.bundles import APP_WAIT, HEARTBEAT, MOST_BYTES, PULL, PULL_NOW, PUSH, Bundle, parts_of
 from fedsync.flower.internals.pull import Arrivals
 from fedsync.flower.internals.waiting import still_waiting
 from tests.flower.internals.superlink import Silo, SuperLink, serving
@@ -292,6 +293,31 @@ def test_an_app_hears_at_once_of_an_answer(link: SuperLink) -> None:
     push(berlin, client, berlin.answer(name))
     assert later.result() == []
     assert len(pulled(arrivals, name)) == 1
+
+
+def test_a_silo_that_looks_for_messages_sends_no_heartbeats(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    berlin, lived = link.silo(), list[int]()
+    client, paths = supernode(berlin)
+    monkeypatch.setattr(link.state, "acknowledge_node_heartbeat", lambda node, s: lived.append(node) or True)
+    monkeypatch.setattr(bundle_routes, "HOLD_S", 0.1)
+    beat = SendNodeHeartbeatRequest(node=berlin.node, heartbeat_interval=30)
+    assert client.SendNodeHeartbeat(beat).success and paths == [HEARTBEAT], "it has not looked yet"
+    for client.patient in (True, False):
+        assert look(berlin, client) == []
+        assert client.SendNodeHeartbeat(beat).success and paths[-1] != HEARTBEAT
+    assert set(lived) == {berlin.number}
+    monkeypatch.setattr(bundle_client, "HEARD_S", 0.0)
+    assert client.SendNodeHeartbeat(beat).success and paths[-1] == HEARTBEAT
+
+
+def test_a_node_is_never_so_long_without_a_word_that_it_counts_as_gone() -> None:
+    from flwr.common import constant
+
+    pause_s = constant.HEARTBEAT_DEFAULT_INTERVAL - constant.HEARTBEAT_CALL_TIMEOUT
+    pause_s *= constant.HEARTBEAT_BASE_MULTIPLIER + constant.HEARTBEAT_RANDOM_RANGE[1]
+    online_s = constant.HEARTBEAT_PATIENCE * constant.HEARTBEAT_DEFAULT_INTERVAL
+    assert bundle_client.HEARD_S + pause_s < online_s
+    assert 2 * bundle_routes.HOLD_S + 2.0 < bundle_client.HEARD_S, "the look before this one is still fresh"
 
 
 def test_an_app_hears_which_of_its_messages_wait(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ class Database:
         self.file = file
         self.now_s = 1_000_000.0
         self.state: Any = main.create_app().state.linkstate_factory.state()
-        Heartbeats(self.state, lambda: self.now_s).attach()
+        self.heartbeats = Heartbeats(self.state, lambda: self.now_s)
+        self.heartbeats.attach()
 
     def join(self, key: bytes = b"key") -> int:
         node: int = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
@@ -42,6 +43,11 @@ class Database:
 
     def beat(self, node: int) -> bool:
         return bool(self.state.acknowledge_node_heartbeat(node, EVERY_S))
+
+    def look(self, node: int) -> bool:
+        """A node looks for messages; returns whether that was written."""
+        heard = self.heartbeats.hear(node)
+        return not heard and self.beat(node)
 
     def online(self) -> set[int]:
         return {info.node_id for info in self.state.get_node_info(statuses=["online"])}
@@ -106,6 +112,22 @@ def test_a_node_whose_time_is_nearly_over_is_not_lost_between_two_looks(database
     assert database.beat(node)
     database.now_s += RISK_S - FLUSH_S + 1.0
     assert database.online() == {node}
+
+
+def test_a_node_that_looks_for_messages_is_online_without_heartbeats(database: Database) -> None:
+    """Looks that are held for 16 s, and nobody who asks who is online: for five minutes, and as long as each lasts."""
+    node, other = database.join(), database.join(b"other")
+    written = []
+    for _ in range(20):
+        database.now_s += 16.0
+        written.append(database.look(node))
+        assert database.now_s < max(database.until_s), "in the database, too"
+    assert written == [False, True] * 10, "what was heard is written when it is 10 s old"
+    assert database.online() == {node} and database.beat(other)
+    database.now_s += PATIENCE_S - 1.0
+    assert node in database.online()
+    database.now_s += 1.0
+    assert node not in database.online()
 
 
 def test_a_node_that_went_is_back_with_its_next_heartbeat(database: Database) -> None:
