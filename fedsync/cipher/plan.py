@@ -80,7 +80,7 @@ class EncryptionPlan:
             raise ConfigError(
                 "cipher.bits",
                 f"{self.quorum} silos, but sums of {self.bits} bits hold {self.limit} updates",
-                "Choose 16 bits, or another suite",
+                "Choose 16 bits, another suite, or a barrier that commits fewer at a time: `buffered`",
             )
 
         if self.members > self.quorum:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
-from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics
+from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.compatibility import queues
 from fedsync.config.evaluation import EvaluationConfig
@@ -118,7 +118,7 @@ class RunSpec(Section):
             evaluate_config=config.evaluate_config,
             stop=config.stop,
             admitted=list(config.silos or ()),
-            quorum=config.barrier.sampled(config.quorum(None if cluster is None else cluster.at_start)),
+            quorum=_quorum(config, config.quorum(None if cluster is None else cluster.at_start)),
             queues=queues(config),
             tuned=config.auto is not None,
         )
@@ -169,3 +169,11 @@ class RunSpec(Section):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise ProtocolError("server", "run specification", str(error.errors(include_url=False)[0])) from error
+
+
+def _quorum(config: StrategyConfig, silos: int) -> int:
+    """Updates of a round; of more silos than one sum holds, what it holds, if no commit has more."""
+    asked, most, sealed = config.barrier.sampled(silos), config.barrier.innermost.most_updates, sealing(config.cipher)
+    if sealed is None or most is None or most > sealed.limit:
+        return asked
+    return min(asked, sealed.limit)

@@ -9,6 +9,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.user_config import LONGEST_KEY, LONGEST_TEXT, MOST_ENTRIES
 from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.layout import Layout
 
 TOLD = {"lr": 0.01, "epochs": 3, "augment": True, "name": "café", "big": 2**63 - 1, "small": -(2**63)}
 NONE = {
@@ -57,3 +58,25 @@ def test_a_silo_refuses_a_specification_with_no_such_configuration(name: str) ->
     spec = json.loads(RunSpec.of(StrategyConfig.load("fedavg"), None, 2).dump())
     with pytest.raises(ProtocolError, match="run specification"):
         RunSpec.parse(json.dumps({**spec, "train_config": NONE[name][0]}))
+
+
+@pytest.mark.parametrize(
+    ("barrier", "silos", "quorum"),
+    [
+        ("{kind: buffered, size: 200}", 1000, 200),
+        ("{kind: buffered, size: 200}", 150, 150),
+        ("{kind: buffered, size: 201}", 1000, 1000),
+        ("{kind: bsp}", 1000, 1000),
+    ],
+)
+def test_more_silos_than_a_sum_holds_seal_where_commits_have_fewer(barrier: str, silos: int, quorum: int) -> None:
+    """A sum of `bfv` holds 200 updates of 16 bits."""
+    settings = ["task={kind: digits}", f"min_silos={silos}", f"barrier={barrier}", "cipher={kind: bfv}"]
+    spec = RunSpec.of(StrategyConfig.load("fedbuff", settings), None, silos)
+    assert spec.quorum == quorum
+    layout = Layout(("w",), ((4,),))
+    if quorum <= 200:
+        assert spec.encryption_plan(layout) is not None
+    else:
+        with pytest.raises(ConfigError, match="sums of 16 bits hold 200 updates"):
+            spec.encryption_plan(layout)
