@@ -72,6 +72,7 @@ def test_a_silo_refuses_a_specification_with_no_such_configuration(name: str) ->
 def test_more_silos_than_a_sum_holds_seal_where_commits_have_fewer(barrier: str, silos: int, quorum: int) -> None:
     """A sum of `bfv` holds 200 updates of 16 bits."""
     settings = ["task={kind: digits}", f"min_silos={silos}", f"barrier={barrier}", "cipher={kind: bfv}"]
+    settings += ["aggregation={kind: fedbuff, server_rate: 1.0, staleness: {kind: constant}}"]
     spec = RunSpec.of(StrategyConfig.load("fedbuff", settings), None, silos)
     assert spec.quorum == quorum
     layout = Layout(("w",), ((4,),))

@@ -32,6 +32,12 @@ _CHANGES: Changes = {
         ),
         ("a-node-expires-between-two-looks", "ends_s > now_s + RISK_S", "ends_s > now_s"),
         (
+            "a-node-that-looks-expires-all-the-same",
+            "if due or ends_s <= now_s + RISK_S:",
+            "if due or ends_s <= now_s - 1e3:",
+        ),
+        ("what-looks-say-is-never-written", "if due or ends_s <=", "if ends_s <="),
+        (
             "a-node-that-went-is-taken-for-online",
             "                self._written.pop(node, None)\n            return change",
             "            return change",
@@ -52,7 +58,12 @@ _CHANGES: Changes = {
             "        if told.node.node_id != node:\n            raise NoParcel(401",
             "        if False:\n            raise NoParcel(401",
         ),
+        ("a-look-is-no-heartbeat", "and not self._hear(node):", "and self._hear(node) is None:"),
         ("a-heartbeat-waits-for-all-nodes", "self._beat, node, beat, first=True)", "self._beat, node, beat)"),
+    ),
+    "flower/internals/bundle_client.py": (
+        ("a-silo-that-looks-in-vain-sends-no-heartbeats", "_NEVER if frames is None else begun_s", "begun_s"),
+        ("a-silo-that-looks-sends-heartbeats-too", "< HEARD_S:", "< 0.0:"),
     ),
     "flower/nodes.py": (
         ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),
@@ -63,6 +74,7 @@ _CHANGES: Changes = {
             ' AND ref_count > 0", [child])\n            self.delete(child)',
             '", [child])\n            self._do("DELETE FROM objects WHERE object_id = ?", [child])',
         ),
+        ("all-parts-are-looked-at-for-one-that-goes", '("run_objects", "object_id")', '("run_objects", "run_id")'),
         ("a-part-is-not-what-its-name-says", "                _check(name, content)\n", ""),
         (
             "bytes-are-counted-once-a-bundle",

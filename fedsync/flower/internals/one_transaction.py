@@ -11,6 +11,7 @@ message with all its parts, so most of that is done once:
 | bytes that went | added to the run's | added up, and written once a bundle |
 | parts that come | announced in a session, claimed, stored, counted down | stored with their message |
 | parts that go, and are removed | a transaction each | statements as text, in the bundle's transaction |
+| who has a part that is removed | a look at all parts | two indexes |
 
 The rows are those that Flower leaves, and its handlers decide all that they decided. A bundle that is refused leaves
 nothing. What does not have all its parts, and a state without a database, goes Flower's way.
@@ -101,6 +102,15 @@ def wait_patiently(state: Any) -> None:
         for each in (state, state.object_store):
             event.listen(each._engine, "connect", _set_patience)
             each._engine.dispose()  # connections that are there
+
+
+def index_parts(state: Any) -> None:
+    """Have a database find by an index what refers to a part that goes, not by a look at all that there are."""
+    if has_one_database(state):
+        with state.session() as session:
+            do: Do = session.connection().connection.driver_connection.execute
+            for table, column in (("object_children", "child_id"), ("run_objects", "object_id")):
+                do(f"CREATE INDEX IF NOT EXISTS fedsync_{table} ON {table} ({column})", [])
 
 
 def _set_patience(connection: Connection, _: object) -> None:
@@ -246,8 +256,11 @@ class _BundleState:
         return found
 
     def get_valid_message_ins(self, message_id: str) -> dict[str, Any] | None:
-        self._check_stored_messages({message_id})
-        return next(iter(self._load_message_ins_rows({message_id})), None)
+        rows = self._sound_rows({message_id})
+        if rows is None:
+            _flowers(self, "_check_stored_messages")({message_id})
+            rows = self._load_message_ins_rows({message_id})
+        return next(iter(rows), None)
 
     def _claim_message_ins_rows(
         self, node_id: int, limit: int | None, run_id: int | None = None
@@ -275,12 +288,16 @@ class _BundleState:
 
     def _check_stored_messages(self, message_ids: set[str], run_id: int | None = None) -> None:
         """Remove those that are too old, or of nodes that are not there any more: by Flower, where one may be."""
+        if run_id is not None or self._sound_rows(message_ids) is None:
+            _flowers(self, "_check_stored_messages")(message_ids, run_id)
+
+    def _sound_rows(self, message_ids: set[str]) -> list[dict[str, Any]] | None:
+        """Messages, if none of them is too old, or of a node that is not there any more."""
         from flwr.supercore.date import now
 
         late_s = now().timestamp()
         rows = self._load_message_ins_rows(message_ids)
-        if run_id is not None or not all(row["created_at"] + row["ttl"] > late_s and self._runs(row) for row in rows):
-            _flowers(self, "_check_stored_messages")(message_ids, run_id)
+        return rows if all(row["created_at"] + row["ttl"] > late_s and self._runs(row) for row in rows) else None
 
     def _runs(self, row: dict[str, Any]) -> bool:
         """Whether a message is between nodes of the federation of its run."""

@@ -351,6 +351,8 @@ def test_a_superlink_without_the_routes_is_used_in_flowers_own_way(plain: SuperL
     answer = berlin.answer(asked)
     assert len(push(berlin, client, answer)) == 3, "each part is still to be pushed"
     assert paths == [PULL, "/v1/fleet/pull-messages", "/v1/fleet/push-messages"], "it is asked for them once"
+    client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=berlin.node, heartbeat_interval=30))
+    assert paths[3:] == [HEARTBEAT], "there a look is none"
 
 
 def test_it_is_asked_for_them_again_after_a_while(plain: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_routes, versions
 from fedsync.flower.internals.bundle_client import BundlingClient
 from fedsync.flower.internals.bundles import PUSH, Bundle
-from fedsync.flower.internals.one_transaction import PATIENCE_S, clean_up_seldom, one_transaction
+from fedsync.flower.internals.one_transaction import PATIENCE_S, clean_up_seldom, index_parts, one_transaction
 from fedsync.flower.internals.pull import Arrivals
 from tests.flower.internals.superlink import Silo, SuperLink, refused, serving
 from tests.flower.internals.test_bundles import ask, look, parts, pulled, push, server_app, supernode
@@ -136,6 +136,15 @@ def too_late(link: SuperLink, note: Callable[[], None]) -> None:
         with suppress(httpx.HTTPStatusError):
             call()
         note()
+
+
+def test_what_refers_to_a_part_is_found_by_an_index(link: SuperLink, tmp_path: Path) -> None:
+    """Whatever is removed is looked for there; a SuperLink that is started again has them already."""
+    index_parts(link.state)
+    with closing(sqlite3.connect(tmp_path / "link.db")) as database:
+        for table, column in (("object_children", "child_id"), ("run_objects", "object_id")):
+            plan = database.execute(f"EXPLAIN QUERY PLAN SELECT * FROM {table} WHERE {column} = ''").fetchall()
+            assert f"USING INDEX fedsync_{table} " in plan[0][-1]
 
 
 def looking(silo: Silo) -> BundlingClient:
