@@ -242,6 +242,13 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         plan(only=("tail.*",))
 
 
+def test_more_silos_may_greet_than_a_sum_holds(tmp_path: Path) -> None:
+    """Of 8 bits 16 updates, and as many greetings; the 17th silo is in no sum of them, and opens it all the same."""
+    federation = Federation(plan(bits=8, quorum=2), tmp_path, {f"{number:02}": 100 for number in range(17)})
+    for name in ("00", "16"):
+        close(federation.begin(name, 0), INITIAL)
+
+
 def test_more_silos_than_a_sum_can_hold_are_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="17 silos, but sums of 8 bits hold 16"):
         plan(bits=8, quorum=17)
