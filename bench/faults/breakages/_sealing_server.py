@@ -7,6 +7,11 @@ from bench.faults.breakages._core import Changes
 SERVER: Changes = {
     "cipher/server/aggregator.py": (
         (
+            "greetings-are-more-than-a-sum-holds",
+            "self._total(usual[: self._plan.limit], 0, 1)",
+            "self._total(usual, 0, 1)",
+        ),
+        (
             "a-calibration-of-too-few",
             "if len(self._calibrations) < self._plan.members:",
             "if False:",

@@ -13,6 +13,7 @@ TESTS = (
     "tests/flower/internals/test_turns.py",
     "tests/flower/internals/test_bundles.py",
     "tests/flower/test_outbox.py",
+    "tests/config/test_user_config.py",
 )
 
 _CHANGES: Changes = {
@@ -113,6 +114,10 @@ _CHANGES: Changes = {
         ("an-order-that-is-fetched-waits-for-ever", "    delivered_at = ''\n", "    1\n"),
         ("an-answer-that-waits-is-lost", "reply_to_message_id = message_ins.message_id AND", "0 AND"),
         ("an-app-hears-of-others-messages", "WHERE run_id = ? AND", "WHERE ? AND"),
+    ),
+    "config/run_spec.py": (
+        ("more-silos-than-a-sum-holds-cannot-seal", "return min(asked, sealed.limit)", "return asked"),
+        ("a-commit-has-more-than-a-sum-holds", " or most > sealed.limit:", ":"),
     ),
     "flower/outbox.py": (
         (
