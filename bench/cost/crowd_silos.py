@@ -279,9 +279,9 @@ class Crowd:
         beating = asyncio.create_task(self._beat(number, head))
         runs: set[int] = set()
         while not beating.done():
-            frames, begun_s = Bundle(), time.monotonic()
+            frames = Bundle()
             frames.ParseFromString(await self._again(line, PULL, head, b""))
-            self._looked[number] = begun_s
+            self._looked[number] = time.monotonic()
             if not frames.frames:
                 continue
             found = PullMessagesResponse.FromString(frames.frames[0])

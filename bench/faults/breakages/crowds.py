@@ -59,11 +59,15 @@ _CHANGES: Changes = {
             "        if told.node.node_id != node:\n            raise NoParcel(401",
             "        if False:\n            raise NoParcel(401",
         ),
-        ("a-look-is-no-heartbeat", "and not self._hear(node):", "and self._hear(node) is None:"),
+        ("a-look-is-no-heartbeat", "if not self._hear(node):", "if self._hear(node) is None:"),
         ("a-heartbeat-waits-for-all-nodes", "self._beat, node, beat, first=True)", "self._beat, node, beat)"),
     ),
     "flower/internals/bundle_client.py": (
-        ("a-silo-that-looks-in-vain-sends-no-heartbeats", "_NEVER if frames is None else begun_s", "begun_s"),
+        (
+            "a-silo-that-looks-in-vain-sends-no-heartbeats",
+            "_NEVER if frames is None else time.monotonic()",
+            "time.monotonic()",
+        ),
         ("a-silo-that-looks-sends-heartbeats-too", "< HEARD_S:", "< 0.0:"),
     ),
     "flower/nodes.py": (

@@ -34,10 +34,10 @@ HELD_S = 40.0
 
 Longer than the server holds it, by what lost packets take, and shorter than firewalls keep a silent connection."""
 
-HEARD_S = 36.0
-"""So long after a look for messages began that was answered, a node sends no heartbeat [s].
+HEARD_S = 20.0
+"""So long after a look for messages was answered, a node sends no heartbeat [s].
 
-The next is due 22.5 s later at most, and a node counts as online for 60 s."""
+The next is due 22.5 s later at most, and a node counts as online for 60 s: a slow server has 17 s to hear it."""
 
 ABSENT_S = 60.0
 """How long a SuperLink without the routes is not asked for them again [s]; it may be another one by then."""
@@ -100,9 +100,8 @@ class BundlingClient:
         if self._pull == APP_PULL:
             frames = self._ask(APP_PULL, [request.SerializeToString()])
         else:
-            begun_s = time.monotonic()
             frames = self._ask(PULL if self.patient else PULL_NOW, [])
-            self._looked_s = _NEVER if frames is None else begun_s
+            self._looked_s = _NEVER if frames is None else time.monotonic()
         if frames is None:
             return self._client.PullMessages(request)
         found = _answer_to(request)

@@ -46,6 +46,7 @@ from fedsync.flower.internals.bundles import (
     frames_of,
     parts_of,
 )
+from fedsync.flower.internals.heartbeats import note_life
 from fedsync.flower.internals.lines import Line
 from fedsync.flower.internals.one_transaction import clean_up_seldom, index_parts, one_transaction, wait_patiently
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
@@ -154,8 +155,8 @@ class BundleRoutes:
             (answer,) = await self._handled(self._beat, node, beat, first=True)
             await reply(send, 200, answer)
             return
-        if scope["path"] in (PULL, PULL_NOW) and not self._hear(node):
-            await self._handled(self._note_life, node, first=True)
+        if scope["path"] in (PULL, PULL_NOW):
+            await self._lives(node)
         if scope["path"] == PULL:
             frames = await self._pull(node, receive, line)
         elif scope["path"] == PULL_NOW:
@@ -220,6 +221,8 @@ class BundleRoutes:
                     if frames or wait_s <= 0 or left.done() or self._held.get(node) is not event:
                         if not frames:  # nothing is known for good: the next request looks
                             self._left.pop(node, None)
+                        if not left.done():
+                            await self._lives(node)
                         return frames
                     await _first(wait_s, left, event.wait())
             finally:
@@ -288,11 +291,10 @@ class BundleRoutes:
             raise NoParcel(401, "another node's")
         return [fleet_handlers.send_node_heartbeat(told, self._state()).SerializeToString()]
 
-    def _note_life(self, node: int) -> list[bytes]:
-        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-
-        self._state().acknowledge_node_heartbeat(node, HEARTBEAT_DEFAULT_INTERVAL)
-        return []
+    async def _lives(self, node: int) -> None:
+        """A look is a heartbeat, when it begins and when it is answered."""
+        if not self._hear(node):
+            await self._handled(note_life, self._state(), node, first=True)
 
     def _push(self, node: int, frames: list[bytes]) -> list[bytes]:
         from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flwr.common.constant import HEARTBEAT_PATIENCE
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
 
 if TYPE_CHECKING:
     from flwr.server.superlink.linkstate import LinkState
@@ -156,6 +156,12 @@ def _extend(state: Any, until_s: dict[int, float]) -> None:
     )
     with state.session() as session:
         session.execute(statement, [{"which": uint64_to_int64(node), "until": at} for node, at in until_s.items()])
+
+
+def note_life(state: LinkState, node_id: int) -> list[bytes]:
+    """Take note of a node as a heartbeat of its own does; no frames answer that."""
+    state.acknowledge_node_heartbeat(node_id, HEARTBEAT_DEFAULT_INTERVAL)
+    return []
 
 
 def hear_heartbeats(state: LinkState) -> Callable[[int], bool]:

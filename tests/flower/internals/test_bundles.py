@@ -306,6 +306,8 @@ def test_a_silo_that_looks_for_messages_sends_no_heartbeats(link: SuperLink, mon
         assert look(berlin, client) == []
         assert client.SendNodeHeartbeat(beat).success and paths[-1] != HEARTBEAT
     assert set(lived) == {berlin.number}
+    if not hasattr(link.state, "session"):  # there each one is written
+        assert len(lived) == 4, "one heartbeat, a look that is held, which is two, and one that is not"
     monkeypatch.setattr(bundle_client, "HEARD_S", 0.0)
     assert client.SendNodeHeartbeat(beat).success and paths[-1] == HEARTBEAT
 
@@ -316,8 +318,8 @@ def test_a_node_is_never_so_long_without_a_word_that_it_counts_as_gone() -> None
     pause_s = constant.HEARTBEAT_DEFAULT_INTERVAL - constant.HEARTBEAT_CALL_TIMEOUT
     pause_s *= constant.HEARTBEAT_BASE_MULTIPLIER + constant.HEARTBEAT_RANDOM_RANGE[1]
     online_s = constant.HEARTBEAT_PATIENCE * constant.HEARTBEAT_DEFAULT_INTERVAL
-    assert bundle_client.HEARD_S + pause_s < online_s
-    assert 2 * bundle_routes.HOLD_S + 2.0 < bundle_client.HEARD_S, "the look before this one is still fresh"
+    assert bundle_client.HEARD_S + pause_s + 15.0 < online_s, "a heartbeat may take as long as that"
+    assert bundle_routes.HOLD_S + 2.0 < bundle_client.HEARD_S, "who only waits sends none"
 
 
 def test_an_app_hears_which_of_its_messages_wait(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,4 +99,4 @@ def test_heartbeats_and_what_the_app_asks_for_go_first(monkeypatch: pytest.Monke
         order(link, berlin, grid)
         assert firsts == [True, True]
         look(berlin, supernode(berlin)[0])
-        assert firsts == [True, True, True, False], "a look is a heartbeat, too"
+        assert firsts == [True, True, True, False, True], "a look is a heartbeat, too, at its begin and its end"
