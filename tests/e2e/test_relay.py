@@ -1,7 +1,13 @@
-"""Real processes: a relay with two silos beside a silo without one, sealed; its app is killed, and comes back."""
+"""Real processes: relays with silos behind them beside a silo without one. What dies comes back, and nothing counts
+twice."""
 
+import json
 import os
 import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,64 +25,91 @@ from fedsync.ops.relay import RELAY_RUN
 from fedsync.ops.runs import RUNS, stop_run, submit_run
 from tests.e2e.deployed import fedsync, wait_for
 
-SEALED = [
-    *("task={kind: digits}", "local={steps: 1, batch_size: 8, threads: 1}", "min_silos=3", "stop.rounds=100000"),
-    "cipher={kind: bfv, members: 2}",
-]
+DIGITS = "task={kind: digits}"
+CLEAR = ["local={steps: 1, batch_size: 8, threads: 1}", "stop.rounds=100000"]
+SEALED = [*CLEAR, "cipher={kind: bfv, members: 2}"]
+LARGE = "task={kind: mlp, hidden: [700, 700], data: {kind: blobs, samples: 400}, partition: {kind: iid}}"
+"""Half a million values, 2 MB: more than goes in a message, and than a bundle allows that nobody was asked in."""
 
 
-def _files(folder: Path) -> list[str]:
-    """Of the server, the relay, and silos a and b behind it beside c; returns the names of their files."""
-    ports = free_ports(2)
-    keys = {name: make_node_key(name, folder / "nodes") for name in ("north", "a", "b", "c")}
-    sealing = emulated_keys(["a", "b", "c"], folder / "keys")
-    for name in ("server", "north"):
+def _files(folder: Path, regions: Mapping[str, str], alone: str, *, sealed: bool) -> None:
+    """Of the server, the relays, the silos behind them, and those beside them."""
+    names = [*"".join(regions.values()), *alone]
+    ports = dict(zip(("server", *regions), free_ports(1 + len(regions)), strict=True))
+    keys = {name: make_node_key(name, folder / "nodes") for name in (*regions, *names)}
+    sealing = emulated_keys(names, folder / "keys")
+    for name in ports:
         make_server_certificate(make_authority(folder / f"{name}-certs"), ["localhost"], folder / f"{name}-certs")
 
-    def own(name: str, port: int, silos: str, more: str) -> None:
+    def own(name: str, silos: str, more: str) -> None:
         known = ", ".join(f"{silo}: {keys[silo].public}" for silo in silos)
         (folder / f"{name}.yaml").write_text(
-            f"{{host: 127.0.0.1, port: {port}, certificates: {name}-certs, state: {name}, silos: {{{known}}}, "
-            f"keys: {sealing.server_file}, {more}}}"
+            f"{{host: 127.0.0.1, port: {ports[name]}, certificates: {name}-certs, state: {name}, silos: {{{known}}}, "
+            f"{f'keys: {sealing.server_file}, ' if sealed else ''}{more}}}"
         )
 
-    own("server", ports[0], "c", f"relays: {{north: {{key: {keys['north'].public}, silos: [a, b]}}}}")
-    above = f"server: 'localhost:{ports[0]}', authority: server-certs/ca.crt, node_key: {keys['north'].private}"
-    own("north", ports[1], "ab", f"upstream: {{name: north, {above}}}")
-    for index, name in enumerate("abc"):
-        at = "server" if name == "c" else "north"
+    known = [f"{name}: {{key: {keys[name].public}, silos: [{', '.join(silos)}]}}" for name, silos in regions.items()]
+    own("server", alone, f"relays: {{{', '.join(known)}}}")
+    for name, silos in regions.items():
+        above = f"server: 'localhost:{ports['server']}', authority: server-certs/ca.crt"
+        own(name, silos, f"upstream: {{name: {name}, {above}, node_key: {keys[name].private}}}")
+    at = {silo: name for name, silos in regions.items() for silo in silos}
+    for index, name in enumerate(names):
+        gate = at.get(name, "server")
         (folder / f"{name}.yaml").write_text(
-            f"{{name: {name}, server: 'localhost:{ports[0 if name == 'c' else 1]}', authority: {at}-certs/ca.crt, "
-            f"node_key: {keys[name].private}, state: silo-{name}, keys: {sealing.silos[name]}, index: {index}}}"
+            f"{{name: {name}, server: 'localhost:{ports[gate]}', authority: {gate}-certs/ca.crt, "
+            f"node_key: {keys[name].private}, state: silo-{name}, index: {index}"
+            f"{f', keys: {sealing.silos[name]}' if sealed else ''}}}"
         )
-    return ["server.yaml", "north.yaml"]
 
 
-@pytest.mark.full
-def test_silos_behind_a_relay_are_in_all_rounds_also_after_its_app_was_killed(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("r")
-    started = [fedsync("server", "start", "--server", name, cwd=folder) for name in _files(folder)]
-    started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder) for name in "abc"]
-    app = folder / "north" / RUNS / RELAY_RUN
+@dataclass
+class Federation:
+    """A run of silos behind relays, and its processes."""
+
+    folder: Path
+    out: Path
+    everyone: list[str]
+
+    def commits(self) -> list[list[str]]:
+        if not (self.out / "journal.jsonl").exists():
+            return []
+        found = (action for entry in replay(self.out / "journal.jsonl") for action in entry.actions)
+        return [sorted(one[0] for one in each.weights) for each in found if isinstance(each, Commit)]
+
+    def all_are_in(self, times: int = 3) -> None:
+        """Wait until all silos were in so many more commits."""
+        before = self.commits().count(self.everyone)
+        wait_for(lambda: self.commits().count(self.everyone) >= before + times, "not all are in rounds", 300.0)
+
+    def kill(self, relay: str, what: str) -> None:
+        """Kill a relay's app, its uplink or its SuperLink."""
+        if what == "app":
+            process = int((self.folder / relay / RUNS / RELAY_RUN / PID_FILE).read_text())
+        else:
+            process = json.loads((self.folder / relay / "health.json").read_text())["processes"][what]["pid"]
+        os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def _running(folder: Path, regions: Mapping[str, str], alone: str, overrides: list[str]) -> Iterator[Federation]:
+    _files(folder, regions, alone, sealed=any("cipher" in each for each in overrides))
+    everyone = sorted([*"".join(regions.values()), *alone])
+    started: list[subprocess.Popen[bytes]] = []
     try:
-        wait_for(lambda: (app / PID_FILE).exists(), "the relay's app did not come up", 300.0)
+        for name in ("server", *regions):
+            started.append(fedsync("server", "start", "--server", f"{name}.yaml", cwd=folder))
+        for silo in everyone:
+            started.append(fedsync("silo", "start", "--silo", f"{silo}.yaml", cwd=folder))
+        for name in regions:
+            app = folder / name / RUNS / RELAY_RUN / PID_FILE
+            wait_for(app.exists, "the relay's app did not come up", 300.0)
         config = ServerStartConfig.load(folder / "server.yaml")
-        out = submit_run(config, StrategyConfig.load("fedavg", SEALED), folder / "out")
-
-        def commits() -> list[list[str]]:
-            if not (out / "journal.jsonl").exists():
-                return []
-            found = (action for entry in replay(out / "journal.jsonl") for action in entry.actions)
-            return [sorted(one[0] for one in each.weights) for each in found if isinstance(each, Commit)]
-
-        wait_for(lambda: commits().count(["a", "b", "c"]) > 2, "not all are in rounds", 300.0)
-        os.kill(int((app / PID_FILE).read_text()), signal.SIGKILL)
-        before = len(commits())
-        wait_for(lambda: ["a", "b", "c"] in commits()[before + 2 :], "they did not come back", 300.0)
+        strategy = StrategyConfig.load("fedavg", [f"min_silos={len(everyone)}", *overrides])
+        out = submit_run(config, strategy, folder / "out")
+        yield Federation(folder, out, everyone)
         stop_run(out)
-        wait_for(lambda: phase(out) is Phase.OVER, "the run did not end", 60.0)
+        wait_for(lambda: phase(out) is Phase.OVER, "the run did not end", 120.0)
         for process in started:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
@@ -86,3 +119,25 @@ def test_silos_behind_a_relay_are_in_all_rounds_also_after_its_app_was_killed(
            for update in action.weights]  # fmt: skip
     assert len(ids) == len(set(ids)), "an update counted twice"
     assert "does not count" not in (folder / "server" / "logs" / "superexec.log").read_text()
+
+
+@pytest.mark.full
+def test_silos_behind_a_relay_are_in_all_rounds_also_after_a_part_of_it_was_killed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with _running(tmp_path_factory.mktemp("r"), {"north": "ab"}, "c", [DIGITS, *SEALED]) as run:
+        run.all_are_in()
+        for what in ("app", "uplink", "superlink"):
+            run.kill("north", what)
+            run.all_are_in()
+
+
+@pytest.mark.full
+def test_two_relays_bring_large_models_in_the_clear(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with _running(tmp_path_factory.mktemp("r"), {"north": "ab", "south": "cd"}, "", [LARGE, *CLEAR]) as run:
+        run.all_are_in()
+        for name in ("north", "south"):
+            run.kill(name, "uplink")
+        run.all_are_in()
+    log = (run.folder / "server" / "logs" / "superexec.log").read_text()
+    assert "asked for one by one" not in log and "at most" not in log, "what relays bring is larger than it may be"

@@ -334,6 +334,24 @@ def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: in
     assert all(check.ok for check in found), found
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_relay_is_checked_up_to_the_server_above_it(
+    port: int, certificates: Path, closed_port: int, tmp_path: Path, there: bool
+) -> None:
+    key = make_node_key("north", tmp_path / "k").private
+    above = {"name": "north", "authority": str(certificates / "ca.crt"), "node_key": str(key)}
+    config = ServerStartConfig.model_validate(
+        {
+            "host": "127.0.0.1", "port": closed_port, "certificates": str(certificates), "state": str(tmp_path / "s"),
+            "upstream": {**above, "server": f"localhost:{port if there else closed_port}"},
+        }
+    )  # fmt: skip
+    found = {check.name: check for check in preflight.check_server(config, None, NOW)}
+    upstream = ["upstream CA", "node key", "server", *(["TLS", "clock"] if there else [])]
+    assert [name for name in found if name in upstream] == upstream
+    assert [name for name, check in found.items() if not check.ok] == ([] if there else ["server"])
+
+
 def test_the_report_is_a_line_a_check_and_says_whether_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert report([Check("disk", True, "3 GB free")])
     assert not report([Check("port", False, "taken", "Choose another"), Check("disk", True, "3 GB free")])

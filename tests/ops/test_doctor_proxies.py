@@ -14,7 +14,7 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.server_proof import trusting
 from fedsync.ops.doctor.checks import Check
 from fedsync.ops.doctor.preflight import _check_way
-from fedsync.ops.programs import silo_programs
+from fedsync.ops.programs import silo_programs, way_to_server
 from tests.ops.test_doctor import failed
 from tests.proxy import proxy
 
@@ -38,7 +38,7 @@ def inspecting(tmp_path: Path) -> Path:
 
 
 def checked(config: SiloStartConfig) -> dict[str, Check]:
-    return {check.name: check for check in _check_way(config)}
+    return {check.name: check for check in _check_way(lambda: way_to_server(config), config.authority)}
 
 
 def said_by_supernode(config: SiloStartConfig, **environment: str) -> str:

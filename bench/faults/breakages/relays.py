@@ -14,6 +14,7 @@ TESTS = (
     "tests/trainer/test_relay.py",
     "tests/flower/test_regions.py",
     "tests/flower/test_nodes.py",
+    "tests/ops/test_doctor.py",
 )
 
 _CHANGES: Changes = {
@@ -106,6 +107,14 @@ _CHANGES: Changes = {
         ),
         ("a-relay-is-a-silo", "if name in (self._admission.regions or {}) and node not in self.regions:", "if False:"),
         ("a-relay-has-silos-of-others", "if region is not None and name not in region:", "if False:"),
+    ),
+    "ops/doctor/preflight.py": (
+        ("nobody-looks-at-what-is-above-a-relay", "    if config.upstream is not None:\n", "    if False:\n"),
+        (
+            "a-relay-s-way-up-is-not-tried",
+            "    yield from _check_way(lambda: way_to(upstream.server",
+            "    yield from () and _check_way(lambda: way_to(upstream.server",
+        ),
     ),
     "config/compatibility.py": (
         (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsync.config.server_start import ServerStartConfig
+from fedsync.common.proxies import Way, way_to
+from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
@@ -48,7 +50,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
     yield here.check_device(config.device or "auto")
-    yield from _check_way(config)
+    yield from _check_way(lambda: way_to_server(config), config.authority)
     yield health.check_health(Path(config.state), now)
     yield from health.check_refusals(Path(config.state))
     yield health.check_approvals(config)
@@ -70,23 +72,32 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield here.check_state(Path(config.state))
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
+    if config.upstream is not None:
+        yield from _check_upstream(config.upstream, now)
     yield network.check_port(config.host, config.port, running=health.is_running(Path(config.state), now))
     yield health.check_health(Path(config.state), now)
     yield health.check_registration(Path(config.state), now)
     yield health.check_runs(Path(config.state), now)
 
 
-def _check_way(config: SiloStartConfig) -> Iterator[Check]:
+def _check_upstream(upstream: UpstreamConfig, now: datetime) -> Iterator[Check]:
+    """What a relay needs of the server above it, as a silo does."""
+    yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
+    yield here.check_node_key(Path(upstream.node_key))
+    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority)
+
+
+def _check_way(found: Callable[[], Way], authority: str | None) -> Iterator[Check]:
     try:
-        way = way_to_server(config)
+        way = found()
     except ConfigError as error:
         yield Check("server", False, f"{error.place}: {error.problem}", error.remedy)
         return
     reached = network.check_reachable(way)
     yield reached
-    if reached.ok and config.authority is not None:
-        yield network.check_tls(way, Path(config.authority))
-        yield network.check_clock(way, Path(config.authority), time.time)
+    if reached.ok and authority is not None:
+        yield network.check_tls(way, Path(authority))
+        yield network.check_clock(way, Path(authority), time.time)
 
 
 def utc_now() -> datetime:
