@@ -23,6 +23,7 @@ def test_each_fault_strikes_as_often_as_the_others_about_every_so_many_rounds() 
     assert min(gaps) >= 20 and max(gaps) <= 60 and 35 < sum(gaps) / len(gaps) < 45
     assert made[0].commit >= 20 and made[-1].commit < 8980
     counts = Counter(strike.fault for strike in made)
+    assert strikes(9000, 0, 3, ["a"]) == []
     assert set(counts) == {"a", "b", "c"} and max(counts.values()) - min(counts.values()) <= 1
 
 

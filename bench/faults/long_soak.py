@@ -56,6 +56,8 @@ FULL = "disk full at the server"
 LOOK_S, PATIENCE_S = 0.2, 120.0
 """How often the run is looked at [s], and how long what a fault strikes may be on its way back from the one before."""
 
+WARM = 20
+
 EDGE = 20
 """Rounds at both ends in which nothing breaks, at most."""
 
@@ -80,7 +82,12 @@ class Strike:
 
 
 def strikes(rounds: int, every: int, seed: int, names: list[str]) -> list[Strike]:
-    """When what breaks: gaps of half to three halves of ``every``; all faults in a random order, again and again."""
+    """When what breaks: gaps of half to three halves of ``every``; all faults in a random order, again and again.
+
+    With ``every`` 0 nothing does.
+    """
+    if not every:
+        return []
     rng, made, bag = random.Random(seed), [], []
     commit = edge = min(EDGE, rounds // 6)
     while commit < rounds - edge:
@@ -210,7 +217,7 @@ class Long:
             "by_hand": self.run.by_hand,
             "over": False,
             "problem": self.problem,
-            "warm": self.options.warm,
+            "warm": WARM if self.options.warm is None else self.options.warm,
             "strikes": [asdict(strike) for strike in self.strikes],
             "disk": self.samples.disk,
             "memory": [asdict(sample) for sample in self.samples.memory],
@@ -305,12 +312,12 @@ def show(document: dict[str, Any]) -> None:
         of = [each.longest_s for each in struck if each.fault == fault]
         rows.append([fault, len(of), f"{sorted(of)[len(of) // 2]:.0f}", f"{max(of):.0f}"])
     _table("Longest round after a fault", ("fault", "times", "median [s]", "most [s]"), rows)
-    samples = [Sample(**each) for each in document["memory"]]
+    samples, warm = [Sample(**each) for each in document["memory"]], document["warm"]
     rows = [
         [each["process"], each["lives"], each["oldest"], *(f"{each[name]:.1f}" for name in MEMORY[3:])]
-        for each in memory_rows(samples, document["warm"])
+        for each in memory_rows(samples, warm)
     ]
-    _table(f"Memory [MiB], from {document['warm']} rounds of age on", MEMORY, rows)
+    _table(f"Memory [MiB], from {warm} rounds of age on", MEMORY, rows)
     rows = [
         [
             each["files"],
@@ -335,12 +342,12 @@ def main() -> None:
     """Run it, or print what a file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--every", type=int, default=40, help="rounds between two faults, about")
+    parser.add_argument("--every", type=int, default=40, help="rounds between two faults, about; 0 for none")
     parser.add_argument("--silos", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0.0, help="end the run after so long; 0 does not")
     parser.add_argument("--sample", type=int, default=10, help="rounds between two looks at memory and disk")
-    parser.add_argument("--warm", type=int, default=20, help="rounds after which a process's memory is compared")
+    parser.add_argument("--warm", type=int, help=f"rounds after which a process's memory is compared [{WARM}]")
     parser.add_argument("--faults", nargs="*", default=[""], help="parts of their names; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in the strategy")
     parser.add_argument("--keep", type=Path, help="new folder with a short name for the federation's files, to stay")
@@ -352,7 +359,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     if options.read:
-        show(json.loads(options.read.read_text(encoding="utf-8")))
+        document = json.loads(options.read.read_text(encoding="utf-8"))
+        show(document if options.warm is None else {**document, "warm": options.warm})
         return
     document = follow(options)
     show(document)
