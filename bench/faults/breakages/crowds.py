@@ -7,6 +7,7 @@ from bench.faults.breakages._core import Changes
 
 TESTS = (
     "tests/flower/internals/test_heartbeats.py",
+    "tests/flower/internals/test_leftovers.py",
     "tests/flower/internals/test_answer_looks.py",
     "tests/flower/internals/test_one_transaction.py",
     "tests/flower/internals/test_registration.py",
@@ -43,6 +44,21 @@ _CHANGES: Changes = {
             "                self._written.pop(node, None)\n            return change",
             "            return change",
         ),
+    ),
+    "flower/internals/leftovers.py": (
+        (
+            "what-a-dead-run-left-stays-for-ever",
+            "                state.cleanup_run(run.run_id)\n",
+            "                pass\n",
+        ),
+        (
+            "a-run-that-begins-empties-the-others",
+            "state.get_run_info(statuses=[Status.FINISHED])",
+            "state.get_run_info()",
+        ),
+    ),
+    "flower/internals/access_middleware.py": (
+        ("nobody-looks-for-what-dead-runs-left", "    forget_runs_that_are_over(state)\n", ""),
     ),
     "flower/internals/answer_looks.py": (
         ("an-answer-that-flower-makes-up-is-never-found", "now_s - at_s >= max(", "at_s == -inf and now_s >= max("),

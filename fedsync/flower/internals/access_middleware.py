@@ -32,6 +32,7 @@ from fedsync.flower.internals.bundle_routes import BundleRoutes
 from fedsync.flower.internals.bundles import APP_PREFIX, MOST_BYTES, NODE_PATHS, PUSH
 from fedsync.flower.internals.callers import Callers, Headers
 from fedsync.flower.internals.heartbeats import hear_heartbeats
+from fedsync.flower.internals.leftovers import forget_runs_that_are_over
 from fedsync.flower.internals.lines import TRUSTED, Line
 from fedsync.flower.internals.operator import read_secret
 from fedsync.flower.internals.parcel_routes import HELD_BYTES, MAX_PART_BYTES, PREFIX, NoParcel, ParcelRoutes
@@ -316,9 +317,10 @@ def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
     callers = Callers(app.state.linkstate_factory.state, secret, app.state.superexec_auth_secret)
     vars(node_auth)["verify_signature"] = callers.verified
     shares = Shares(limits.memory_bytes)
-    hear = hear_heartbeats(app.state.linkstate_factory.state())
-    bundles = BundleRoutes(app.state.linkstate_factory.state, hear)
+    state = app.state.linkstate_factory.state()
+    bundles = BundleRoutes(app.state.linkstate_factory.state, hear_heartbeats(state))
     bundles.watch()
+    forget_runs_that_are_over(state)
     app.add_middleware(
         AccessMiddleware,
         callers=callers,

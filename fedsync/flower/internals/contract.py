@@ -106,6 +106,12 @@ POINTS: Points = {
         flwr.supercore.inflatable.inflatable_object:get_object_body 221a88d53513
         flwr.supercore.inflatable.inflatable_object:get_object_head_values_from_object_content d9288c47e775
     """),
+    "what runs that are over leave": _points("""
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.create_run 37e430ddba6b
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_run_info b6686f297300
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_ids_from_run_id 70ae4f9f56bb
+        flwr.server.superlink.linkstate.linkstate:LinkState.cleanup_run c4ca8a76bcb4
+    """),
     "heartbeats that are heard, not written": _points("""
         flwr.common.constant:HEARTBEAT_PATIENCE d4735e3a265e
         flwr.proto.heartbeat_pb2:SendNodeHeartbeatRequest 8641d8a570fc

@@ -207,7 +207,7 @@ def serving(
             assert thread.is_alive()
             time.sleep(0.01)
         state = app.state.linkstate_factory.state()
-        link = SuperLink(server, state, *_run(state), port=server.listeners[0].getsockname()[1])
+        link = SuperLink(server, state, *begun(state), port=server.listeners[0].getsockname()[1])
         for name in ("berlin", "paris"):
             link.join(name)
         yield link
@@ -217,7 +217,7 @@ def serving(
     assert not thread.is_alive()
 
 
-def _run(state: Any) -> tuple[int, str]:
+def begun(state: Any) -> tuple[int, str]:
     """A run at work; its number, and the token of its app."""
     federation = state.federation_manager.get_federations(NOOP_FLWR_AID)[0]
     run = state.create_run("f/a", "1", None, {}, federation.id, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
