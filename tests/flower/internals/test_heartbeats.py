@@ -130,6 +130,14 @@ def test_a_node_that_looks_for_messages_is_online_without_heartbeats(database: D
     assert node not in database.online()
 
 
+def test_a_look_of_a_node_whose_time_is_nearly_over_is_written(database: Database) -> None:
+    node = database.join()
+    database.now_s += PATIENCE_S - RISK_S
+    assert database.look(node)
+    assert database.until_s == [database.now_s + PATIENCE_S]
+    assert not database.look(node), "that is known now"
+
+
 def test_a_node_that_went_is_back_with_its_next_heartbeat(database: Database) -> None:
     node = database.join()
     assert database.state.deactivate_node(node)
