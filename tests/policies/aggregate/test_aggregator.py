@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.actions import Commit
+from fedsync.core.control_downlink import ControlledModel, key_of
+from fedsync.core.control_variates import ControlVariates
 from fedsync.core.downlink import HeldModel
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.layout import Vector
@@ -407,6 +409,14 @@ def test_another_process_goes_on_with_the_moments() -> None:
     add(one, 3, 4)
     other.restore(one.state())
     assert add(one, 1, -2) == add(other, 1, -2)
+
+
+def test_another_process_tells_silos_which_of_their_updates_counted() -> None:
+    one, other = (stepping(0, optimizer=ControlVariates(1.0)) for _ in range(2))
+    one.put("a", "a/1", vector(4))
+    one.commit(Commit(1, {"a/1": 1.0}, steps=1.0, stands_for=1.0))
+    other.restore(one.state())
+    assert ControlledModel.decode(other.outgoing("a"), 1).counted == {key_of("a"): 1}
 
 
 def test_an_older_update_makes_a_shorter_step_where_there_is_a_grace() -> None:
