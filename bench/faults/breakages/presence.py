@@ -91,11 +91,11 @@ _CHANGES: Changes = {
         ("the-driver-takes-away-for-a-failure", "explained(name, reply), reply.back_s)", "explained(name, reply))"),
     ),
     "flower/internals/bundle_routes.py": (
-        ("firewalls-forget-a-request-that-is-held", "HOLD_S = 25.0", "HOLD_S = 90.0"),
+        ("firewalls-forget-a-request-that-is-held", "HOLD_S = 16.0", "HOLD_S = 90.0"),
     ),
     "flower/internals/bundle_client.py": (
         ("a-dead-connection-is-believed-for-minutes", "HELD_S = 40.0", "HELD_S = 400.0"),
-        ("a-slow-answer-counts-as-a-dead-connection", "HELD_S = 40.0", "HELD_S = 26.0"),
+        ("a-slow-answer-counts-as-a-dead-connection", "HELD_S = 40.0", "HELD_S = 17.0"),
         (
             "a-dead-connection-is-believed-for-ever",
             "response_type=Bundle, timeout=HELD_S",
