@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Each process of a run would compile FedSync anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test examples full coverage lint docs bench soak clean
 .DELETE_ON_ERROR:
 
