@@ -3,6 +3,7 @@
 What is registered is found by itself. `EXAMPLES` has settings that make laws bite in short runs.
 """
 
+from functools import cache
 from typing import Any
 
 import yaml
@@ -92,12 +93,17 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
 STEPS, BATCH_SIZE = 4, 10
 
 
+@cache
+def _shipped() -> list[dict[str, Any]]:
+    """What every shipped strategy says."""
+    return [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(shipped_folder().glob("*.yaml"))]
+
+
 def examples(section: str) -> dict[str, dict[str, Any]]:
     """Settings of every registered kind: those of `EXAMPLES`, else of the first shipped strategy that chooses it."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(shipped_folder().glob("*.yaml")):
-        chosen = yaml.safe_load(path.read_text(encoding="utf-8")).get(section)
-        if chosen is not None:
+    for strategy in _shipped():
+        if (chosen := strategy.get(section)) is not None:
             found.setdefault(chosen["kind"], {key: value for key, value in chosen.items() if key != "kind"})
     return {kind: EXAMPLES[section].get(kind, found.get(kind, {})) for kind in kinds(section)}
 
