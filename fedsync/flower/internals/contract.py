@@ -113,8 +113,10 @@ POINTS: Points = {
         flwr.server.superlink.linkstate.linkstate:LinkState.cleanup_run c4ca8a76bcb4
     """),
     "heartbeats that are heard, not written": _points("""
+        flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL 624b60c58c9d
         flwr.common.constant:HEARTBEAT_PATIENCE d4735e3a265e
         flwr.proto.heartbeat_pb2:SendNodeHeartbeatRequest 8641d8a570fc
+        flwr.proto.heartbeat_pb2:SendNodeHeartbeatResponse 924b488ea744
         flwr.superlink.servicer.fleet.fleet_handlers:send_node_heartbeat d56e73950a3f
         flwr.supercore.state.schema.linkstate_models:Node d2ff0a5c23dd
         flwr.supercore.utils:uint64_to_int64 25954f49d88d
