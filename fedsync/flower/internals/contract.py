@@ -107,7 +107,7 @@ POINTS: Points = {
         flwr.supercore.inflatable.inflatable_object:get_object_head_values_from_object_content d9288c47e775
     """),
     "what runs that are over leave": _points("""
-        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.create_run 37e430ddba6b
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.create_run 37e430ddba6b 44f677818ba5
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_run_info b6686f297300
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_ids_from_run_id 70ae4f9f56bb
         flwr.server.superlink.linkstate.linkstate:LinkState.cleanup_run c4ca8a76bcb4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-TESTED = frozenset({"1.41.0"})
+TESTED = frozenset({"1.41.0", "1.42.0"})
 """Versions of flwr whose private parts are used. Any other is used in Flower's own way, which is slower."""
 
 
