@@ -6,6 +6,7 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
+    "tests/flower/internals/test_broken_transfers.py",
     "tests/flower/internals/test_parcels.py",
     "tests/flower/test_outbox.py",
     "tests/flower/test_client_app.py",
