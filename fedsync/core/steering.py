@@ -162,32 +162,28 @@ class Steering:
 
 def wanted(asked: OperatorQuestion) -> str:
     """What a question asks for, in words."""
-    match asked:
-        case PauseRun():
-            return "pause the run"
-        case ContinueRun():
-            return "continue the run"
-        case DropSilo(silo):
-            return f"drop {silo}"
-        case ReadmitSilo(silo):
-            return f"readmit {silo}"
-        case ChangeStop():
-            return f"end the run by {_rules(asked)}"
+    return _words(asked)[0]
 
 
 def said(asked: OperatorQuestion) -> str:
     """A question that was done in words, in the past tense."""
+    return _words(asked)[1]
+
+
+def _words(asked: OperatorQuestion) -> tuple[str, str]:
+    """What a question asks for, and what was done."""
     match asked:
         case PauseRun():
-            return "paused the run"
+            return "pause the run", "paused the run"
         case ContinueRun():
-            return "continued the run"
+            return "continue the run", "continued the run"
         case DropSilo(silo):
-            return f"dropped {silo}"
+            return f"drop {silo}", f"dropped {silo}"
         case ReadmitSilo(silo):
-            return f"readmitted {silo}"
+            return f"readmit {silo}", f"readmitted {silo}"
         case ChangeStop():
-            return f"changed when the run ends: {_rules(asked)}"
+            rules = _rules(asked)
+            return f"end the run by {rules}", f"changed when the run ends: {rules}"
 
 
 def _rules(asked: ChangeStop) -> str:
