@@ -8,7 +8,7 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/core/test_control_variates.py",
     "tests/core/test_server_optimizer.py",
-    "tests/policies/aggregate/test_aggregator.py",
+    "tests/policies/aggregate/test_stepping.py",
     "tests/trainer/test_own_variate.py",
     "tests/cipher/silo/test_optimizer.py",
     "tests/sim/test_control_variates.py",

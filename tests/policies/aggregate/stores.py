@@ -1,0 +1,17 @@
+"""What tests of the aggregator in the clear share."""
+
+import numpy as np
+
+from fedsync.core.downlink import HeldModel
+from fedsync.core.layout import Vector
+from fedsync.policies.aggregate.aggregator import PlainAggregator
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+def delivered(store: PlainAggregator, silo: HeldModel, name: str, version: int) -> Vector:
+    model = silo.receive(store.outgoing(name), version)
+    store.holds(name, silo.version)
+    return model
