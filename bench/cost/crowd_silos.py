@@ -15,14 +15,11 @@ import random
 import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -50,182 +47,18 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 
+from bench.cost.crowd_answers import Silo
 from bench.cost.crowd_lines import HttpLine
-from fedsync.cipher.keys.keyring import open_ring
 from fedsync.common.processes import exit_with_parent, raise_file_limit
-from fedsync.config.run_spec import RunSpec
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.metrics.named import NOTHING, Wanted
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
-from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
-from fedsync.flower import messages, payloads
 from fedsync.flower.internals.bundle_client import HEARD_S
 from fedsync.flower.internals.bundles import PULL, PUSH, Bundle, parts_of
 from fedsync.flower.internals.polling import FIRST_S
-from fedsync.tasks.metrics.measurement import Measuring
-from fedsync.train.local import Outcome
-from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
-from fedsync.train.weights import TaskModel
-from fedsync.trainer.protocol import (
-    Answer,
-    AskModel,
-    AskSnapshot,
-    Collect,
-    Describe,
-    EvaluateModel,
-    Hello,
-    Identity,
-    InitialModel,
-    Question,
-    Reply,
-    Request,
-    Snapshot,
-    Train,
-    read_request,
-    write_reply,
-)
-from fedsync.trainer.refusals import refuse
-from fedsync.trainer.session import SiloSession
 
 BEAT_S = (17.5, 22.5)
 """Pause between two heartbeats of a SuperNode [s]."""
 
 READY = "ready"
 FLEET = "/v1/fleet/"
-EXAMPLES = 64
-
-
-class Idle:
-    """In place of a silo's trainer: knows a model's layout, and trains nothing. See `fedsync.train.local`."""
-
-    kept_names: tuple[str, ...] = ()
-    frozen_digest = b""
-    device = "cpu"
-    validates = False
-    examples = EXAMPLES
-
-    def __init__(self, text: str, seed: int) -> None:
-        self._text = text
-        self.layout, self._first = _model(text)
-        self._random = np.random.default_rng(seed)
-        self.wanted = NOTHING
-
-    def initial_model(self) -> Vector:
-        return self._first.copy()
-
-    def find_batch_cap_on_gpu(self) -> None: ...
-
-    def evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation:
-        return _guesses(self._text, self.wanted)
-
-    def run(self, order: WorkOrder, model: Vector, cursor: Cursor, *others: object) -> Outcome:
-        update = self._random.normal(0.0, 1e-3, self.layout.size).astype(np.float32)
-        found = self.evaluate(model, cursor, order.split) if order.evaluate else None
-        samples = order.max_steps * order.batch_size
-        report = WorkReport(order.base_version, order.max_steps, samples, 1e-3, 1.0, evaluation=found)
-        return Outcome(update, report, cursor)
-
-
-@lru_cache(maxsize=2)
-def _model(text: str) -> tuple[Layout, Vector]:
-    """Layout and values of the first model of a run."""
-    spec = RunSpec.parse(text)
-    model = TaskModel(spec.task.build(), spec.seed, spec.model.build())
-    return model.layout, model.initial()
-
-
-@lru_cache(maxsize=2)
-def _guesses(text: str, wanted: Wanted) -> Evaluation:
-    """What is found where outputs and targets are drawn: sums of all that the run measures."""
-    task, (layout, _) = RunSpec.parse(text).task.build(), _model(text)
-    (classes,) = layout.shapes[-1]
-    drawn = torch.Generator().manual_seed(0)
-    outputs = torch.randn(EXAMPLES, classes, generator=drawn)
-    targets = torch.randint(classes, (EXAMPLES,), generator=drawn)
-    measuring = Measuring(wanted.metrics(task.metrics), torch.device("cpu"))
-    measured = measuring.begin()
-    measured.add(measuring.of(outputs, targets, torch.arange(EXAMPLES)))
-    loss, correct = (float(each) for each in task.assess(outputs, targets))
-    return Evaluation(loss, correct, EXAMPLES, sums=measured.sums(EXAMPLES))
-
-
-class Task:
-    """A run's task, whose trainer trains nothing."""
-
-    def __init__(self, task: Any, trainer: Idle) -> None:
-        self._task, self._trainer = task, trainer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def trainer(self, site: object, slots: int, options: LocalOptions, *_: object) -> Idle:
-        self._trainer.wanted = options.measured
-        return self._trainer
-
-
-class Silo:
-    """One of the silos: its answers.
-
-    Args:
-        name: of it.
-        index: its number.
-        folder: of all silos' files.
-    """
-
-    def __init__(self, name: str, index: int, folder: Path) -> None:
-        self.name, self._index, self._folder = name, index, folder
-        self._session: SiloSession | None = None
-
-    def answer(self, message: Message) -> Message:
-        """The answer to a message, as `fedsync.flower.client_app` and the trainer behind it give it."""
-        try:
-            text, request, payload = messages.read_request(message)
-            assert payload is None or isinstance(payload, np.ndarray)
-            reply, answer = self._reply(self._opened(text), read_request(request), payload)
-        except Exception as error:
-            print(f"{self.name}: {error!r}", flush=True)
-            reply, answer = refuse(error), None
-        return messages.answer(message, write_reply(reply), None if answer is None else payloads.pack(answer))
-
-    def _opened(self, text: str) -> SiloSession:
-        if self._session is None:
-            spec = RunSpec.parse(text)
-            task: Any = Task(spec.task, Idle(text, self._index))
-            spec = spec.model_copy(update={"task": task})
-            keys = self._folder / "keys" / "silos"
-            identity = Identity(text, self._index, self.name, resources=False)
-            self._session = SiloSession(identity, spec, lambda name: open_ring(keys / name))
-        return self._session
-
-    @staticmethod
-    def _reply(session: SiloSession, request: Request, payload: Payload | None) -> tuple[Reply, Payload | None]:
-        given = NO_PAYLOAD if payload is None else payload
-        try:
-            match request:
-                case Describe():
-                    greeting = session.replica.greeting()
-                    return Hello(session.name, session.facts, session.replica.holds, session.form), greeting
-                case AskModel(values):
-                    model = InitialModel(session.layout, session.kept_names, session.form.frozen)
-                    return model, session.initial_model().view(np.uint8) if values else None
-                case Train(order):
-                    done = session.train(order, given)
-                    return done.report, np.ascontiguousarray(done.update).view(np.uint8)
-                case Collect(update_id):
-                    kept = next((each for each in session.done if each.order.update_id == update_id), None)
-                    if kept is None:
-                        raise LookupError(f"{update_id} was lost on its way")
-                    return kept.answer.report, np.ascontiguousarray(kept.answer.update).view(np.uint8)
-                case EvaluateModel():
-                    return session.evaluate(given, request), None
-                case Question():
-                    return Answer(), session.answer(given)
-                case AskSnapshot():
-                    version, snapshot = session.snapshot()
-                    return Snapshot(version), snapshot
-        except OtherVersion as error:
-            return error.mismatch, None
 
 
 class Crowd:

@@ -18,8 +18,9 @@ import numpy as np
 import yaml
 from flwr.app import Message
 
+from bench.cost.crowd_answers import Silo
 from bench.cost.crowd_lines import HttpLine
-from bench.cost.crowd_silos import Crowd, Silo
+from bench.cost.crowd_silos import Crowd
 from fedsync.cipher.keys.keywrap import read_server_file
 from fedsync.common.processes import exit_with_parent, raise_file_limit
 from fedsync.core.transfer import Payload
