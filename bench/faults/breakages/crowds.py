@@ -112,8 +112,19 @@ _CHANGES: Changes = {
     "flower/internals/turns.py": (
         (
             "the-app-waits-for-all-nodes",
-            "for waiting in (self._first, *nodes):",
-            "for waiting in (*nodes, self._first):",
+            "kinds = (self._first, *nodes) if",
+            "kinds = (*nodes, self._first) if",
+        ),
+        ("an-app-without-end-keeps-all-others-waiting", "if self._in_a_row < MOST_FIRST else", "if True else"),
+        (
+            "one-turn-of-a-node-ends-the-apps-preference",
+            "            self._in_a_row = 0\n            self._answered",
+            "            self._answered",
+        ),
+        (
+            "what-goes-first-puts-answers-before-looks",
+            "            self._in_a_row += 1\n",
+            "            self._in_a_row += 1\n            self._answered = False\n",
         ),
         ("answers-wait-for-all-that-look", "self._answered = waiting is self._answers", "self._answered = True"),
         ("answers-keep-all-from-their-orders", "self._answered = waiting is self._answers", "self._answered = False"),

@@ -8,7 +8,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_routes, versions
-from fedsync.flower.internals.turns import Turns
+from fedsync.flower.internals.turns import MOST_FIRST, Turns
 from tests.flower.internals.superlink import serving
 from tests.flower.internals.test_bundles import ask as order
 from tests.flower.internals.test_bundles import look, server_app, supernode
@@ -55,6 +55,57 @@ def test_an_answer_waits_for_one_look_at_most_and_no_look_for_all_answers() -> N
         return begun(had)
 
     assert asyncio.run(play()) == ["app", "answer0", "look0", "answer1", "look1", "answer2", "look2", "look3"]
+
+
+async def ask_without_end(turns: Turns, had: list[str]) -> None:
+    """Two requests at a time, so that one always waits, as of an app that pulls while it pushes, or of two apps."""
+
+    async def go_on() -> None:
+        while True:
+            await ask(turns, "app", had, first=True)
+
+    await asyncio.gather(go_on(), go_on())
+
+
+def test_an_app_that_asks_without_end_leaves_every_fifth_turn_to_nodes() -> None:
+    async def play() -> list[str]:
+        turns, had = Turns(), list[str]()
+        app = asyncio.create_task(ask_without_end(turns, had))
+        await asyncio.sleep(0)
+        asked = [asyncio.create_task(ask(turns, f"look{number}", had)) for number in range(3)]
+        asked += [asyncio.create_task(ask(turns, f"answer{number}", had, answers=True)) for number in range(2)]
+        await asyncio.wait_for(asyncio.gather(*asked), 5)
+        app.cancel()
+        await asyncio.wait({app})
+        return begun(had[: len(had) // 2 * 2])  # the last one was cut off
+
+    names = asyncio.run(play())
+    others = [(place, name) for place, name in enumerate(names) if name != "app"]
+    assert [name for _, name in others] == ["answer0", "look0", "answer1", "look1", "look2"]
+    places = [place for place, _ in others]
+    # The app has the first turn, which it did not wait for, then MOST_FIRST of each five.
+    assert places == [5 + (MOST_FIRST + 1) * number for number in range(5)]
+
+
+def test_an_answer_has_its_turn_although_all_others_ask_without_end() -> None:
+    async def play() -> list[str]:
+        turns, had = Turns(), list[str]()
+
+        async def look() -> None:
+            while True:
+                await ask(turns, "look", had)
+
+        crowd = [asyncio.create_task(ask_without_end(turns, had)), *(asyncio.create_task(look()) for _ in range(9))]
+        while had.count("look ends") < 3:
+            await asyncio.sleep(0)
+        before = len(begun(had[: len(had) // 2 * 2]))
+        await asyncio.wait_for(ask(turns, "answer", had, answers=True), 5)
+        for each in crowd:
+            each.cancel()
+        await asyncio.wait(crowd)
+        return begun(had[: len(had) // 2 * 2])[before:]
+
+    assert asyncio.run(play()).index("answer") <= 2 * (MOST_FIRST + 1)
 
 
 def test_whoever_goes_away_keeps_nobody_waiting() -> None:
