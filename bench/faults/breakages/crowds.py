@@ -7,6 +7,7 @@ from bench.faults.breakages._core import Changes
 
 TESTS = (
     "tests/flower/internals/test_heartbeats.py",
+    "tests/flower/internals/test_known_runs.py",
     "tests/flower/internals/test_leftovers.py",
     "tests/flower/internals/test_answer_looks.py",
     "tests/flower/internals/test_one_transaction.py",
@@ -44,6 +45,17 @@ _CHANGES: Changes = {
             "                self._written.pop(node, None)\n            return change",
             "            return change",
         ),
+    ),
+    "flower/internals/known_runs.py": (
+        ("each-node-reads-a-run-by-itself", "            if due_s <= self._clock():\n", "            if True:\n"),
+        ("a-run-that-ended-runs-for-ever", "if due_s <= self._clock():", "if what not in self._known:"),
+        (
+            "a-node-asks-in-anothers-name",
+            "fleet_handlers.get_fab(fab, state) if fab.node.node_id == node else None",
+            "fleet_handlers.get_fab(fab, state)",
+        ),
+        ("what-is-refused-is-asked-without-a-body", '"body": body,', '"body": b"",'),
+        ("all-runs-that-anybody-named-are-kept", "len(self._known) >= _MOST", "len(self._known) >= 10**6"),
     ),
     "flower/internals/leftovers.py": (
         (

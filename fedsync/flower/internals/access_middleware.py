@@ -11,10 +11,10 @@ nothing, and asks operators for no account. So each request is judged by its hea
 | ``/v1/runtime/`` | the server's machine | the SuperExec, and apps that it has started; below ``fedsync/`` as above |
 | ``/v1/control/`` and all else | the server's machine | operators, who have the secret of the server's user |
 
-A node's heartbeats are answered here, too, without Flower's middlewares. A request that passes has a place among those
-of its sender (`fedsync.flower.internals.shares`), and so many seconds for its body. It has to say how long it is. Silos
-need no long ones: Flower cuts arrays into parts of 5 MiB, each of which is a request. All others are answered and cut
-off; what came with them is not read.
+A node's heartbeats, and what it asks of runs, are answered here, too, without Flower's middlewares. A request that
+passes has a place among those of its sender (`fedsync.flower.internals.shares`), and so many seconds for its body. It
+has to say how long it is. Silos need no long ones: Flower cuts arrays into parts of 5 MiB, each of which is a request.
+All others are answered and cut off; what came with them is not read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fedsync.flower.internals.bundle_routes import BundleRoutes
 from fedsync.flower.internals.bundles import APP_PREFIX, MOST_BYTES, NODE_PATHS, PUSH
 from fedsync.flower.internals.callers import Callers, Headers
 from fedsync.flower.internals.heartbeats import hear_heartbeats
+from fedsync.flower.internals.known_runs import RUN_PATHS, KnownRuns
 from fedsync.flower.internals.leftovers import forget_runs_that_are_over
 from fedsync.flower.internals.lines import TRUSTED, Line
 from fedsync.flower.internals.operator import read_secret
@@ -134,6 +135,7 @@ class AccessMiddleware:
         authenticated: whether nodes are registered by the operator only.
         parcels: answers what is for the gate itself; None where nothing is.
         bundles: likewise.
+        runs: answers what nodes ask of runs; None where Flower does.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class AccessMiddleware:
         authenticated: bool,
         parcels: ParcelRoutes | None = None,
         bundles: BundleRoutes | None = None,
+        runs: KnownRuns | None = None,
     ) -> None:
         self._app = app
         self._callers = callers
@@ -152,6 +155,7 @@ class AccessMiddleware:
         self._authenticated = authenticated
         self._parcels = parcels
         self._bundles = bundles
+        self._runs = runs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -183,6 +187,8 @@ class AccessMiddleware:
                 received = _in_time(receive, scope, time_for(size))
                 if scope["path"] in NODE_PATHS and self._bundles is not None:
                     await self._bundles.serve(owner, scope, received, send, _line(scope))
+                elif scope["path"] in RUN_PATHS and self._runs is not None:
+                    await self._runs.serve(owner, scope, received, send, self._app)
                 elif judged.parcel and self._parcels is not None:
                     await self._parcels.serve(owner, scope, received, send)
                 else:
@@ -328,4 +334,5 @@ def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
         authenticated=app.state.enable_supernode_auth,
         parcels=ParcelRoutes(parcels, limits.waiting_bytes),
         bundles=bundles,
+        runs=KnownRuns(app.state.linkstate_factory.state),
     )

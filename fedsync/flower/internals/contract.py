@@ -127,6 +127,16 @@ POINTS: Points = {
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_node_info c5c7a1d033d3
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_res 5c1b460981b4
     """),
+    "what nodes ask of runs": _points("""
+        flwr.superlink.servicer.fleet.fleet_handlers:get_run 004ad390c8b3
+        flwr.superlink.servicer.fleet.fleet_handlers:get_fab 8778f0626c77
+        flwr.superlink.servicer.fleet.fleet_handlers:_validate_node_in_federation 2b3013bdb50e
+        flwr.supercore.corestate.sql_corestate:SqlCoreState.get_fab 26dbb4b729fc
+        flwr.proto.run_pb2:GetRunRequest 9503cadba3f1
+        flwr.proto.run_pb2:GetRunResponse 099e75395d1a
+        flwr.proto.fab_pb2:GetFabRequest bcef12b68587
+        flwr.proto.fab_pb2:GetFabResponse 6341785d9b49
+    """),
     "bundles in one transaction": _points("""
         flwr.supercore.sql_mixin:SqlMixin.session 2aa8a8351f33
         flwr.supercore.run:RunStatus 6fbedd301086
