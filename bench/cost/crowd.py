@@ -10,7 +10,7 @@ machine as it can, so a commit's seconds say what both of them reach together; m
 | an idle silo | processor time of the SuperLink with silos that wait, less that without: mean, and most with 95 % |
 | an order | processor time of SuperLink, ServerApp and all silos, by the updates that are committed meanwhile |
 | overhead an order | median of: from the decision to its update, less what the silo says that it worked |
-| memory, files | of these processes after a fifth of the commits, and at the end |
+| memory, files | of these processes after each fifth of the commits; of the SuperLink also the most in between |
 
     python bench/cost/crowd.py [--silos 100 --commit 200] [--sealed] [--commits 20] [--idle 60]
 """
@@ -71,6 +71,7 @@ class Sample:
         silos_s: that of all silos.
         superlink_mib: resident memory.
         app_mib: likewise.
+        silos_mib: of all silos.
         lines: connections to the SuperLink.
         database_mib: with its log.
     """
@@ -83,6 +84,7 @@ class Sample:
     silos_s: float
     superlink_mib: float
     app_mib: float
+    silos_mib: float
     lines: int
     database_mib: float
 
@@ -156,7 +158,7 @@ class Server:
         links, apps = self._superlink(), self._app()
         silos = psutil.Process(self._processes[1].pid) if len(self._processes) > 1 else None
         used = [_used(each) for each in (links, apps, silos)]
-        sizes = [each.memory_info().rss / 2**20 for each in (links, apps) if each is not None] + [0.0]
+        sizes = [_resident_mib(each) for each in (links, apps, silos)]
         if self._journal is None and (self.out / JOURNAL).exists():
             self._journal = Tail(self.out / JOURNAL)
         for entry in () if self._journal is None else self._journal.entries():
@@ -166,7 +168,7 @@ class Server:
                     self._updates += len(action.weights)
         stored = sum(each.stat().st_size for each in (self.folder / "server").glob(f"{DATABASE}*"))
         return Sample(
-            *(time.monotonic(), self._commits, self._updates, *used, sizes[0], sizes[1]),
+            *(time.monotonic(), self._commits, self._updates, *used, *sizes),
             *(len(links.net_connections("tcp")) - 1, stored / 2**20),
         )
 
@@ -210,6 +212,12 @@ def _used(process: psutil.Process | None) -> float:
     return 0.0
 
 
+def _resident_mib(process: psutil.Process | None) -> float:
+    with suppress(psutil.Error):
+        return process.memory_info().rss / 2**20 if process is not None else 0.0
+    return 0.0
+
+
 def beyond(waiting: list[float], alone: list[float]) -> tuple[float, float]:
     """Mean of what silos that wait take, and the most of it with 95 % (Welch's interval, for normal windows)."""
     mean = statistics.fmean(waiting) - statistics.fmean(alone)
@@ -231,9 +239,9 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
             time.sleep(SETTLE_S)
             found["idle"] = server.idle(options.idle)
             report_idle(silos, found["idle"], found["without"])  # type: ignore[arg-type]
+        samples = [server.sample()]
         server.submit(silos, options.commit, commits, sealed=options.sealed)
-        samples: list[Sample] = []
-        while not samples or samples[-1].commits < commits:
+        while samples[-1].commits < commits:
             server.until("another second", iter((False, False, False, False, False, True)).__next__)
             samples.append(server.sample())
             if options.verbose:
@@ -256,21 +264,27 @@ def report_idle(silos: int, waiting: list[float], alone: list[float]) -> None:
 def report(options: argparse.Namespace, found: dict[str, object]) -> None:
     samples = [Sample(**each) for each in found["samples"]]  # type: ignore[attr-defined]
     first = next(each for each in samples if each.commits >= WARM_UP)
-    early = next(each for each in samples if each.commits >= max(WARM_UP, options.commits / 5))
     last = samples[-1]
+    by_fifth = [
+        (part, next(each for each in samples if each.commits >= max(WARM_UP, options.commits * part / 5)))
+        for part in range(1, 6)
+    ]
     updates, seconds = max(1, last.updates - first.updates), last.at_s - first.at_s
     kind = "sealed" if options.sealed else "plain"
     print_table(
         f"{options.silos} silos, {kind}, commits of {options.commit}, 10,026 parameters; "
         f"{os.cpu_count()} processors, load {found['load']:.1f} to {os.getloadavg()[0]:.1f}",
-        ("at", "commits", "SuperLink [MiB]", "ServerApp [MiB]", "connections", "database [MiB]"),
+        ("fifths", "commits", "SuperLink [MiB]", "most since the last [MiB]", "ServerApp [MiB]", "database [MiB]",
+         "connections", "all silos [MiB]"),
         [
-            (name, each.commits, f"{each.superlink_mib:.0f}", f"{each.app_mib:.0f}", each.lines,
-             f"{each.database_mib:.1f}")
-            for name, each in (("a fifth", early), ("the end", last))
+            (part, each.commits, f"{each.superlink_mib:.0f}", f"{_most_mib(samples, each, options.commits / 5):.0f}",
+             f"{each.app_mib:.0f}", f"{each.database_mib:.1f}", each.lines, f"{each.silos_mib:.0f}")
+            for part, each in by_fifth
         ],
     )  # fmt: skip
     print(f"registered after {found['registered_s']:.0f} s")
+    joined_s, joining_s = first.at_s - samples[0].at_s, first.superlink_s - samples[0].superlink_s
+    print(f"the first commit after {joined_s:.0f} s, with {joining_s:.1f} s of processor time of the SuperLink")
     print(f"{(last.commits - first.commits) / seconds:.2f} commits and {updates / seconds:.1f} updates a second")
     print(f"overhead an order: {found['overhead_s']:.2f} s")
     link_ms = 1e3 * (last.superlink_s - first.superlink_s) / updates
@@ -279,6 +293,12 @@ def report(options: argparse.Namespace, found: dict[str, object]) -> None:
     print(
         f"an order: SuperLink {link_ms:.1f} ms, ServerApp {app_ms:.1f} ms, its silo {silos_ms:.1f} ms of processor time"
     )
+
+
+def _most_mib(samples: list[Sample], last: Sample, commits: float) -> float:
+    """Most memory of the SuperLink in the so many commits that end with a sample."""
+    span = (each for each in samples if last.commits - commits < each.commits and each.at_s <= last.at_s)
+    return max(each.superlink_mib for each in span)
 
 
 def main() -> None:

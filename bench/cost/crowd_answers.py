@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import Message
 
-from fedsync.cipher.keys.keyring import open_ring
+from bench.cost import crowd_shared
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.named import NOTHING, Wanted
@@ -127,25 +127,31 @@ class Silo:
         self.name, self._index, self._folder = name, index, folder
         self._session: SiloSession | None = None
 
-    def answer(self, message: Message) -> Message:
-        """The answer to a message, as `fedsync.flower.client_app` and the trainer behind it give it."""
+    def answer(self, message: Message, payload: Payload | None) -> Message:
+        """The answer to a message, as `fedsync.flower.client_app` and the trainer behind it give it.
+
+        Args:
+            message: from the server.
+            payload: that came with it, or was fetched at the gate.
+        """
         try:
-            text, request, payload = messages.read_request(message)
-            assert payload is None or isinstance(payload, np.ndarray)
+            text, request, _ = messages.read_request(message)
             reply, answer = self._reply(self._opened(text), read_request(request), payload)
         except Exception as error:
             print(f"{self.name}: {error!r}", flush=True)
             reply, answer = refuse(error), None
-        return messages.answer(message, write_reply(reply), None if answer is None else payloads.pack(answer))
+        packed = None if answer is None else payloads.pack(answer)
+        return messages.answer(message, write_reply(reply), packed, fetches=True)
 
     def _opened(self, text: str) -> SiloSession:
         if self._session is None:
-            spec = RunSpec.parse(text)
+            spec = crowd_shared.specification(text)
             task: Any = Task(spec.task, Idle(text, self._index))
             spec = spec.model_copy(update={"task": task})
             keys = self._folder / "keys" / "silos"
             identity = Identity(text, self._index, self.name, resources=False)
-            self._session = SiloSession(identity, spec, lambda name: open_ring(keys / name))
+            self._session = SiloSession(identity, spec, lambda name: crowd_shared.ring(keys / name))
+            crowd_shared.share(self._session.replica)
         return self._session
 
     @staticmethod

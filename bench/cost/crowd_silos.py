@@ -3,7 +3,9 @@
 Each has its own node key, proves itself with each request, holds a request at the gate, and keeps a line as a SuperNode
 does. Where that does not show that it lives, a heartbeat does, on a line of its own, whose TLS is agreed anew. What a
 silo answers is made by the session of a real one (`fedsync.trainer.session`), with the model that it keeps and its
-keys; only the training is none: an update is noise of the size of a small step.
+keys; only the training is none: an update is noise of the size of a small step. What is left for it at the gate it
+fetches there, on a line of its own. Under encryption silos share what each of them would compute alike, and the server
+cannot tell: `bench/cost/crowd_shared.py`.
 """
 
 from __future__ import annotations
@@ -11,19 +13,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import hashlib
 import random
 import ssl
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     ActivateNodeResponse,
@@ -39,7 +45,7 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
 )
 from flwr.proto.node_pb2 import Node
-from flwr.proto.run_pb2 import GetRunRequest
+from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -49,10 +55,15 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 
 from bench.cost.crowd_answers import Silo
 from bench.cost.crowd_lines import HttpLine
+from bench.cost.crowd_shared import Kept, share_sealers
 from fedsync.common.processes import exit_with_parent, raise_file_limit
+from fedsync.core.transfer import Payload
+from fedsync.flower import messages
 from fedsync.flower.internals.bundle_client import HEARD_S
 from fedsync.flower.internals.bundles import PULL, PUSH, Bundle, parts_of
+from fedsync.flower.internals.parcel_routes import PREFIX
 from fedsync.flower.internals.polling import FIRST_S
+from fedsync.flower.parcels import Parcel
 
 BEAT_S = (17.5, 22.5)
 """Pause between two heartbeats of a SuperNode [s]."""
@@ -72,10 +83,12 @@ class Crowd:
     """
 
     def __init__(self, folder: Path, address: tuple[str, int], names: list[str], work_s: float) -> None:
+        share_sealers()
         self._folder, self._address, self._work_s = folder, address, work_s
         self._silos = [Silo(name, index, folder) for index, name in enumerate(names)]
         self._trust = ssl.create_default_context(cafile=str(folder / "certs" / "ca.crt"))
         self._worker = ThreadPoolExecutor(1)
+        self._parcels = Kept[Payload](16)
         versions = RuntimeVersionMetadata.from_local_component("SuperNode").as_metadata()
         self._head = f"content-type: {PROTOBUF_MEDIA_TYPE}\r\naccept: {PROTOBUF_MEDIA_TYPE}\r\n"
         self._head += "".join(f"{name}: {value}\r\n" for name, value in versions)
@@ -120,26 +133,53 @@ class Crowd:
             found = PullMessagesResponse.FromString(frames.frames[0])
             message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
             run = message.metadata.run_id
-            if run not in runs:  # a SuperNode asks for each run once
+            if run not in runs:
                 runs.add(run)
-                ask = GetRunRequest(node=Node(node_id=number), run_id=run).SerializeToString()
-                await self._again(line, f"{FLEET}get-run", head, ask)
+                await self._know(line, head, number, run)
             parts = await self._parts(line, head, number, run, tree, frames.frames[1:])
             whole: Any = inflate_object_from_contents(message.metadata.message_id, parts)
             whole.metadata.__dict__["_message_id"] = message.metadata.message_id
             await self._answer(silo, whole, number, line, head)
         await beating
 
+    async def _know(self, line: HttpLine, head: Any, number: int, run: int) -> None:
+        """Ask for a run and its app, as a SuperNode does once."""
+        node = Node(node_id=number)
+        ask = GetRunRequest(node=node, run_id=run).SerializeToString()
+        told = GetRunResponse.FromString(await self._again(line, f"{FLEET}get-run", head, ask)).run
+        ask = GetFabRequest(node=node, run_id=run, hash_str=told.fab_hash).SerializeToString()
+        await self._again(line, f"{FLEET}get-fab", head, ask)
+
     async def _answer(self, silo: Silo, whole: Message, number: int, line: HttpLine, head: Any) -> None:
         """Answer a message; the next is asked for when this returns."""
         if self._work_s:
             await asyncio.sleep(self._work_s * random.uniform(0.9, 1.1))
         loop, frames = asyncio.get_running_loop(), Bundle()
-        body = await loop.run_in_executor(self._worker, _answered, silo, whole, number)
+        try:
+            payload = await self._payload(whole, head)
+        except FileNotFoundError:  # it was taken back: nobody waits for this answer any more
+            return
+        body = await loop.run_in_executor(self._worker, _answered, silo, whole, payload, number)
         frames.ParseFromString(await self._again(line, PUSH, head, body))
         left = PushMessagesResponse.FromString(frames.frames[0]).objects_to_push
         if left:
             raise SystemExit(f"the server did not take parts: {left}")
+
+    async def _payload(self, whole: Message, head: Any) -> Payload | None:
+        """The bytes beside a message, or those that it says are at the gate, as `ParcelClient` fetches them."""
+        _, _, payload = messages.read_request(whole)
+        if not isinstance(payload, Parcel):
+            return payload
+        line = HttpLine(self._address, self._trust)
+        path = f"{PREFIX}{payload.session}/parcels/{payload.digest}"
+        try:
+            came = await self._persist(lambda: line.get(path, head()))
+        finally:
+            line.close()
+        if hashlib.sha256(came).hexdigest() != payload.digest:
+            raise SystemExit(f"the server sent another parcel than {payload.digest}")
+        # Thousands wait for their turn to be answered: those of one name are one in memory.
+        return self._parcels.find(payload.digest, lambda: np.frombuffer(came, np.uint8))
 
     async def _parts(
         self, line: HttpLine, head: Any, number: int, run: int, tree: Any, frames: list[bytes]
@@ -171,10 +211,15 @@ class Crowd:
             line.close()
 
     async def _again(self, line: HttpLine, path: str, head: Any, body: bytes) -> bytes:
+        return await self._persist(lambda: line.post(path, head(), body))
+
+    async def _persist(self, ask: Callable[[], Awaitable[bytes]]) -> bytes:
         pause_s = 0.2
         while True:
             try:
-                return await line.post(path, head(), body)
+                return await ask()
+            except FileNotFoundError:
+                raise
             except OSError as error:
                 if isinstance(error, PermissionError):
                     print(error, flush=True)
@@ -182,9 +227,9 @@ class Crowd:
                 pause_s = min(2 * pause_s, 10.0)
 
 
-def _answered(silo: Silo, message: Any, number: int) -> bytes:
+def _answered(silo: Silo, message: Any, payload: Payload | None, number: int) -> bytes:
     """A bundle with the answer to a message."""
-    reply = silo.answer(message)
+    reply = silo.answer(message, payload)
     reply.metadata.__dict__["_message_id"] = reply.object_id
     node, tree = Node(node_id=number), get_object_tree(reply)
     parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}

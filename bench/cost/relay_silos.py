@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from flwr.app import Message
 
@@ -76,9 +75,8 @@ class Relay(RelayService):
         super()._send(*arguments)
         self.turn()
 
-    def answer(self, message: Message) -> Message:
-        spec, text, payload = messages.read_request(message)
-        assert payload is None or isinstance(payload, np.ndarray)
+    def answer(self, message: Message, payload: Payload | None) -> Message:
+        spec, text, _ = messages.read_request(message)
         said, answer = self.ask(spec, text, payload)
         return messages.relay_answer(message, said, None if answer is None else payloads.pack(answer))
 

@@ -1,0 +1,151 @@
+"""What sealed silos of one process share, because each of them would come to the same.
+
+A silo opens the sums that it has missed on its own machine. A thousand silos in one process would open each sum a
+thousand times, with one key and one result, on the machine whose server is measured. So here:
+
+| shared | as long as |
+|---|---|
+| the group key, and the context that seals with it | always: a group has one |
+| the run's specification as it is parsed | its text is the same |
+| what a catch-up is read and authenticated as | its bytes are the same, by SHA-256, and so is D of what it continues |
+| what a version is opened to: the model, and all that a silo keeps with it | the same link, to a state of the same D |
+
+D is the digest of all that led to a version (`fedsync.cipher.silo.history`), so equal ones are of equal states. Each
+silo still has its own node key, line and serials, receives all bytes that are for it, follows its own chain, and seals
+and signs an update of its own. The server gets from it what it would get if nothing were shared; it cannot tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from fedsync.cipher import suites
+from fedsync.cipher.encoding.catch_up import CatchUp
+from fedsync.cipher.encoding.integrity import Authentic
+from fedsync.cipher.keys.keyring import Ring, open_group, open_silo
+from fedsync.cipher.keys.material import GroupKey
+from fedsync.cipher.silo.history import History, added_content
+from fedsync.cipher.silo.opening import Opener
+from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, ReadLink
+from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.cipher.silo.replica_state import ReplicaState
+from fedsync.cipher.suites.suite import Sealer
+from fedsync.config.run_spec import RunSpec
+from fedsync.core.layout import Vector, as_bytes
+from fedsync.core.orders import PooledFigures
+
+KEPT = 64
+"""Results of a kind that are kept, the newest; of catch-ups these are some 40 MB."""
+
+Value = TypeVar("Value")
+
+
+class Kept(Generic[Value]):
+    """The newest results of something that takes long. Several threads may ask; one at a time finds."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._found: dict[Hashable, Value] = {}
+
+    def find(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What was made for the key, or is made now."""
+        with self._lock:
+            if key not in self._found:
+                while len(self._found) >= self._most:
+                    del self._found[next(iter(self._found))]
+                self._found[key] = make()
+            return self._found[key]
+
+
+_GROUPS = Kept[GroupKey](1)
+_SEALERS = Kept[Sealer](1)
+_SPECS = Kept[RunSpec](2)
+_READ = Kept[ReadCatchUp]()
+_BEGUN = Kept[ReplicaState](1)
+_FOLLOWED = Kept[tuple[ReplicaState, PooledFigures | None]]()
+_open_suite = suites.open_suite
+
+
+def ring(folder: Path) -> Ring:
+    """The keys of a silo in memory, where what is counted and remembered of its runs is, too."""
+    own = open_silo(folder)
+    group = _GROUPS.find(folder.parent, lambda: open_group(folder))
+    if group.members.get(own.name) != own.public:
+        raise SystemExit(f"{folder}: the group does not know {own.name}")
+    return Ring(own, group)
+
+
+def specification(text: str) -> RunSpec:
+    return _SPECS.find(text, lambda: RunSpec.parse(text))
+
+
+def share(replica: object) -> None:
+    """Have a silo's replica, if it is an encrypted one, share what it reads and opens."""
+    if isinstance(replica, EncryptedReplica):
+        reader, opener = _Reader(replica._reader), _Opener(replica._opener)
+        vars(replica).update(_reader=reader, _opener=opener)
+
+
+def share_sealers() -> None:
+    """Have replicas that are made from now on seal with one context."""
+    vars(suites)["open_suite"] = lambda kind, group: _SEALERS.find(
+        (kind, group.fingerprint), lambda: _open_suite(kind, group)
+    )
+
+
+def _led_to(state: ReplicaState | None) -> bytes:
+    """D of a state; nothing before there is one."""
+    return b"" if state is None else _newest(state.history)
+
+
+def _newest(history: History) -> bytes:
+    return history.chains[-1]
+
+
+class _Reader:
+    """A `CatchUpReader` that reads each message once for all silos whose state is the same."""
+
+    def __init__(self, inner: CatchUpReader) -> None:
+        self._inner = inner
+
+    def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
+        came = hashlib.sha256()
+        for part in received.parts():
+            came.update(part)
+        key = _led_to(base), author, came.digest()
+        return _READ.find(key, lambda: self._inner.read(received, base, author))
+
+    def check_claims(
+        self, read: ReadCatchUp, known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
+    ) -> None:
+        self._inner.check_claims(read, known, base, author)
+
+
+class _Opener:
+    """An `Opener` that opens each version once for all silos."""
+
+    def __init__(self, inner: Opener) -> None:
+        self._inner = inner
+
+    def begin(self, calibration: Authentic, model: Vector, run: bytes) -> ReplicaState:
+        key = run, added_content([calibration.head], b""), hashlib.sha256(as_bytes(model).data).digest()
+        return _BEGUN.find(key, lambda: _still(self._inner.begin(calibration, model, run)))
+
+    def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, PooledFigures | None]:
+        def opened() -> tuple[ReplicaState, PooledFigures | None]:
+            following, figures = self._inner.follow(state, link)
+            return _still(following), figures
+
+        return _FOLLOWED.find((_led_to(state), link.kind, link.contents), opened)
+
+
+def _still(state: ReplicaState) -> ReplicaState:
+    """The state, whose arrays nobody may write to any more."""
+    for each in (state.model, *state.moments.vectors):
+        each.flags.writeable = False
+    return state
