@@ -23,6 +23,8 @@ _CHANGES: Changes = {
         ("large-messages-go-together", "lambda each: not each.content.array_records", "lambda each: True"),
     ),
     "flower/internals/heartbeats.py": (
+        ("who-beats-without-end-goes-first", "if node_id in self._went:", "if False:"),
+        ("who-has-beaten-once-never-goes-first-again", ">= PROMPT_S:", ">= 3600.0:"),
         (
             "what-was-heard-is-never-written",
             "            heard, self._heard = self._heard, {}\n",
@@ -88,7 +90,7 @@ _CHANGES: Changes = {
             "        if False:\n            raise NoParcel(401",
         ),
         ("a-look-is-no-heartbeat", "if not self._hear(node):", "if self._hear(node) is None:"),
-        ("a-heartbeat-waits-for-all-nodes", "self._beat, node, beat, first=True)", "self._beat, node, beat)"),
+        ("a-heartbeat-waits-for-all-nodes", "self._beat, node, beat, first=", "self._beat, node, beat, answers="),
     ),
     "flower/internals/bundle_client.py": (
         (

@@ -46,7 +46,7 @@ from fedsync.flower.internals.bundles import (
     frames_of,
     parts_of,
 )
-from fedsync.flower.internals.heartbeats import note_life
+from fedsync.flower.internals.heartbeats import Prompt, note_life
 from fedsync.flower.internals.lines import Line
 from fedsync.flower.internals.one_transaction import clean_up_seldom, index_parts, one_transaction, wait_patiently
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
@@ -88,7 +88,7 @@ class BundleRoutes:
         self._stored: Counter[int] = Counter()
         self._runs: dict[bytes, int] = {}
         self._looks = AnswerLooks()
-        self._turns, self._thread = Turns(), CapacityLimiter(1)
+        self._turns, self._thread, self._prompt = Turns(), CapacityLimiter(1), Prompt()
         self._later = threading.local()
 
     def watch(self) -> None:
@@ -152,7 +152,7 @@ class BundleRoutes:
         if scope["path"] == HEARTBEAT:
             # It takes no time, and whoever waits with it for a thousand others counts as gone.
             beat = await body_of(scope, receive, MOST_BEAT)
-            (answer,) = await self._handled(self._beat, node, beat, first=True)
+            (answer,) = await self._handled(self._beat, node, beat, first=self._prompt.goes_first(node))
             await reply(send, 200, answer)
             return
         if scope["path"] in (PULL, PULL_NOW):
@@ -294,7 +294,7 @@ class BundleRoutes:
     async def _lives(self, node: int) -> None:
         """A look is a heartbeat, when it begins and when it is answered."""
         if not self._hear(node):
-            await self._handled(note_life, self._state(), node, first=True)
+            await self._handled(note_life, self._state(), node, first=self._prompt.goes_first(node))
 
     def _push(self, node: int, frames: list[bytes]) -> list[bytes]:
         from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -37,8 +37,36 @@ FLUSH_S = 10.0
 RISK_S = 15.0
 """A node whose time in the database ends so soon has its heartbeat written at once [s]; more than `FLUSH_S`."""
 
+PROMPT_S = 1.0
+"""A node whose heartbeats come sooner than this after each other waits with them as with any request [s]."""
+
 _LOOKS = ("get_nodes", "get_node_info", "get_message_res")
 _ENDS = ("activate_node", "deactivate_node")
+
+
+class Prompt:
+    """Whose heartbeat goes before other requests: of each node one in `PROMPT_S`.
+
+    Heartbeats go first so that nobody counts as gone who waits with many. A node that sends nothing else, each with
+    another interval so that it has to be written, would have nearly all turns.
+
+    Args:
+        clock: seconds, from anywhere.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._went: dict[int, float] = {}
+
+    def goes_first(self, node_id: int) -> bool:
+        """Whether a node's heartbeat goes first; if so, its next ones do not for a while."""
+        now_s = self._clock()
+        while self._went and now_s - next(iter(self._went.values())) >= PROMPT_S:
+            del self._went[next(iter(self._went))]
+        if node_id in self._went:
+            return False
+        self._went[node_id] = now_s
+        return True
 
 
 class Heartbeats:

@@ -7,11 +7,13 @@ import pytest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
 from fedsync.config.gate import GateConfig
-from fedsync.flower.internals import bundle_routes, versions
+from fedsync.flower.internals import bundle_routes, heartbeats, versions
 from fedsync.flower.internals.turns import MOST_FIRST, Turns
-from tests.flower.internals.superlink import serving
+from tests.flower.internals.superlink import Silo, serving
 from tests.flower.internals.test_bundles import ask as order
 from tests.flower.internals.test_bundles import look, server_app, supernode
+
+needs_tested = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 
 
 async def ask(turns: Turns, name: str, had: list[str], *, first: bool = False, answers: bool = False) -> None:
@@ -134,20 +136,56 @@ def test_a_turn_that_fails_is_over() -> None:
     assert asyncio.run(play()) == ["berlin"]
 
 
-@pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
-def test_heartbeats_and_what_the_app_asks_for_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    firsts = list[bool]()
+@pytest.fixture
+def firsts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each turn at a gate, whether it was asked for as one that goes first; all happens within `PROMPT_S`."""
+    noted = list[bool]()
 
     class Noting(Turns):
         def turn(self, *, first: bool = False, answers: bool = False) -> AbstractAsyncContextManager[None]:
-            firsts.append(first)
+            noted.append(first)
             return super().turn(first=first, answers=answers)
 
     monkeypatch.setattr(bundle_routes, "Turns", Noting)
+    monkeypatch.setattr(heartbeats, "PROMPT_S", 1e9)
+    return noted
+
+
+def beat(silo: Silo, interval: float = 30) -> None:
+    silo.client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=silo.node, heartbeat_interval=interval))
+
+
+@needs_tested
+def test_heartbeats_and_what_the_app_asks_for_go_first(monkeypatch: pytest.MonkeyPatch, firsts: list[bool]) -> None:
     with serving(monkeypatch, GateConfig()) as link:
-        berlin, (grid, _) = link.silo(), server_app(link)
-        berlin.client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=berlin.node, heartbeat_interval=30))
-        order(link, berlin, grid)
+        berlin, paris, (grid, _) = link.silo(), link.silo("paris"), server_app(link)
+        beat(berlin)
+        order(link, paris, grid)
         assert firsts == [True, True]
-        look(berlin, supernode(berlin)[0])
-        assert firsts == [True, True, True, False, True], "a look is a heartbeat, too, at its begin and its end"
+        look(paris, supernode(paris)[0])
+        assert firsts == [True, True, True, False, False], "a look is a heartbeat, too, at its begin and its end"
+
+
+@needs_tested
+def test_a_node_that_sends_heartbeats_without_end_waits_with_them_as_with_any_request(
+    monkeypatch: pytest.MonkeyPatch, firsts: list[bool]
+) -> None:
+    """Each has another interval, so that it has to be written: a silo that lies took four turns of five from others."""
+    with serving(monkeypatch, GateConfig()) as link:
+        for interval in range(30, 34):
+            beat(link.silo("berlin"), interval)
+        beat(link.silo("paris"))
+    assert firsts == [True, False, False, False, True]
+
+
+def test_a_heartbeat_goes_first_again_after_a_while() -> None:
+    clock = [0.0]
+    prompt = heartbeats.Prompt(lambda: clock[0])
+
+    def said(now_s: float, node: int) -> bool:
+        clock[0] = now_s
+        return prompt.goes_first(node)
+
+    assert [said(0.0, 1), said(0.5, 2), said(0.9, 1), said(1.0, 1)] == [True, True, False, True]
+    assert [said(1.4, 2), said(1.5, 2), said(1.9, 1), said(2.0, 1)] == [False, True, False, True]
+    assert said(9.0, 3) and len(prompt._went) == 1, "nobody is remembered for longer"
