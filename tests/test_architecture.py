@@ -243,6 +243,7 @@ def test_no_strategy_names_an_import_path() -> None:
         "import fedsync.sim.engine",
         "import fedsync.cli",
         "import fedsync.ops.start",
+        "import fedsync.ops.local",
     ],
 )
 def test_light_things_load_no_heavy_module(statement: str) -> None:

@@ -16,7 +16,6 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.selection import stated
-from fedsync.trainer.last_order import LastOrders
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
 
@@ -172,6 +171,8 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = Fals
         spec: of the run.
         own: private parts are as the trainer that left the copy has trained them, not as they were built.
     """
+    from fedsync.trainer.last_order import LastOrders  # with torch, whose import takes seconds: in vain before a run
+
     keeper = keeper_of(copies, spec)
     path, newest, plan = kept_state(copies, spec, keeper.layout)
     last = LastOrders(path.parent).last if own else None
