@@ -33,7 +33,7 @@ from fedsync.flower.internals.bundles import APP_PREFIX, MOST_BYTES, NODE_PATHS,
 from fedsync.flower.internals.callers import Callers, Headers
 from fedsync.flower.internals.heartbeats import hear_heartbeats
 from fedsync.flower.internals.known_runs import RUN_PATHS, KnownRuns
-from fedsync.flower.internals.leftovers import forget_runs_that_are_over
+from fedsync.flower.internals.leftovers import forget_old_logs, forget_runs_that_are_over
 from fedsync.flower.internals.lines import TRUSTED, Line
 from fedsync.flower.internals.operator import read_secret
 from fedsync.flower.internals.parcel_routes import HELD_BYTES, MAX_PART_BYTES, PREFIX, NoParcel, ParcelRoutes
@@ -327,6 +327,7 @@ def add_gate(app: Any, limits: GateConfig, secret: str, parcels: Path) -> None:
     bundles = BundleRoutes(app.state.linkstate_factory.state, hear_heartbeats(state))
     bundles.watch()
     forget_runs_that_are_over(state)
+    forget_old_logs(state)
     app.add_middleware(
         AccessMiddleware,
         callers=callers,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsync.flower.internals.apps import installed_app
 from fedsync.flower.internals.bundle_client import BundlingClient, node_client
+from fedsync.flower.internals.leftovers import make_no_tasks
 from fedsync.flower.internals.parcel_client import with_identity_of
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ def answer_here() -> None:
     with_identity_of(use_parcels, bundling)
     pull, push, answers = internal._pull_and_store_message, internal._push_messages, Answers()
 
-    def pull_or_go_on(**ways: Any) -> int | None:
+    def pull_or_go_on(*, state: Any, **ways: Any) -> int | None:
+        make_no_tasks(state)
         for client in clients:
             # Who has answers under way must not be held while one becomes ready.
             client.patient = not answers.under_way
-        run = pull(**ways)
+        run = pull(state=state, **ways)
         # Not None has Flower's loop go on to what it calls pushing, at once.
         return run if run is not None or not answers.wait(LOOK_S) else 0
 

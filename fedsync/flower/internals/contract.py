@@ -46,6 +46,9 @@ POINTS: Points = {
         flwr.supernode.cli.flower_supernode:_start_supernode_http_api b2832210a0ca
         flwr.supernode.nodestate:NodeState.get_messages_legacy ee65612501be
         flwr.supernode.nodestate:NodeState.store_message da6f3caccb4b
+        flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState.create_task ca22dc66c899
+        flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState.finish_task 6800803a9677
+        flwr.supercore.corestate.in_memory_corestate:InMemoryCoreState.finish_task 74802c12902f
         flwr.supernode.nodestate:NodeState.record_message_processing_start 0388c0952ed4
         flwr.supernode.nodestate:NodeState.record_message_processing_end 89b34f71f940
         flwr.supernode.nodestate:NodeState.get_run 6af7b6017411
@@ -106,11 +109,13 @@ POINTS: Points = {
         flwr.supercore.inflatable.inflatable_object:get_object_body 221a88d53513
         flwr.supercore.inflatable.inflatable_object:get_object_head_values_from_object_content d9288c47e775
     """),
-    "what runs that are over leave": _points("""
+    "what runs leave in a database": _points("""
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.create_run 37e430ddba6b 44f677818ba5
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_run_info b6686f297300
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_message_ids_from_run_id 70ae4f9f56bb
         flwr.server.superlink.linkstate.linkstate:LinkState.cleanup_run c4ca8a76bcb4
+        flwr.supercore.corestate.sql_corestate:SqlCoreState.add_task_log 93feca0deab3
+        flwr.supercore.state.schema.corestate_models:TaskLogsTable a85f8504acb5
     """),
     "heartbeats that are heard, not written": _points("""
         flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL 624b60c58c9d

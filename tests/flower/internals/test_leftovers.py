@@ -1,4 +1,4 @@
-"""A server that goes on for weeks keeps nothing of runs whose server process died."""
+"""A server that goes on for weeks keeps nothing of runs whose server process died, and of each run's log the newest."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from flwr.common.constant import SubStatus
 
 from fedsync.config.gate import GateConfig
-from fedsync.flower.internals import versions
+from fedsync.flower.internals import leftovers, versions
 from tests.flower.internals.superlink import SuperLink, begun, serving
 
 pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
@@ -43,3 +43,19 @@ def test_a_run_that_goes_on_keeps_its_messages(tmp_path: Path, monkeypatch: pyte
         assert link.state.finish_task(task.task_id, SubStatus.FAILED, "")
         begun(link.state)
         assert left(link)[0] == 1 and len(link.silo().pull()) == 1
+
+
+def test_of_a_runs_log_the_newest_pieces_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five are kept, which each tenth sees to: of 29 there are the newest five of the first 20, and nine more."""
+    monkeypatch.setattr(leftovers, "KEPT_LOGS", 5)
+    monkeypatch.setattr(leftovers, "_SELDOM", 10)
+    with serving(monkeypatch, GateConfig(), tmp_path / "link.db") as link:
+        other, _ = begun(link.state)
+        ((task,), (others,)) = (link.state.get_tasks(run_ids=[run]) for run in (link.run, other))
+        link.state.add_task_log(others.task_id, "of another run")  # the first piece
+        for piece in range(2, 30):
+            link.state.add_task_log(task.task_id, f"{piece} ")
+        assert link.state.get_task_log(task.task_id, None)[0].split() == [str(piece) for piece in range(16, 30)]
+        assert link.state.get_task_log(others.task_id, None)[0] == "of another run"
+        with pytest.raises(ValueError, match="not found"):
+            link.state.add_task_log(1, "of nobody")
