@@ -10,6 +10,7 @@ TESTS = (
     "tests/flower/internals/test_known_runs.py",
     "tests/flower/internals/test_leftovers.py",
     "tests/flower/internals/test_answering.py",
+    "tests/flower/internals/test_quota.py",
     "tests/flower/internals/test_answer_looks.py",
     "tests/flower/internals/test_one_transaction.py",
     "tests/flower/internals/test_registration.py",
@@ -90,6 +91,16 @@ _CHANGES: Changes = {
             "                self._stored[run] = later\n",
             "                pass\n",
         ),
+    ),
+    "flower/internals/replies.py": (
+        (
+            "a-part-is-counted-by-a-look-at-all-silos",
+            "if self._owners.get(session, node) != node:",
+            "if any(session in each.sessions for who, each in list(self._silos.items()) if who != node):",
+        ),
+        ("an-answer-that-is-announced-again-counts-twice", "                self._drop(node, before)\n", ""),
+        ("what-was-fetched-still-fills-a-silo-s-room", "            self.parts -= waiting.parts\n", ""),
+        ("a-silo-has-room-for-one-answer-more", "len(own.sessions) - again <", "len(own.sessions) - again <="),
     ),
     "flower/internals/bundle_routes.py": (
         (

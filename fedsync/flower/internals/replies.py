@@ -20,6 +20,7 @@ import logging
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,37 @@ class _Waiting:
     came_s: float
 
 
+class _Silo:
+    """One silo's answers that wait, by session, and how many parts and bytes they are together."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, _Waiting] = {}
+        self.roots: dict[str, str] = {}
+        """Session of each answer whose first object is known."""
+        self.parts = self.bytes = 0
+
+    def put(self, session: str, waiting: _Waiting) -> None:
+        self.pop(session)
+        self.sessions[session] = waiting
+        if waiting.root:
+            self.roots[waiting.root] = session
+        self.parts += waiting.parts
+        self.bytes += waiting.bytes
+
+    def pop(self, session: str) -> None:
+        waiting = self.sessions.pop(session, None)
+        if waiting is not None:
+            self.roots.pop(waiting.root, None)
+            self.parts -= waiting.parts
+            self.bytes -= waiting.bytes
+
+    def grow(self, session: str, size: int) -> None:
+        self.sessions[session].bytes += size
+        self.bytes += size
+
+
 class Quota:
-    """What waits of each silo's answers. Several threads use it.
+    """What waits of each silo's answers. Several threads use it. To count a part costs the same however many silos.
 
     Args:
         limits: how much may.
@@ -72,7 +102,9 @@ class Quota:
     def __init__(self, limits: GateConfig, clock: Any = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._nodes: dict[int, dict[str, _Waiting]] = {}
+        self._silos: defaultdict[int, _Silo] = defaultdict(_Silo)
+        self._owners: dict[str, int] = {}
+        """Whose each session is."""
         self._lock = threading.Lock()
 
     def check(self, node: int, root: str, parts: int, store: ObjectStore) -> None:
@@ -90,10 +122,12 @@ class Quota:
     def begin(self, node: int, session: str, root: str, parts: int) -> None:
         """Note an answer, whose parts come in a session; an earlier session for it is over."""
         with self._lock:
-            own = self._nodes.setdefault(node, {})
-            before = next((name for name, waiting in own.items() if waiting.root == root), None)
-            size = own.pop(before).bytes if before is not None else 0
-            own[session] = _Waiting(root, parts, size, self._clock())
+            own, size = self._silos[node], 0
+            before = own.roots.get(root)
+            if before is not None:
+                size = own.sessions[before].bytes
+                self._drop(node, before)
+            self._keep(node, session, _Waiting(root, parts, size, self._clock()))
 
     def add(self, node: int, session: str, size: int, store: ObjectStore) -> None:
         """Count a part of an answer; a session that is not known was begun before this process.
@@ -103,44 +137,58 @@ class Quota:
             FullError: there is no room for it.
         """
         with self._lock:
-            if any(session in sessions for other, sessions in self._nodes.items() if other != node):
+            if self._owners.get(session, node) != node:
                 raise LieError("the session is another node's")
             if not self._room(node, None, 0, size):
                 self._forget(node, store)
                 if not self._room(node, None, 0, size):
                     raise FullError(f"node {node} has {self._limits.waiting_bytes} bytes that wait")
-            waiting = self._nodes.setdefault(node, {}).setdefault(session, _Waiting("", 0, 0, 0.0))
-            waiting.bytes += size
-            waiting.came_s = self._clock()
+            if session not in self._owners:
+                self._keep(node, session, _Waiting("", 0, 0, 0.0))
+            own = self._silos[node]
+            own.grow(session, size)
+            own.sessions[session].came_s = self._clock()
 
     def refund(self, node: int, session: str, size: int) -> None:
         """A part that was counted was not stored."""
         with self._lock:
-            waiting = self._nodes.get(node, {}).get(session)
-            if waiting is not None:
-                waiting.bytes -= size
-                if not (waiting.root or waiting.bytes):
-                    del self._nodes[node][session]
+            if self._owners.get(session) != node:
+                return
+            own = self._silos[node]
+            own.grow(session, -size)
+            waiting = own.sessions[session]
+            if not (waiting.root or waiting.bytes):
+                self._drop(node, session)
+
+    def _keep(self, node: int, session: str, waiting: _Waiting) -> None:
+        self._silos[node].put(session, waiting)
+        self._owners[session] = node
+
+    def _drop(self, node: int, session: str) -> None:
+        self._silos[node].pop(session)
+        del self._owners[session]
 
     def _room(self, node: int, root: str | None, parts: int, size: int) -> bool:
-        own = [waiting for waiting in self._nodes.get(node, {}).values() if waiting.root != root]
+        """Whether there is room for so much more; what waits of an answer that is announced again does not count."""
+        own = self._silos[node]
+        before = None if root is None else own.sessions.get(own.roots.get(root, ""))
+        again, its_parts, its_bytes = (0, 0, 0) if before is None else (1, before.parts, before.bytes)
         return (
-            (root is None or len(own) < self._limits.waiting_messages)
-            and sum(waiting.parts for waiting in own) + parts <= MOST_PARTS
-            and sum(waiting.bytes for waiting in own) + size <= self._limits.waiting_bytes
+            (root is None or len(own.sessions) - again < self._limits.waiting_messages)
+            and own.parts - its_parts + parts <= MOST_PARTS
+            and own.bytes - its_bytes + size <= self._limits.waiting_bytes
         )
 
     def _forget(self, node: int, store: ObjectStore) -> None:
         """Drop what the app has fetched, what Flower has removed, and sessions of old that are over."""
-        own = self._nodes.get(node, {})
         old_s = self._clock() - SESSION_S
         gone = [
             session
-            for session, waiting in own.items()
+            for session, waiting in self._silos[node].sessions.items()
             if (waiting.root not in store if waiting.root else waiting.came_s < old_s)
         ]
         for session in gone:
-            del own[session]
+            self._drop(node, session)
 
 
 class _Noted:
