@@ -222,7 +222,7 @@ class Coordinator:
     def _admit(self, at_s: float, name: str, facts: SiloFacts, actions: list[Action]) -> None:
         """Take a silo in, unless nothing can be made of what it says of itself."""
         state = self._state
-        if state.steering.keeps_out(name, facts):
+        if state.steering.keeps_out(name, facts, at_s):
             return
         try:
             check_facts(name, facts)

@@ -8,6 +8,7 @@ from fedsync.core.actions import Action, HaltEarly, Note, OperatorAnswered
 from fedsync.core.departures import lose
 from fedsync.core.events import OperatorAsked
 from fedsync.core.orders import SiloFacts
+from fedsync.core.presence import Presence
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, PauseRun, ReadmitSilo, said
 from fedsync.core.stopping import StopRules
@@ -51,13 +52,14 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
         case DropSilo(name):
             silo = state.silos.get(name)
             steering.dropped[name] = None
-            steering.keeps_out(name, None if silo is None else silo.facts)
-            state.attendance.windows.pop(name, None)  # nobody waits for it to be back
+            window = state.attendance.windows.pop(name, None)  # nobody waits for it to be back
+            presence = None if window is None else Presence(*window)
+            steering.keeps_out(name, None if silo is None else replace(silo.facts, presence=presence))
             if silo is not None:
                 actions.extend(HaltEarly(name, order.update_id) for order in silo.orders)
             lose(state, name, _DROPPED, actions)
         case ReadmitSilo(name):
-            return steering.dropped.pop(name)
+            return steering.readmit(name, asked.at_s)
         case ChangeStop() as changed:
             steering.stop = changed.after(rules)
             if changed.seconds is not None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from fedsync.core.actions import OperatorAnswered
 from fedsync.core.orders import SiloFacts
+from fedsync.core.presence import Presence
 from fedsync.core.stopping import StopRules
 
 MOST_ANSWERS = 64
@@ -99,6 +100,15 @@ class ChangeStop:
         return ""
 
 
+def _moved(facts: SiloFacts, by_s: float) -> SiloFacts:
+    """The same with a window that counts from so much earlier; none where the next one has begun by then."""
+    said = facts.presence
+    if said is None:
+        return facts
+    left_s, back_s = said.left_s + by_s, said.back_s + by_s
+    return replace(facts, presence=Presence(max(left_s, 0.0), back_s) if back_s > 0 else None)
+
+
 OperatorQuestion = PauseRun | ContinueRun | DropSilo | ReadmitSilo | ChangeStop
 
 
@@ -108,7 +118,8 @@ class Steering:
 
     Args:
         paused: whether nothing is decided.
-        dropped: silos that stay out, each with what it says of itself if it is there.
+        dropped: silos that stay out, each with what it says of itself if it is there; its window counts from when the
+            run began.
         stop: the rules that the run ends by, where they were changed.
         answered: the newest answers, by question.
     """
@@ -118,12 +129,16 @@ class Steering:
     stop: StopRules | None = None
     answered: dict[str, OperatorAnswered] = field(default_factory=dict)
 
-    def keeps_out(self, name: str, facts: SiloFacts | None) -> bool:
-        """Whether a silo stays out; takes note of what it says of itself, None as it is gone."""
+    def keeps_out(self, name: str, facts: SiloFacts | None, at_s: float = 0.0) -> bool:
+        """Whether a silo stays out; takes note of what it says of itself at that moment, None as it is gone."""
         if name in self.dropped:
-            # How long it is still there will be another time by then.
-            self.dropped[name] = None if facts is None else replace(facts, presence=None)
+            self.dropped[name] = None if facts is None else _moved(facts, at_s)
         return name in self.dropped
+
+    def readmit(self, name: str, at_s: float) -> SiloFacts | None:
+        """What a silo that was out says of itself if it is there, as if it said so at that moment."""
+        facts = self.dropped.pop(name)
+        return None if facts is None else _moved(facts, -at_s)
 
     def remember(self, answer: OperatorAnswered) -> None:
         self.answered[answer.request] = answer

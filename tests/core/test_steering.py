@@ -110,19 +110,41 @@ def test_a_silo_that_is_readmitted_while_it_is_away_joins_when_it_comes() -> Non
     assert set(orders(coordinator.handle([answer("a", orders(entry)["a"], 6.0)], 6.0))) == {"a", "b"}
 
 
-def test_a_silo_with_a_window_that_is_readmitted_is_asked_and_believed_that_it_is_away() -> None:
-    """How long it is there was said before it was dropped, and means nothing any more."""
+@pytest.mark.parametrize("again", [False, True], ids=["it stays connected", "it joins anew while it is out"])
+def test_a_silo_that_is_readmitted_has_the_window_that_it_told_before(again: bool) -> None:
+    """Told at 1 s, or at 8 s: there until 10 s, and again at 101 s. At 20 s its window is over."""
     coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
     coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
     ask(coordinator, DropSilo("b"), 2.0)
-    # At 20 s its window is over, and it is still connected.
-    work = orders(ask(coordinator, ReadmitSilo("b"), 20.0))
-    assert set(work) == {"b"}
-    entry = coordinator.handle([WorkFailed(22.0, "b", work["b"].update_id, "AWAY", back_s=79.0)], 22.0)
+    if again:
+        coordinator.handle([SiloLost(7.0, "b", "its node is gone")], 7.0)
+        coordinator.handle(joined("b", at_s=8.0, presence=Presence(left_s=2.0, back_s=93.0)), 8.0)
+    entry = ask(coordinator, ReadmitSilo("b"), 20.0)
     assert (orders(entry), of_type(entry, WakeAt)) == ({}, [WakeAt(101.0)])
+    assert "b is away for 81 s" in entry.reason
+    assert set(orders(coordinator.handle([TimerFired(101.0)], 101.0))) == {"b"}
+
+
+def test_a_silo_that_is_readmitted_within_its_window_goes_when_that_ends() -> None:
+    coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
+    coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
+    ask(coordinator, DropSilo("b"), 2.0)
+    assert set(orders(ask(coordinator, ReadmitSilo("b"), 5.0))) == {"b"}
+    assert "b is away for 91 s" in coordinator.handle([TimerFired(10.0)], 10.0).reason
+
+
+def test_a_silo_that_is_readmitted_after_its_next_window_began_is_asked_and_believed_that_it_is_away() -> None:
+    """Nobody knows by then when that one ends."""
+    coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
+    coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
+    ask(coordinator, DropSilo("b"), 2.0)
+    work = orders(ask(coordinator, ReadmitSilo("b"), 101.0))
+    assert set(work) == {"b"}
+    entry = coordinator.handle([WorkFailed(122.0, "b", work["b"].update_id, "AWAY", back_s=79.0)], 122.0)
+    assert (orders(entry), of_type(entry, WakeAt)) == ({}, [WakeAt(201.0)])
     assert "b is away for 79 s" in entry.reason
-    assert orders(coordinator.handle([TimerFired(100.0)], 100.0)) == {}
-    assert set(orders(coordinator.handle([TimerFired(101.0)], 101.0))) == {"b"}, "which is no failure to rest for"
+    assert orders(coordinator.handle([TimerFired(200.0)], 200.0)) == {}
+    assert set(orders(coordinator.handle([TimerFired(201.0)], 201.0))) == {"b"}, "which is no failure to rest for"
 
 
 def test_a_silo_that_is_away_can_be_dropped() -> None:

@@ -25,7 +25,7 @@ _CHANGES: Changes = {
         ),
         (
             "a-silo-that-was-dropped-is-back-when-it-joins",
-            "        if state.steering.keeps_out(name, facts):\n            return\n",
+            "        if state.steering.keeps_out(name, facts, at_s):\n            return\n",
             "",
         ),
     ),
@@ -35,9 +35,18 @@ _CHANGES: Changes = {
             "if before is not None:",
             "if before is not None and before.refused:",
         ),
+        (
+            "a-silo-that-is-dropped-takes-its-window-along",
+            "presence = None if window is None else Presence(*window)",
+            "presence = None",
+        ),
         ("a-changed-limit-in-seconds-wakes-nobody", "                state.timed = False\n", "                pass\n"),
     ),
-    "core/steering.py": (("too-few-silos-are-left-to-open-a-sum", "len(here) - 1 < least:", "len(here) < least:"),),
+    "core/steering.py": (
+        ("too-few-silos-are-left-to-open-a-sum", "len(here) - 1 < least:", "len(here) < least:"),
+        ("a-silo-that-is-readmitted-has-a-window-of-long-ago", "_moved(facts, -at_s)", "facts"),
+        ("a-silo-that-joins-while-it-is-out-has-a-window-of-another-time", "else _moved(facts, at_s)", "else facts"),
+    ),
     "flower/checkpoints.py": (
         (
             "what-an-operator-was-told-is-forgotten-at-a-restart",
