@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsync.core.errors import ConfigError
-from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.journal import JournalEntry
+from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
 from fedsync.observe.fate import NO_RUN, is_cut_off, way_on
 from fedsync.observe.ledger import KEPT_ROUNDS, EndedOrder, Ledger
 from fedsync.observe.report.data import natural, read_summary
@@ -27,6 +27,9 @@ from fedsync.observe.tail import Tail
 
 MOST_ROWS = 40
 """Silos that are shown; of more, the first by name."""
+
+MOST_ABSENCES = 12
+"""Absences of each silo that are kept, of each reason, the newest."""
 
 _POLL_S = 0.25
 
@@ -59,19 +62,14 @@ class LiveRun:
             steered=self.steered,
         )
         self.runtime = str(header.get("runtime", ""))
-        self._here: set[str] = set()
+        self.absences = Absences(MOST_ABSENCES)
         self._paces: dict[str, _Pace] = {}
         self._last_s = 0.0
 
     def add(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
         self._last_s = entry.at_s
-        for event in entry.events:
-            match event:
-                case SiloJoined(_, name, _):
-                    self._here.add(name)
-                case SiloLost(_, name, _):
-                    self._here.discard(name)
+        self.absences.add(entry)
 
     def _end(self, ended: EndedOrder) -> None:
         self._on_end(ended)
@@ -118,11 +116,12 @@ class LiveRun:
             train_s = min(train_s, silo.order.budget_s)
         return max(silo.since_s + train_s + pace.overhead_s - now_s, 0.0)
 
-    def state_of(self, name: str) -> str:
-        """What a silo is doing, in a word."""
-        if name in self.steered.dropped:
-            return "dropped"
-        return "gone" if name not in self._here else "idle" if self.ledger.silos[name].order is None else "working"
+    def state_of(self, name: str, now_s: float) -> str:
+        """What a silo is doing, in a word; ``now_s`` is the run's time."""
+        why = self.absences.why(name, now_s)
+        if self.ledger.silos[name].order is not None and why != DROPPED:
+            return "working"
+        return why if why in (DROPPED, AWAY, GONE) else "idle"
 
     def is_cut_off(self, *, summary: bool, gone: bool) -> bool:
         """Whether it has ended before its end.
@@ -180,7 +179,7 @@ class LiveRun:
             pace, left_s = self._paces.get(name), self.order_left_s(name, now_s)
             table.add_row(
                 Text(name),
-                self.state_of(name),
+                self.state_of(name, now_s),
                 str(silo.order.round if silo.order is not None else silo.orders + silo.failures + silo.taken),
                 str(silo.batch_size or "-"),
                 "-" if pace is None else f"{pace.speed:.1f}",

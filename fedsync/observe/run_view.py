@@ -14,6 +14,7 @@ from typing import Any
 from fedsync.core.actions import Commit, Note, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.observe.absences import WAITING, pieces
 from fedsync.observe.fate import SUMMARY, is_cut_off, way_on
 from fedsync.observe.ledger import EndedOrder
 from fedsync.observe.live import LiveRun
@@ -133,7 +134,7 @@ class RunView:
         silo = run.ledger.silos[name]
         return {
             "name": name,
-            "state": run.state_of(name),
+            "state": run.state_of(name, now_s),
             "orders": silo.orders,
             "failures": silo.failures,
             "batch": silo.batch_size,
@@ -147,4 +148,10 @@ class RunView:
                 [one.begin_s, None if one.report is None else one.report.compute_s, one.end_s]
                 for one in self._spans[name]
             ],
+            # Begin, end, and why it had no order, where it did not merely wait.
+            "absences": [
+                [one.begin_s, one.end_s, one.why]
+                for one in pieces(0.0, now_s, run.absences.of(name, now_s))
+                if one.why != WAITING
+            ][-MOST_SPANS:],
         }

@@ -93,6 +93,8 @@ def test_a_run_is_looked_at_and_steered(server: PageServer) -> None:
         browser.value("window.confirm = () => true")
         browser.value("document.querySelector('[aria-label=\"Drop b\"]').click()")
         until(browser, "document.querySelector('[aria-label=\"Readmit b\"]') !== null")
+        fills = "[...document.querySelectorAll('#timeline rect.absence')].map(one => one.getAttribute('fill'))"
+        until(browser, f"{fills}.includes('url(#hatch-dropped)')")
         browser.value("document.querySelector('[name=rounds]').value = '0'")
         browser.value("document.getElementById('stop').dispatchEvent(new Event('submit', {cancelable: true}))")
         until(browser, "document.getElementById('answer').textContent.startsWith('Refused: 0 rounds are none')")

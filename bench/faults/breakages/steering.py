@@ -10,6 +10,7 @@ TESTS = (
     "tests/flower/test_operator_requests.py",
     "tests/flower/test_checkpoint_files.py",
     "tests/laws/test_steering.py",
+    "tests/observe/test_absences.py",
     "tests/observe/test_fate.py",
     "tests/observe/test_live.py",
     "tests/observe/test_progress.py",
@@ -83,6 +84,18 @@ _CHANGES: Changes = {
             "self._rounds",
         ),
         ("the-terminal-tells-nothing-of-the-operator", "        self._show_operator(ledger)\n", ""),
+    ),
+    "observe/absences.py": (
+        ("a-pause-looks-like-waiting", "self._since_s[EVERYBODY, PAUSED] = at_s", "pass"),
+        ("a-question-that-was-refused-is-drawn", "            if not refused:\n", "            if True:\n"),
+        (
+            "a-silo-that-was-away-looks-idle-afterwards",
+            "if before is not None and before[0] < at_s",
+            "if False and before",
+        ),
+        ("one-that-is-back-stays-away", "(until_s, min(back_s, now_s), AWAY)", "(until_s, now_s, AWAY)"),
+        ("one-that-comes-late-looks-idle-before", "self._since_s[silo, GONE] = 0.0", "pass"),
+        ("the-page-keeps-all-absences-for-ever", "deque(maxlen=self.keep)", "deque()"),
     ),
     "observe/fate.py": (
         ("a-killed-run-looks-alive", "return lock.exists() and not held(lock)", "return False"),

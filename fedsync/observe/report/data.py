@@ -17,6 +17,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
+from fedsync.observe.absences import Absences, Span
 from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import EndedOrder, Ledger
 from fedsync.observe.report.forecast import Predictions
@@ -98,6 +99,7 @@ class RunData:
         results: how good its models are.
         examples: training samples that each silo told; empty where figures are sealed.
         unvalidated: silos that said that they hold out no validation split.
+        absences: why silos had no order where they did not merely wait, by silo; in seconds since training began.
         version: of FedSync, that ran it; "" where that is not known.
     """
 
@@ -113,6 +115,7 @@ class RunData:
     results: Results = field(default_factory=Results)
     examples: Mapping[str, int] = field(default_factory=dict)
     unvalidated: tuple[str, ...] = ()
+    absences: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     version: str = ""
 
     @property
@@ -202,9 +205,13 @@ class _Books:
         self._spans: list[OrderSpan] = []
         self._staleness: dict[int, tuple[int, ...]] = {}
         self._overhead_s: Counter[str] = Counter()
+        self._absences = Absences()
+        self._now_s = 0.0
 
     def add(self, entry: JournalEntry) -> None:
         self._ledger.add(entry)
+        self._absences.add(entry)
+        self._now_s = entry.at_s
         if self._predictions is not None:
             self._predictions.add(entry)
         for event in entry.events:
@@ -249,8 +256,14 @@ class _Books:
             ledger.stopped is not None,
             examples={} if sealed else {name: self._facts[name].examples for name in silos},
             unvalidated=tuple(name for name in silos if not self._facts[name].validates),
+            absences={name: self._absent(name) for name in silos},
             version=str(header.get("fedsync", "")),
         )
+
+    def _absent(self, name: str) -> tuple[Span, ...]:
+        begin_s = self._begin_s or 0.0
+        spans = self._absences.of(name, self._now_s)
+        return tuple(Span(each.begin_s - begin_s, each.end_s - begin_s, each.why) for each in spans)
 
     def _end(self, ended: EndedOrder) -> None:
         begin_s, order, report = self._begin_s or 0.0, ended.order, ended.report

@@ -1,10 +1,12 @@
-"""Who did what when: one row a silo."""
+"""Who did what when, and why not: one row a silo."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedsync.observe.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, pieces
 from fedsync.observe.report.data import OrderSpan, RunData
 from fedsync.observe.report.style import COLOURS, GRID, INK, PAPER, Picture, canvas, name_of, thin
 
@@ -21,8 +23,36 @@ MOST_COMMITS = 400
 Box = tuple[float, float, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How boxes of a kind look."""
+
+    label: str
+    colour: str
+    hatch: str = ""
+    edge: str = PAPER
+
+    def look(self) -> dict[str, Any]:
+        return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": self.edge}
+
+
+_COMPUTE, _OVERHEAD, _FAILED = "compute", "overhead", "no update"
+_KINDS = {
+    _COMPUTE: _Kind(_COMPUTE, COLOURS[0]),
+    _OVERHEAD: _Kind(_OVERHEAD, COLOURS[4], "////"),
+    _FAILED: _Kind(_FAILED, COLOURS[1], "xxxx"),
+    WAITING: _Kind(WAITING, PAPER, edge=GRID),
+    PAUSED: _Kind("paused", COLOURS[5], "||||"),
+    DROPPED: _Kind("dropped", COLOURS[3], "\\\\\\\\"),
+    AWAY: _Kind("away", PAPER, "....", COLOURS[2]),
+    GONE: _Kind("not connected", GRID),
+}
+_ALWAYS = 4
+"""The first so many kinds are explained, whether or not there is any; of the others, those that there are."""
+
+
 def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
-    """Compute, overhead and waiting of every silo, with commits as lines. None without any order.
+    """What every silo did, or why it had no order, with commits as lines. None without any order.
 
     A run of many orders is shown from its beginning, as far as ``most_orders`` of them go.
     """
@@ -38,10 +68,13 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
     shown_s = whole_s if len(orders) <= most_orders else orders[most_orders].begin_s
     kept = [span for span in orders if span.begin_s < shown_s or shown_s == whole_s]
     commits = [point.at_s for point in run.points if point.at_s <= shown_s]
-    with canvas(7.0, 0.95 + 0.27 * max(len(names), 3)) as (figure, ax):
-        for boxes, colour, hatch in _kinds(kept, row_of, shown_s):
+    boxes = _boxes(run, kept, row_of, shown_s)
+    told = [kind for index, kind in enumerate(_KINDS) if index < _ALWAYS or boxes[kind]]
+    columns = 5 if len(told) == _ALWAYS else 4
+    with canvas(7.0, 0.95 + 0.27 * max(len(names), 3) + 0.19 * (len(told) // columns)) as (figure, ax):
+        for kind in told:
             # Not `add_patch`, which looks for the extent of every box: the limits are set below.
-            ax.add_artist(_patch(boxes, colour, hatch))
+            ax.add_artist(_patch(boxes[kind], _KINDS[kind]))
         # Many lines would hide what they cross, so many are marks at the foot.
         many = len(commits) > MOST_LINES
         line: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": "-" if many else (0, (4, 2))}
@@ -52,38 +85,35 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
         ax.set_yticks(range(len(names)), [name_of(name) for name in names])
         ax.grid(axis="y", visible=False)
         ax.set_xlabel("time [s]")
-        handles: list[Patch | Line2D] = [
-            Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER if colour != PAPER else GRID, label=label)
-            for label, colour, hatch in _KEYS
-        ]
+        handles: list[Patch | Line2D] = [Patch(label=_KINDS[kind].label, **_KINDS[kind].look()) for kind in told]
         handles.append(Line2D([], [], label="commit", **line))
-        figure.legend(handles=handles, loc="outside upper center", ncols=5)
+        figure.legend(handles=handles, loc="outside upper center", ncols=columns)
     failed = sum(not span.done for span in kept)
+    absent = ", ".join(f"{_seconds(boxes[kind]):.1f} s {_KINDS[kind].label}" for kind in told[_ALWAYS:])
     alt = (
         f"Timeline of {run.label}: {len(names)} silos over {shown_s:.1f} s, {len(kept)} orders, {failed} without an "
         f"update, {len(commits)} commits. Of all silos' time {run.summary['wait_fraction']:.0%} was waiting."
+        + (f" Of that {absent}." if absent else "")
     )
     return Picture(
         f"Timeline of {run.label}",
         alt,
-        _caption(run, names, shown_s, whole_s, commits),
+        _caption(run, names, shown_s, whole_s, commits, told),
         figure,
         wide=True,
     )
 
 
-_KEYS = (
-    ("compute", COLOURS[0], ""),
-    ("overhead", COLOURS[4], "////"),
-    ("no update", COLOURS[1], "xxxx"),
-    ("waiting", PAPER, ""),
-)
-
-
-def _caption(run: RunData, names: Sequence[str], shown_s: float, whole_s: float, commits: Sequence[float]) -> str:
+def _caption(
+    run: RunData, names: Sequence[str], shown_s: float, whole_s: float, commits: Sequence[float], told: Collection[str]
+) -> str:
     notes = ["An order's training is drawn before its overhead: how long each took is known, not when."]
     if any(not span.done for span in run.orders):
         notes.append("No update: the order failed, or was in work when training ended.")
+    if DROPPED in told:
+        notes.append("Dropped: by the operator.")
+    if AWAY in told:
+        notes.append("Away: outside of the window in which the silo says that it is there.")
     if len(names) < len(run.silos):
         notes.append(f"{len(names)} of {len(run.silos)} silos, evenly spaced.")
     if shown_s < whole_s:
@@ -95,26 +125,37 @@ def _caption(run: RunData, names: Sequence[str], shown_s: float, whole_s: float,
     return " ".join(notes)
 
 
-def _kinds(orders: Iterable[OrderSpan], row_of: dict[str, int], end_s: float) -> Iterable[tuple[list[Box], str, str]]:
-    """Boxes (begin, end, row) of every kind, with colour and hatch; in the order of `_KEYS`."""
-    boxes: tuple[list[Box], ...] = ([], [], [], [])
+def _boxes(run: RunData, orders: Iterable[OrderSpan], row_of: Mapping[str, int], end_s: float) -> dict[str, list[Box]]:
+    """Boxes of every kind."""
+    boxes: dict[str, list[Box]] = {kind: [] for kind in _KINDS}
     idle_since = dict.fromkeys(row_of, 0.0)
+
+    def rest(silo: str, until_s: float) -> None:
+        for piece in pieces(idle_since[silo], until_s, run.absences.get(silo, ())):
+            boxes[piece.why].append((piece.begin_s, piece.end_s, row_of[silo]))
+
     for span in orders:
         row, stop_s = row_of[span.silo], min(span.end_s, end_s)
         middle_s = min(span.begin_s + span.compute_s, stop_s)
         if span.begin_s > idle_since[span.silo]:
-            boxes[3].append((idle_since[span.silo], span.begin_s, row))
+            rest(span.silo, span.begin_s)
         if span.done:
-            boxes[0].append((span.begin_s, middle_s, row))
-            boxes[1].append((middle_s, stop_s, row))
+            boxes[_COMPUTE].append((span.begin_s, middle_s, row))
+            boxes[_OVERHEAD].append((middle_s, stop_s, row))
         else:
-            boxes[2].append((span.begin_s, stop_s, row))
+            boxes[_FAILED].append((span.begin_s, stop_s, row))
         idle_since[span.silo] = stop_s
-    boxes[3].extend((since, end_s, row_of[name]) for name, since in idle_since.items() if since < end_s)
-    return [(kind, colour, hatch) for kind, (_, colour, hatch) in zip(boxes, _KEYS, strict=True)]
+    for silo, since_s in idle_since.items():
+        if since_s < end_s:
+            rest(silo, end_s)
+    return boxes
 
 
-def _patch(boxes: Iterable[Box], colour: str, hatch: str) -> PathPatch:
+def _seconds(boxes: Iterable[Box]) -> float:
+    return sum(end_s - begin_s for begin_s, end_s, _ in boxes)
+
+
+def _patch(boxes: Iterable[Box], kind: _Kind) -> PathPatch:
     """All boxes of a kind as one path: a path each would be three times as many bytes."""
     import numpy as np
     from matplotlib.patches import PathPatch
@@ -129,5 +170,4 @@ def _patch(boxes: Iterable[Box], colour: str, hatch: str) -> PathPatch:
         corners += [(begin_s, top), (end_s, top), (end_s, bottom), (begin_s, bottom), (begin_s, top)]
         codes += [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     path = Path(corners or [(0.0, 0.0)], codes or [Path.MOVETO])
-    edge = GRID if colour == PAPER else PAPER
-    return PathPatch(path, facecolor=colour, hatch=hatch, edgecolor=edge, linewidth=0.4)
+    return PathPatch(path, linewidth=0.4, **kind.look())

@@ -4,6 +4,8 @@
 const EVERY_MS = 1000, MOST_WAIT_MS = 10000;
 const SVG = "http://www.w3.org/2000/svg";
 const at = id => document.getElementById(id);
+// Why a silo had no order: lines and dots beside colours, for who cannot tell these apart, and for print.
+const HATCHES = { paused: "M1 0V6M4 0V6", dropped: "M-1 1L1 -1M0 6L6 0M5 7L7 5", away: "M2 3H4", gone: "" };
 let asking = false, wait_ms = EVERY_MS;
 
 function make(tag, text, name) {
@@ -162,6 +164,16 @@ function ticks(begin, end) {
   return found;
 }
 
+function hatches() {
+  const defs = drawn("defs", {});
+  for (const [why, path] of Object.entries(HATCHES)) {
+    const pattern = drawn("pattern", { id: `hatch-${why}`, class: why, width: 6, height: 6, patternUnits: "userSpaceOnUse" });
+    pattern.append(drawn("rect", { width: 6, height: 6 }), drawn("path", { d: path }));
+    defs.append(pattern);
+  }
+  return defs;
+}
+
 function showTimeline(run) {
   const svg = at("timeline"), silos = run.silos.filter(silo => silo.spans.length || silo.since_s !== null);
   const width = Math.max(svg.clientWidth || 900, 352), left = width < 600 ? 96 : 130, high = 16, gap = 5;
@@ -171,15 +183,17 @@ function showTimeline(run) {
   const known = silos.map(silo => silo.spans.length >= 24 ? silo.spans[0][0] : 0);
   const begin = Math.min(Math.max(Math.min(...begins, end), ...known), end - 0.001);
   const x = seconds => left + (width - left - 12) * (Math.max(seconds, begin) - begin) / (end - begin);
-  const height = silos.length * (high + gap) + 26, parts = [];
+  const height = silos.length * (high + gap) + 26, parts = [hatches()];
   silos.forEach((silo, index) => {
     const y = index * (high + gap) + 2, most = left < 130 ? 13 : 17;
     const label = silo.name.length > most ? `${silo.name.slice(0, most - 1)}…` : silo.name;
     parts.push(drawn("text", { x: left - 8, y: y + 12, "text-anchor": "end" }, label));
     parts.push(drawn("rect", { class: "rest", x: left, y, width: width - left - 12, height: high }));
-    const box = (name, from, to) => {
-      if (to > begin) parts.push(drawn("rect", { class: name, x: x(from), y, width: Math.max(x(to) - x(from), 1), height: high }));
+    const box = (name, from, to, more = {}) => {
+      const place = { x: x(from), y, width: Math.max(x(to) - x(from), 1), height: high };
+      if (to > begin) parts.push(drawn("rect", { class: name, ...place, ...more }));
     };
+    for (const [from, to, why] of silo.absences) box("absence", from, to, { fill: `url(#hatch-${why})` });
     for (const [from, compute, to] of silo.spans) {
       if (compute === null) { box("none", from, to); continue; }
       box("overhead", Math.min(from + compute, to), to);
