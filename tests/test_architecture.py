@@ -244,6 +244,7 @@ def test_no_strategy_names_an_import_path() -> None:
         "import fedsync.cli",
         "import fedsync.ops.start",
         "import fedsync.ops.local",
+        "import numpy; from fedsync.tasks.partition import Iid; Iid().split(numpy.zeros(9, int), 2, seed=1)",
     ],
 )
 def test_light_things_load_no_heavy_module(statement: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsync.core.errors import ConfigError
-from fedsync.tasks.partition import ByOwner, Dirichlet, DualDirichlet, Iid, Partition, Pathological, Shards
+from fedsync.tasks.partition import ByOwner, Dirichlet, DualDirichlet, Iid, Partition, Pathological, Shards, _deal
 
 LABELS = np.repeat(np.arange(10), 60)
 
@@ -38,6 +38,13 @@ def test_iid_shares_are_equal_and_mixed() -> None:
     parts = Iid().split(LABELS, 7, seed=3)
     assert {len(part) for part in parts} == {600 // 7, 600 // 7 + 1}
     assert all(len(np.unique(LABELS[part])) == 10 for part in parts)
+
+
+@pytest.mark.parametrize("count", [1, 7, 600])
+def test_iid_shares_are_those_of_flwr_datasets(count: int) -> None:
+    expected = _deal("IidPartitioner", LABELS, count, 3)
+    for part, same in zip(Iid().split(LABELS, count, seed=3), expected, strict=True):
+        np.testing.assert_array_equal(part, same)
 
 
 def test_a_small_alpha_is_more_uneven() -> None:
@@ -142,7 +149,7 @@ def test_options_of_partitions_are_checked(made: Callable[[], Partition], place:
     assert caught.value.place == place
 
 
-@pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.5), Pathological(2), Shards(2)])
+@pytest.mark.parametrize("partition", [Dirichlet(0.5), Pathological(2), Shards(2)])
 def test_a_missing_library_is_explained(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
