@@ -34,6 +34,7 @@ from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregato
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
 from fedsync.flower.nodes import Nodes
+from fedsync.flower.packing import Packer
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Letter, Relayed
@@ -111,7 +112,7 @@ class Outbox:
         self._arrivals = Arrivals(grid, at_once)
         self._parcels = parcels
         self._fetching: set[int] = set()
-        self._packed: tuple[Payload, bool, payloads.Packed] | None = None
+        self._packer = Packer(parcels)
         self._posted: list[tuple[PendingMessage, Message | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
@@ -210,15 +211,6 @@ class Outbox:
             case _:
                 return aggregator.outgoing(silo, Subject.LAST)
 
-    def _pack(self, payload: Payload, *, fetches: bool) -> payloads.Packed:
-        """Made once where it is the same for all."""
-        if self._packed is None or self._packed[0] is not payload or self._packed[1] != fetches:
-            parcel = None
-            if fetches and self._parcels is not None and payload.nbytes > payloads.SMALL_BYTES:
-                parcel = self._parcels.publish(payload)
-            self._packed = payload, fetches, parcel or payloads.pack(payload)
-        return self._packed[2]
-
     def _ticket(self, sent: PendingMessage) -> Ticket | None:
         """Where an answer may be left that is larger than what goes into a message anyway."""
         most = self._most_bytes(sent.request)
@@ -235,7 +227,7 @@ class Outbox:
         if sent.node in self._nodes.regions:
             self._posted.append((sent, self._message(sent, request, payload, left_s)))
             return
-        packed = None if payload is None else self._pack(payload, fetches=sent.node in self._fetching)
+        packed = None if payload is None else self._packer.pack(payload, fetches=sent.node in self._fetching)
         parcel = packed.digest if isinstance(packed, Parcel) else ""
         sent = replace(sent, parcel=parcel, ticket=self._ticket(sent))
         self._posted.append((sent, messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)))
@@ -309,9 +301,7 @@ class Outbox:
         """Keep at the gate what messages under way speak of."""
         if self._parcels is None:
             return
-        digests = {sent.parcel for sent in self.waiting}
-        if self._packed is not None and isinstance(self._packed[2], Parcel):
-            digests.add(self._packed[2].digest)
+        digests = {sent.parcel for sent in self.waiting} | self._packer.digests
         tickets = {(sent.node, sent.ticket.name) for sent in self.waiting if sent.ticket is not None}
         more = self._nodes.regions.parcels
         self._parcels.keep(digests | more[0], tickets | more[1])

@@ -15,6 +15,7 @@ from fedsync.core.errors import ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, Arrival, Arrivals
+from fedsync.flower.packing import Packer
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.trainer.protocol import Request
 from fedsync.trainer.regions import RegionAsk, RelayedNode
@@ -38,7 +39,7 @@ class RelayLine:
         self._parcels = parcels
         self._fetching: set[int] = set()
         self._sent: dict[str, tuple[int, str, Ticket | None]] = {}
-        self._packed: tuple[Payload, bool, payloads.Packed] | None = None
+        self._packer = Packer(parcels)
 
     def nodes(self) -> Sequence[RelayedNode]:
         if time.monotonic() - self._looked_s >= self._look_s:
@@ -47,7 +48,7 @@ class RelayLine:
         return self._here
 
     def send(self, node: int, spec: str, asked: Request, payload: Payload | None, ask: RegionAsk) -> str | None:
-        packed = None if payload is None else self._pack(payload, fetches=node in self._fetching)
+        packed = None if payload is None else self._packer.pack(payload, fetches=node in self._fetching)
         ticket = None
         if self._parcels is not None and ask.most > payloads.SMALL_BYTES:
             ticket = self._parcels.expect(node, ask.number, ask.most)
@@ -58,17 +59,6 @@ class RelayLine:
         digest = packed.digest if isinstance(packed, Parcel) else ""
         self._sent[identifier] = node, digest, ticket
         return identifier
-
-    def _pack(self, payload: Payload, *, fetches: bool) -> payloads.Packed:
-        """Made once where it is the same for silos that are asked one after the other."""
-        kept = self._packed
-        if kept is not None and kept[0] is payload and kept[1] == fetches:
-            return kept[2]
-        parcel = None
-        if fetches and self._parcels is not None and payload.nbytes > payloads.SMALL_BYTES:
-            parcel = self._parcels.publish(payload)
-        self._packed = payload, fetches, parcel or payloads.pack(payload)
-        return self._packed[2]
 
     def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
         found = self._arrivals.pull({identifier: BESIDE + nbytes for identifier, nbytes in most.items()})
@@ -83,9 +73,7 @@ class RelayLine:
         self._sent = {identifier: sent for identifier, sent in self._sent.items() if identifier in waited}
         if self._parcels is None:
             return
-        digests = {digest for _, digest, _ in self._sent.values()}
-        if self._packed is not None and isinstance(self._packed[2], Parcel):
-            digests.add(self._packed[2].digest)
+        digests = {digest for _, digest, _ in self._sent.values()} | self._packer.digests
         tickets = {(node, ticket.name) for node, _, ticket in self._sent.values() if ticket is not None}
         self._parcels.keep(digests, tickets)
 

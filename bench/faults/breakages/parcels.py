@@ -81,7 +81,7 @@ _CHANGES: Changes = {
         ),
         ("a-server-that-is-gone-is-waited-for", "if time.monotonic() - moved_s > PATIENCE_S:", "if tries > 50:"),
     ),
-    "flower/outbox.py": (
+    "flower/packing.py": (
         (
             "a-node-gets-what-it-cannot-fetch",
             "if fetches and self._parcels is not None",
@@ -92,6 +92,8 @@ _CHANGES: Changes = {
             "and self._parcels is not None and payload.nbytes > payloads.SMALL_BYTES",
             "and self._parcels is not None",
         ),
+    ),
+    "flower/outbox.py": (
         (
             "an-order-has-no-ticket",
             "large = isinstance(sent.request, Train | AskModel | AskSnapshot)",
