@@ -29,6 +29,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fedsync.common.allocation import settle
 from fedsync.common.processes import raise_file_limit
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals.lines import Line, Lines, most_lines
@@ -259,8 +260,10 @@ def serve_within(limits: GateConfig) -> None:
     program = import_module("flwr.superlink.cli.flower_superlink")
     files = raise_file_limit()
 
-    def run(*, app: Any, reload: bool, workers: int, **options: Any) -> None:
-        server = LimitedServer(uvicorn.Config(app, ws="none", server_header=False, **options), limits, files)
+    def run(*, app: Any, reload: bool, workers: int, access_log: bool, **options: Any) -> None:
+        config = uvicorn.Config(app, ws="none", server_header=False, access_log=False, **options)
+        server = LimitedServer(config, limits, files)
+        settle()
         server.run()
         if not server.started:
             sys.exit(3)
