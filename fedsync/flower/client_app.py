@@ -11,6 +11,7 @@ Nothing is raised to Flower, which would send the error's words to the server.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -27,7 +28,7 @@ from flwr.common.constant import APP_DIR
 from flwr.supercore.utils import get_flwr_home
 
 from fedsync.common.fence import ALLOWED
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.core.errors import SERVER, ConfigError, FedSyncError, ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.parcels import Parcel, Ticket, Uploaded
@@ -35,8 +36,10 @@ from fedsync.trainer.approvals import check_approved
 from fedsync.trainer.audit import audit_answer
 from fedsync.trainer.bundle import announce
 from fedsync.trainer.client import TrainerClient, trainer_folder
-from fedsync.trainer.protocol import RESOURCES, Ask, Identity, write_reply
-from fedsync.trainer.refusals import refuse
+from fedsync.trainer.protocol import RESOURCES, Ask, Identity, Refused, write_reply
+from fedsync.trainer.refusals import code_of, refuse
+
+logger = logging.getLogger(__name__)
 
 app = ClientApp()
 
@@ -110,6 +113,8 @@ def _forward(message: Message, context: Context) -> Message:
         line.carried(answer, begin_s)
         return messages.answer(message, reply, packed, fetches=parcels is not None)
     except Exception as error:
+        if "relay" in context.node_config:
+            return _not_handed_on(message, error)
         return refusal(message, error, identity, text, nbytes)
 
 
@@ -125,6 +130,14 @@ def _relayed(message: Message, socket: Path, spec: str, text: str, payload: Payl
     reply, answer = ask_relay(socket, spec, text, payload)
     packed = None if answer is None else _packed(message, answer)
     return messages.relay_answer(message, reply, packed, fetches=parcels is not None)
+
+
+def _not_handed_on(message: Message, error: Exception) -> Message:
+    """The answer of a relay's node to what its relay's app did not answer; a relay has no owner to be told of it."""
+    known = isinstance(error, OSError | FedSyncError)
+    told = "a question of the server above has no answer, and is asked again: %s"
+    logger.warning(told, error, exc_info=None if known else error)
+    return messages.answer(message, write_reply(Refused(code_of(error))), fetches=parcels is not None)
 
 
 def refusal(

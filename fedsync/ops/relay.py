@@ -43,4 +43,4 @@ def begin_relaying(config: ServerStartConfig, stop: threading.Event) -> None:
             told = {"relay": str(state / RELAY_SOCKET), "control": str(folder), "keys": config.keys or ""}
             hand_over(config, folder, {**told})
         except (FedSyncError, OSError) as error:
-            logger.info("the relay's app is not started yet: %s", error)
+            logger.info("the relay's app is not started yet, and tried again: %s", error)

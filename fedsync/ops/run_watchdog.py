@@ -123,14 +123,15 @@ class RunWatchdog:
         if now_s < care.due_s:
             return
         why = "its server process died" if (folder / PID_FILE).exists() else "Flower did not start its server process"
-        care.reason = f"{why}, at version {version}"
+        at = "" if version is None else f" at version {version}"  # a relay's run has none
+        care.reason = f"{why},{at}" if at else why
         try:
             self.resume(folder)
         except BusyError:  # the operator was faster
             return
         # The try before this one made no new version, if there was one.
         log = logger.info if care.tries == 0 else logger.warning
-        log("resumed at version %s: %s, try %d: %s", version, folder, care.tries + 1, why)
+        log("resumed%s: %s, try %d: %s", at, folder, care.tries + 1, why)
         care.phase = Phase.WAITING
         care.due_s = now_s + DIED.pause_s(care.tries)
         care.tries += 1

@@ -185,7 +185,7 @@ def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_s
         assert (health["silo"], health["state"], health["restarts"]) == ("berlin", "running", 0)
         _run_that_is_stopped_and_whose_server_is_killed(federation)
         log = (federation.folder / "b" / "logs" / "supernode.log").read_text()
-        assert log.count("are answered by FedSync's own client") == 2, "before and after"
+        assert log.count("go to FedSync's own client") == 2, "before and after"
         assert not (federation.folder / "b" / "apps").exists(), "nothing of a bundle is installed at the silo"
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)

@@ -87,7 +87,13 @@ def test_a_silo_s_node_takes_nothing_that_is_for_a_relay() -> None:
         read_region_reply(messages.read_answer_text(reply, "silo", 0)[0], "silo")
 
 
-def test_an_app_that_is_gone_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_that_is_gone_is_a_refusal_and_one_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The notes that a silo's owner reads are in a folder that a relay does not have."""
     monkeypatch.setattr(relay_app, "_GREET_S", 0.1)
+    monkeypatch.chdir(tmp_path)
     reply = _asked(write_request(Describe()), {"relay": str(tmp_path / "none.sock")})
     assert isinstance(messages.read_answer(reply, "relay", 0)[0], Refused) and not messages.is_relay(reply)
+    said = "a question of the server above has no answer, and is asked again: the relay's app is not there"
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [(said, None)]

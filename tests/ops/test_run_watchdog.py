@@ -1,6 +1,7 @@
 """The keeper of runs: when it tries again, what it tells, and that nothing ends it."""
 
 import fcntl
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,6 +151,18 @@ def test_a_run_that_somebody_else_resumes_costs_no_try(server: Server) -> None:
     del server.trouble["a"]
     server.look(2.0)
     assert server.resumed == [(2.0, "a")]
+
+
+def test_a_run_that_never_has_a_version_is_not_said_to_have_one(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a relay's."""
+    caplog.set_level("INFO")
+    folder = server.run("a")
+    shutil.rmtree(folder / "checkpoints")
+    server.look(0.0)
+    assert server.told(folder)["reason"] == "its server process died"
+    assert caplog.messages == [f"resumed: {folder}, try 1: its server process died"]
 
 
 def test_what_it_tells(server: Server) -> None:

@@ -14,6 +14,8 @@ TESTS = (
     "tests/trainer/test_relay.py",
     "tests/flower/test_regions.py",
     "tests/flower/test_nodes.py",
+    "tests/flower/test_relay_app.py",
+    "tests/ops/test_run_watchdog.py",
     "tests/ops/test_doctor.py",
 )
 
@@ -57,6 +59,21 @@ _CHANGES: Changes = {
             "what-is-asked-meanwhile-is-forgotten",
             "        found = self._arrivals.pull(",
             "        self.forget(most.keys())\n        found = self._arrivals.pull(",
+        ),
+    ),
+    "flower/client_app.py": (
+        (
+            "a-relay-s-node-refuses-as-a-silo-does",
+            '        if "relay" in context.node_config:\n            return _not_handed_on(message, error)\n',
+            "",
+        ),
+        ("an-app-that-is-started-again-is-a-stack-trace", "exc_info=None if known else error", "exc_info=error"),
+    ),
+    "ops/run_watchdog.py": (
+        (
+            "a-run-without-versions-is-resumed-at-one",
+            'at = "" if version is None else f" at version {version}"',
+            'at = f" at version {version}"',
         ),
     ),
     "flower/outbox.py": (

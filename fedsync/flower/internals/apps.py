@@ -49,6 +49,6 @@ def installed_app(run: Run, fab: Fab) -> ClientApp:
             problem = f"the bundle {run.fab_id} brings its own client, {client}, and this silo runs only FedSync's"
             remedy = f"Name {OWN} as clientapp, or have the owner write code: shipped in silo.yaml"
             raise OwnerRefusal("clientapp", problem, remedy)
-        logger.info("messages of %s, bundle %.12s, are answered by FedSync's own client", run.fab_id, fab.hash_str)
+        logger.info("messages of %s, bundle %.12s, go to FedSync's own client", run.fab_id, fab.hash_str)
         _seen.add(fab.hash_str)
     return app
