@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-BLOCKS, BLOCK_BYTES = 200, 2**18
+from fedsync.common.allocation import MAPPED_BYTES
+
+BLOCKS, BLOCK_BYTES = 200, 2 * MAPPED_BYTES
 
 PROGRAM = f"""
 import gc, sys

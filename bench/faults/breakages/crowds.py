@@ -6,6 +6,7 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
+    "tests/common/test_allocation.py",
     "tests/flower/internals/test_heartbeats.py",
     "tests/flower/internals/test_known_runs.py",
     "tests/flower/internals/test_leftovers.py",
@@ -21,6 +22,10 @@ TESTS = (
 )
 
 _CHANGES: Changes = {
+    "common/allocation.py": (
+        ("what-connections-had-is-kept", "        tune(_M_MMAP_THRESHOLD, MAPPED_BYTES)\n", "        pass\n"),
+        ("modules-are-looked-through-again-and-again", "    gc.freeze()\n", ""),
+    ),
     "flower/messages.py": (
         ("large-messages-go-together", "lambda each: not each.content.array_records", "lambda each: True"),
     ),
