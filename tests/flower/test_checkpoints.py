@@ -1,11 +1,9 @@
 """A run that is cut off goes on from what is on disk, and comes to what it would have come to."""
 
-import contextlib
 import json
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,66 +14,21 @@ from fedsync.cli import app
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower import checkpoints
-from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName
-from fedsync.flower.checkpoints import FOLDER, FORMAT, Checkpoints, digest
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
+from fedsync.flower.checkpoints import FOLDER, FORMAT, digest
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.protocol import Train
-from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process, trainers
-
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
-QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
-TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
-
-
-class Killed(BaseException):
-    """The server dies."""
+from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
+from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers
 
 
 @pytest.fixture(autouse=True)
 def _identity() -> Iterator[None]:
     with silos_in_this_process():
         yield
-
-
-def _strategy(out: Path, *overrides: str, name: str = "fedavg", **options: object) -> FedSync:
-    config = StrategyConfig.load(name, [*QUICK, *overrides])
-    return FedSync(config, SILOS, out=out, timing=TIMING, **options)  # type: ignore[arg-type]
-
-
-def _killed_at(version: int) -> Answer:
-    """Silos that are honest until the server dies, which it does when it sends this version."""
-
-    def answer(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if isinstance(request, Train) and request.order.base_version == version:
-            raise Killed
-        return honest(message, context)
-
-    return answer
-
-
-def _cut_off(strategy: FedSync, version: int, node: int = 1) -> None:
-    """Run until this version is sent to ``node``; those before it have it."""
-    with pytest.raises(Killed):
-        strategy.start(DirectGrid(3, {node: _killed_at(version)}))
-
-
-def _keys(folder: Path, monkeypatch: pytest.MonkeyPatch, cipher: str) -> Path:
-    """The server's file, with keys for the silos in the environment."""
-    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, folder)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-    return rings[1]
 
 
 def _model(arrays: ArrayRecord) -> np.ndarray:
@@ -86,20 +39,15 @@ def _files(out: Path) -> list[str]:
     return sorted(path.name for path in (out / FOLDER).iterdir() if path.suffix != ".raw")
 
 
-def _all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models, updates and sums have files of their own, as those of large models have."""
-    monkeypatch.setattr("fedsync.core.array_keeper.LARGE_BYTES", 1000)
-
-
 @pytest.mark.parametrize("large", [False, True])
 def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
-    straight = _model(_strategy(tmp_path / "straight").start(DirectGrid(3)).arrays)
+    straight = _model(strategy_in(tmp_path / "straight").start(DirectGrid(3)).arrays)
     if large:
-        _all_is_large(monkeypatch)
+        all_is_large(monkeypatch)
     out = tmp_path / "run"
-    _cut_off(_strategy(out), version=2)
+    cut_off(strategy_in(out), version=2)
     assert _files(out) == ["0.ckpt", "1.ckpt", "2.ckpt"]
     # Each version's model once: also version 0, to which each of them could go back.
     assert len([*(out / FOLDER).glob("*.raw")]) == (3 if large else 0)
@@ -108,7 +56,7 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (out / FOLDER).iterdir())
     before = set(map(id, trainers.values()))
 
-    resumed = _strategy(out, resume=True)
+    resumed = strategy_in(out, resume=True)
     result = resumed.start(DirectGrid(3))
 
     np.testing.assert_array_equal(_model(result.arrays), straight)
@@ -131,23 +79,23 @@ def test_a_server_optimizer_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool, kind: str
 ) -> None:
     chosen = [f"server_optimizer={{kind: {kind}}}", "aggregation.kind=fednova"]
-    straight = _model(_strategy(tmp_path / "straight", *chosen).start(DirectGrid(3)).arrays)
+    straight = _model(strategy_in(tmp_path / "straight", *chosen).start(DirectGrid(3)).arrays)
     if large:
-        _all_is_large(monkeypatch)
-    _cut_off(_strategy(tmp_path / "run", *chosen), version=2)
-    result = _strategy(tmp_path / "run", *chosen, resume=True).start(DirectGrid(3))
+        all_is_large(monkeypatch)
+    cut_off(strategy_in(tmp_path / "run", *chosen), version=2)
+    result = strategy_in(tmp_path / "run", *chosen, resume=True).start(DirectGrid(3))
     np.testing.assert_array_equal(_model(result.arrays), straight)
 
 
 def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) -> None:
     told = ConfigRecord({"lr": 0.01})
     with pytest.raises(Killed):
-        _strategy(tmp_path).start(DirectGrid(3, {1: _killed_at(2)}), train_config=told)
+        strategy_in(tmp_path).start(DirectGrid(3, {1: killed_at(2)}), train_config=told)
     for other in (None, ConfigRecord({"lr": 0.1})):
         with pytest.raises(ConfigError, match="of another configuration"):
-            _strategy(tmp_path, resume=True).start(DirectGrid(3), train_config=other)
+            strategy_in(tmp_path, resume=True).start(DirectGrid(3), train_config=other)
     before = set(trainers)
-    _strategy(tmp_path, resume=True).start(DirectGrid(3), train_config=told)
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3), train_config=told)
     assert set(trainers) == before, "silos know it for the run that they are in"
 
 
@@ -158,102 +106,20 @@ def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: 
         return honest(message, context)
 
     with pytest.raises(Killed):
-        _strategy(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+        strategy_in(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
     grid = DirectGrid(3)
-    resumed = _strategy(tmp_path, resume=True)
+    resumed = strategy_in(tmp_path, resume=True)
     resumed.start(grid)
     assert sorted(kind for _, kind in grid.pushed) == ["Describe"] * 3 + ["EvaluateModel"] * 3
     assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
     replay(tmp_path / JOURNAL)
 
 
-@pytest.mark.parametrize(
-    ("kind", "silos_kept"), [("bfv", True), ("bfv", False), ("masked", True)], ids=["bfv", "all died", "masked"]
-)
-def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, silos_kept: bool) -> None:
-    """One silo has the newest version already, two have not: all come to one model. Sums have files of their own."""
-    _all_is_large(monkeypatch)
-    out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
-    overrides = [cipher, "server_optimizer={kind: fedavgm, momentum: 0.5}"]
-    _cut_off(_strategy(out, *overrides, keys=keys), version=2, node=2)
-    if not silos_kept:
-        trainers.clear()
-    _strategy(out, *overrides, keys=keys, resume=True).start(DirectGrid(3))
-    copies = [trainer._session.replica for trainer in trainers.values()]
-    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
-    for copy in copies:
-        np.testing.assert_array_equal(copy.model, copies[0].model)
-    replay(out / JOURNAL)
-
-
-def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server keeps dozens of them, and its checkpoints grew by each, which is in all of them."""
-    out, cipher = tmp_path / "run", "cipher={kind: bfv}"
-    _cut_off(_strategy(out, cipher, "stop.rounds=6", keys=_keys(tmp_path, monkeypatch, cipher)), version=4)
-    sizes = {path.stem: path.stat().st_size for path in (out / FOLDER).glob("*.ckpt")}
-    sums = [path.stat().st_size for path in (out / FOLDER).glob("*.raw")]
-    assert sizes.keys() == {"2", "3", "4"} and sizes["4"] - sizes["2"] < LASTING_BYTES
-    assert len(sums) >= 4 and min(sums) >= LASTING_BYTES and max(sums) < 2**20, "none of them is large"
-
-
-def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos_keep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing goes out before a checkpoint is there: of the last commit in the journal nobody has heard."""
-    out, cipher = tmp_path / "run", "cipher={kind: pad}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
-    save = Checkpoints.save
-
-    def dies(self: Checkpoints, coordinator: Coordinator, *given: Any) -> None:
-        if coordinator.version == 2:
-            raise Killed
-        save(self, coordinator, *given)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Checkpoints, "save", dies)
-        _strategy(out, cipher, keys=keys).start(DirectGrid(3))
-    before = set(trainers)
-    _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
-    assert set(trainers) == before
-    copies = [trainer._session.replica for trainer in trainers.values()]
-    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
-    for copy in copies:
-        np.testing.assert_array_equal(copy.model, copies[0].model)
-    replay(out / JOURNAL)
-
-
-@pytest.mark.parametrize("kind", ["bfv", "masked"])
-def test_an_encrypted_run_goes_on_from_before_what_silos_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    """Silos begin anew, and what was sealed under the run's first identity still opens."""
-    out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
-    _cut_off(_strategy(out, cipher, keys=keys), version=2, node=2)
-    for _ in range(2):
-        newest = max((out / FOLDER).glob("*.ckpt"), key=lambda path: int(path.stem))
-        newest.write_bytes(newest.read_bytes()[:100])
-        before = set(trainers)
-        with contextlib.suppress(Killed):
-            _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3, {2: _killed_at(3)}))
-    assert len(set(trainers) - before) == 3
-    _strategy(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
-    copies = [trainer._session.replica for name, trainer in trainers.items() if name not in before]
-    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
-    for copy in copies:
-        np.testing.assert_array_equal(copy.model, copies[0].model)
-    assert "refused" not in caplog.text and "brings nothing" not in caplog.text
-    replay(out / JOURNAL)
-
-
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    _cut_off(_strategy(tmp_path), version=2)
+    cut_off(strategy_in(tmp_path), version=2)
     newest = tmp_path / FOLDER / "2.ckpt"
     data = newest.read_bytes()
     middle = len(data) // 2
@@ -261,7 +127,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     newest.write_bytes(changed.get(damage, b""))
     before = set(trainers)
 
-    _strategy(tmp_path, resume=True).start(DirectGrid(3))
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3))
 
     assert "2.ckpt: torn or corrupt; going on from the one before" in caplog.text
     assert len(set(trainers) - before) == 3, "silos that know a version that is made anew must forget it"
@@ -270,56 +136,56 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 
 def test_an_entry_that_was_half_written_is_cut_off(tmp_path: Path) -> None:
-    _cut_off(_strategy(tmp_path), version=2)
+    cut_off(strategy_in(tmp_path), version=2)
     with (tmp_path / JOURNAL).open("ab") as journal:
         journal.write(b'{"at_s":1.5,"events":[{"type":"SiloLo')
     before = set(trainers)
-    _strategy(tmp_path, resume=True).start(DirectGrid(3))
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     assert set(trainers) == before, "nothing was sent that is not known"
     replay(tmp_path / JOURNAL)
 
 
 def test_what_a_killed_server_was_writing_goes(tmp_path: Path) -> None:
-    _cut_off(_strategy(tmp_path), version=1)
+    cut_off(strategy_in(tmp_path), version=1)
     (tmp_path / FOLDER / ".2.ckpt.4711").write_bytes(b"half")
-    _cut_off(_strategy(tmp_path, resume=True), version=2)
+    cut_off(strategy_in(tmp_path, resume=True), version=2)
     assert _files(tmp_path) == ["0.ckpt", "1.ckpt", "2.ckpt"]
 
 
 def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
-        _strategy(tmp_path / "none", resume=True).start(DirectGrid(3))
+        strategy_in(tmp_path / "none", resume=True).start(DirectGrid(3))
     out = tmp_path / "run"
-    _cut_off(_strategy(out), version=1)
+    cut_off(strategy_in(out), version=1)
     with pytest.raises(ConfigError, match="of another configuration"):
-        _strategy(out, "local.learning_rate=0.5", resume=True).start(DirectGrid(3))
+        strategy_in(out, "local.learning_rate=0.5", resume=True).start(DirectGrid(3))
     for path in (out / FOLDER).iterdir():
         path.write_bytes(b"no")
     with pytest.raises(ConfigError, match="no checkpoint is whole"):
-        _strategy(out, resume=True).start(DirectGrid(3))
+        strategy_in(out, resume=True).start(DirectGrid(3))
 
 
 def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _cut_off(_strategy(tmp_path), version=1)
+    cut_off(strategy_in(tmp_path), version=1)
     with monkeypatch.context() as patch:
         patch.setattr("fedsync.flower.checkpoints.__version__", "99.0")
         with pytest.raises(ConfigError, match=r"written by FedSync .*; this is 99\.0"):
-            _strategy(tmp_path, resume=True).start(DirectGrid(3))
+            strategy_in(tmp_path, resume=True).start(DirectGrid(3))
         patch.undo()
         patch.setattr("fedsync.flower.checkpoints.FORMAT", 0)
         with pytest.raises(ConfigError, match=rf"format {FORMAT}\..*Resume with that version; this is .*, format 0"):
-            _strategy(tmp_path, resume=True).start(DirectGrid(3))
+            strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     (tmp_path / FOLDER / "1.ckpt").chmod(0o644)
     with pytest.raises(ConfigError, match="open to others"):
-        _strategy(tmp_path, resume=True).start(DirectGrid(3))
+        strategy_in(tmp_path, resume=True).start(DirectGrid(3))
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    _strategy(tmp_path).start(DirectGrid(3))
+    strategy_in(tmp_path).start(DirectGrid(3))
     assert _files(tmp_path) == ["2.ckpt", "3.ckpt", "4.ckpt"]
-    _strategy(tmp_path / "without", checkpoints=0).start(DirectGrid(3))
+    strategy_in(tmp_path / "without", checkpoints=0).start(DirectGrid(3))
     assert not (tmp_path / "without" / FOLDER).exists()
 
 
@@ -330,37 +196,14 @@ def test_a_run_goes_on_where_checkpoints_cannot_be_written(
         raise ConfigError(str(path), "cannot be written: No space left on device", "Check the disk")
 
     monkeypatch.setattr("fedsync.flower.checkpoints.write_atomically", full)
-    strategy = _strategy(tmp_path)
+    strategy = strategy_in(tmp_path)
     strategy.start(DirectGrid(3))
     assert strategy.run_summary is not None and strategy.run_summary["rounds"] == 4
     assert caplog.text.count("No space left on device") == 1, "said once, not every round"
 
 
-def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What silos added and the server forgot could never be made up for: the disk is full at the second commit."""
-    out, cipher = tmp_path / "run", "cipher={kind: pad}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
-    write = checkpoints._write
-
-    def full(arrays: ArrayFiles, folder: Path, checkpoint: checkpoints.Checkpoint, **how: bool) -> Sequence[ArrayName]:
-        if checkpoint.moment.version == 2:
-            raise ConfigError(str(folder), "cannot be written: No space left on device", "Check the disk")
-        return write(arrays, folder, checkpoint, **how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "_write", full)
-        with pytest.raises(RunError, match="no checkpoint can be written"):
-            _strategy(out, cipher, keys=keys).start(DirectGrid(3))
-    assert {trainer._session.replica.holds for trainer in trainers.values()} == {1}
-    again = _strategy(out, cipher, keys=keys, resume=True)
-    again.start(DirectGrid(3))
-    assert again.run_summary is not None and again.run_summary["rounds"] == 4
-
-
 def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, seen = _strategy(tmp_path), []
+    strategy, seen = strategy_in(tmp_path), []
 
     def evaluate(version: int, arrays: ArrayRecord) -> MetricRecord | None:
         seen.append(version)
@@ -376,7 +219,7 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
     assert seen == [0, 1, 2]
     monkeypatch.undo()
     with silos_in_this_process():
-        _strategy(tmp_path, resume=True).start(DirectGrid(3))
+        strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     replay(tmp_path / JOURNAL)
 
 
@@ -401,7 +244,7 @@ def test_updates_that_wait_for_a_commit_survive(tmp_path: Path) -> None:
 
 def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> None:
     """Silo a answers its new order under the name of the one that was lost with the server."""
-    _cut_off(_strategy(tmp_path), version=1)
+    cut_off(strategy_in(tmp_path), version=1)
 
     def late(message: Message, context: Context) -> Message | None:
         reply = honest(message, context)
@@ -416,17 +259,17 @@ def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> N
         return reply
 
     out = tmp_path / "other"
-    _strategy(out).start(DirectGrid(3, {1: keeps}))
+    strategy_in(out).start(DirectGrid(3, {1: keeps}))
     # The update that silo a sends first is that of its first order, which was committed before the server died.
     late_to = [kept[0]]
-    _strategy(tmp_path, resume=True).start(DirectGrid(3, {1: late}))
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3, {1: late}))
     commits = [a for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
     used = [update_id for commit in commits for update_id in commit.weights]
     assert len(used) == len(set(used))
 
 
 def test_the_books_of_a_continued_journal_are_those_of_all_of_it(tmp_path: Path) -> None:
-    _cut_off(_strategy(tmp_path), version=3)
+    cut_off(strategy_in(tmp_path), version=3)
     options = {"runtime": "flower", "config": {"name": "x", "seed": 0}, "silos": None, "model_bytes": 10}
     recorder = Recorder(tmp_path, resume=True, **options)  # type: ignore[arg-type]
     recorder.close()
@@ -436,8 +279,8 @@ def test_the_books_of_a_continued_journal_are_those_of_all_of_it(tmp_path: Path)
 
 
 def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path: Path) -> None:
-    strategy = _strategy(tmp_path, name="lb-bsp")
-    _cut_off(strategy, version=1)
+    strategy = strategy_in(tmp_path, name="lb-bsp")
+    cut_off(strategy, version=1)
     loaded = digest(StrategyConfig.load(tmp_path / "config.yaml"), ClusterConfig.load(tmp_path / "silos.yaml"))
     assert loaded == digest(measuring(strategy.config), SILOS)
     assert loaded != digest(measuring(strategy.config), ClusterConfig(silos=SILOS.silos[:2]))

@@ -15,6 +15,7 @@ TESTS = (
     "tests/flower/test_messages.py",
     "tests/flower/test_first_model.py",
     "tests/flower/test_checkpoints.py",
+    "tests/flower/test_sealed_checkpoints.py",
     "tests/flower/test_driver.py",
     "tests/trainer/test_last_order.py",
     "--deselect=tests/flower/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",

@@ -1,0 +1,148 @@
+"""An encrypted run that is cut off goes on from what is on disk, with silos that kept all of it or nothing."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.journal import JOURNAL
+from fedsync.flower import checkpoints
+from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName
+from fedsync.flower.checkpoints import FOLDER, Checkpoints
+from fedsync.observe.replay import replay
+from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from tests.flower.cut_off_runs import (
+    QUICK,
+    SILOS,
+    Killed,
+    all_is_large,
+    cut_off,
+    killed_at,
+    strategy_in,
+)
+from tests.flower.grid import DirectGrid, silos_in_this_process, trainers
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def _keys(folder: Path, monkeypatch: pytest.MonkeyPatch, cipher: str) -> Path:
+    """The server's file, with keys for the silos in the environment."""
+    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, folder)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    return rings[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "silos_kept"), [("bfv", True), ("bfv", False), ("masked", True)], ids=["bfv", "all died", "masked"]
+)
+def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, silos_kept: bool) -> None:
+    """One silo has the newest version already, two have not: all come to one model. Sums have files of their own."""
+    all_is_large(monkeypatch)
+    out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    overrides = [cipher, "server_optimizer={kind: fedavgm, momentum: 0.5}"]
+    cut_off(strategy_in(out, *overrides, keys=keys), version=2, node=2)
+    if not silos_kept:
+        trainers.clear()
+    strategy_in(out, *overrides, keys=keys, resume=True).start(DirectGrid(3))
+    copies = [trainer._session.replica for trainer in trainers.values()]
+    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+    replay(out / JOURNAL)
+
+
+def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server keeps dozens of them, and its checkpoints grew by each, which is in all of them."""
+    out, cipher = tmp_path / "run", "cipher={kind: bfv}"
+    cut_off(strategy_in(out, cipher, "stop.rounds=6", keys=_keys(tmp_path, monkeypatch, cipher)), version=4)
+    sizes = {path.stem: path.stat().st_size for path in (out / FOLDER).glob("*.ckpt")}
+    sums = [path.stat().st_size for path in (out / FOLDER).glob("*.raw")]
+    assert sizes.keys() == {"2", "3", "4"} and sizes["4"] - sizes["2"] < LASTING_BYTES
+    assert len(sums) >= 4 and min(sums) >= LASTING_BYTES and max(sums) < 2**20, "none of them is large"
+
+
+def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes out before a checkpoint is there: of the last commit in the journal nobody has heard."""
+    out, cipher = tmp_path / "run", "cipher={kind: pad}"
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    save = Checkpoints.save
+
+    def dies(self: Checkpoints, coordinator: Coordinator, *given: Any) -> None:
+        if coordinator.version == 2:
+            raise Killed
+        save(self, coordinator, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoints, "save", dies)
+        strategy_in(out, cipher, keys=keys).start(DirectGrid(3))
+    before = set(trainers)
+    strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
+    assert set(trainers) == before
+    copies = [trainer._session.replica for trainer in trainers.values()]
+    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+    replay(out / JOURNAL)
+
+
+@pytest.mark.parametrize("kind", ["bfv", "masked"])
+def test_an_encrypted_run_goes_on_from_before_what_silos_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Silos begin anew, and what was sealed under the run's first identity still opens."""
+    out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    cut_off(strategy_in(out, cipher, keys=keys), version=2, node=2)
+    for _ in range(2):
+        newest = max((out / FOLDER).glob("*.ckpt"), key=lambda path: int(path.stem))
+        newest.write_bytes(newest.read_bytes()[:100])
+        before = set(trainers)
+        with contextlib.suppress(Killed):
+            strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3, {2: killed_at(3)}))
+    assert len(set(trainers) - before) == 3
+    strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
+    copies = [trainer._session.replica for name, trainer in trainers.items() if name not in before]
+    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+    assert "refused" not in caplog.text and "brings nothing" not in caplog.text
+    replay(out / JOURNAL)
+
+
+def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What silos added and the server forgot could never be made up for: the disk is full at the second commit."""
+    out, cipher = tmp_path / "run", "cipher={kind: pad}"
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    write = checkpoints._write
+
+    def full(arrays: ArrayFiles, folder: Path, checkpoint: checkpoints.Checkpoint, **how: bool) -> Sequence[ArrayName]:
+        if checkpoint.moment.version == 2:
+            raise ConfigError(str(folder), "cannot be written: No space left on device", "Check the disk")
+        return write(arrays, folder, checkpoint, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_write", full)
+        with pytest.raises(RunError, match="no checkpoint can be written"):
+            strategy_in(out, cipher, keys=keys).start(DirectGrid(3))
+    assert {trainer._session.replica.holds for trainer in trainers.values()} == {1}
+    again = strategy_in(out, cipher, keys=keys, resume=True)
+    again.start(DirectGrid(3))
+    assert again.run_summary is not None and again.run_summary["rounds"] == 4
