@@ -4,7 +4,7 @@
 |---|---|---|
 | posted | `flush` | waiting, or lost at once where its node is not known any more |
 | waiting | its answer comes | answered: what asked for the same since is forgotten |
-| waiting | ``ask_s`` | waiting, and asked for again, for it may be lost; each time twice as long after |
+| waiting | ``ask_s``, and twice as long as answers take lately | waiting, and asked for again; each time later |
 | waiting | ``ask_s``, but the SuperLink has it, or its answer | waiting for as long again |
 | waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
 | any | its node is gone | forgotten |
@@ -38,7 +38,7 @@ from fedsync.flower.packing import Packer
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Letter, Relayed
-from fedsync.flower.timeouts import Timeouts
+from fedsync.flower.timeouts import Pace, Timeouts
 from fedsync.trainer.protocol import (
     MAX_LAYOUT_TEXT,
     MAX_TEXT,
@@ -113,6 +113,7 @@ class Outbox:
         self._parcels = parcels
         self._fetching: set[int] = set()
         self._packer = Packer(parcels)
+        self._pace, self._now_s = Pace(), 0.0
         self._posted: list[tuple[PendingMessage, Message | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
@@ -222,7 +223,7 @@ class Outbox:
 
     def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
         """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
-        sent = replace(sent, ask_s=now_s + self._patience_s(sent))
+        sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=None if sent.queued else now_s)
         left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
         if sent.node in self._nodes.regions:
             self._posted.append((sent, self._message(sent, request, payload, left_s)))
@@ -234,7 +235,8 @@ class Outbox:
 
     def _patience_s(self, sent: PendingMessage) -> float:
         """How long an answer is waited for before it is asked for again."""
-        return self._timing.patience_s(sent.asked) + (0.0 if sent.order is None else self._report_s)
+        patience_s = self._timing.patience_s(sent.asked) + (0.0 if sent.order is None else self._report_s)
+        return max(patience_s, self._pace.patience_s)
 
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
@@ -320,6 +322,8 @@ class Outbox:
             if relayed is not None:
                 found += [(self._end(each.answers), each) for each in relayed if not self._again(each)]
             elif (sent := self._end(arrival.answers)) is not None and not self._is_relay(sent, arrival):
+                if sent.sent_s is not None:
+                    self._pace.answered(max(0.0, self._now_s - sent.sent_s))
                 found.append((sent, arrival))
         return [(sent, arrival) for sent, arrival in found if sent is not None]
 
@@ -383,6 +387,7 @@ class Outbox:
 
     def unanswered(self, now_s: float) -> list[PendingMessage]:
         """Those to ask for again, which they are not a second time, nor while they wait at the SuperLink."""
+        self._now_s = now_s
         soon = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s + _SOON_S]
         if not any(self._sent[identifier].ask_s <= now_s for identifier in soon):
             return []

@@ -20,6 +20,7 @@ class PendingMessage:
         due_s: when nobody waits for it any more.
         end_s: an order has failed then, however far it is.
         steps: of an order in work, that are known to be done.
+        sent_s: when it was posted; None where nobody wants to know how long its answer takes.
         ask_s: when it is asked for again.
         asked: how often it was.
         collecting: the order was asked for since it was sent.
@@ -35,6 +36,7 @@ class PendingMessage:
     due_s: float
     end_s: float = inf
     steps: int = 0
+    sent_s: float | None = None
     ask_s: float = inf
     asked: int = 0
     collecting: bool = False

@@ -18,6 +18,9 @@ _JOIN_S, _WARN_S = 180.0, 60.0
 _MOST_PATIENCE = 64
 """How often ``ask_s`` an answer is waited for, at most, before it is asked for again."""
 
+_LATE, _OLD = 2.0, 1 / 16
+"""By how much an answer is later than usual that is missed, and what part of the usual the newest one is."""
+
 _SLOWEST_GROWTH, _FASTEST_GROWTH, _MOST_EPOCHS = 0.1, 2.0, 10_000
 
 
@@ -83,6 +86,26 @@ class Timeouts:
         if at_limit:
             return f"no update in {self.order_limit_s:g} s, which waiting.order_s allows"
         return f"no answer in {self.order_timeout_s:g} s; raise waiting.silence_s if a step takes so long"
+
+
+class Pace:
+    """How long answers take lately; who waits for one is patient for twice as long at least.
+
+    Where a server or its silos have too much to do, all answers take long. Each that were asked for again would be more
+    to do, and so for ever. It begins with nothing, and some tens of answers have to be slow before it says so.
+    """
+
+    def __init__(self) -> None:
+        self._usual_s = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """Before this no answer is missed [s]."""
+        return _LATE * self._usual_s
+
+    def answered(self, seconds: float) -> None:
+        """An answer took so long."""
+        self._usual_s += _OLD * (seconds - self._usual_s)
 
 
 class IdleTimeout:

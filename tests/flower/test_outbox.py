@@ -96,6 +96,39 @@ def test_what_has_no_answer_is_asked_for_again_ever_later(outbox: Outbox) -> Non
     assert times == [10, 30, 70], "after 10 s, 20 s and 40 s more"
 
 
+def test_where_all_answers_take_long_none_is_missed_sooner() -> None:
+    """One silo answers a hundred questions, each after 9 s of the 10 s that it has, and another never answers."""
+
+    def answer(message: Message, context: Context) -> Message:
+        return messages.answer(message, write_reply(Answer()))
+
+    grid, nodes = DirectGrid(2, {1: answer, 2: SILENT}), Nodes(DirectGrid(0))
+    outbox = Outbox(grid, nodes, "{}", Timeouts(ask_s=10.0), 0.0)
+
+    def missed_after() -> float:
+        outbox.ask(2, Describe(), now_s)
+        outbox.flush()
+        missed = next(late_s for late_s in range(100) if outbox.unanswered(now_s + late_s))
+        outbox.forget(2)
+        return missed
+
+    now_s = 0.0
+    assert missed_after() == 10
+    for _ in range(100):
+        outbox.ask(1, Describe(), now_s)
+        outbox.flush()
+        now_s += 9.0
+        assert outbox.unanswered(now_s) == []
+        assert len(outbox.replies()) == 1
+    assert missed_after() == 18, "twice the usual"
+    for _ in range(100):
+        outbox.ask(1, Describe(), now_s)
+        outbox.flush()
+        assert outbox.unanswered(now_s) == []
+        assert len(outbox.replies()) == 1  # at once
+    assert missed_after() == 10
+
+
 def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
     outbox.train("a", ORDER, 0.0)
     outbox.flush()
@@ -267,6 +300,9 @@ def test_the_time_of_a_queued_order_begins_when_the_one_before_is_over() -> None
     first, queued = ORDER, replace(ORDER, update_id="a/2", round=2, behind="a/1")
     outbox.train("a", first, 0.0)
     outbox.train("a", queued, 0.0)
+    assert [sent.sent_s for sent in outbox.waiting] == [0.0, None], (
+        "how long it waits there is not how long answers take"
+    )
     outbox.flush()
     assert [sent.order for sent in outbox.overdue(1e9)] == [first]
     outbox.over("a/1", 1e9)

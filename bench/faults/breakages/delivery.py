@@ -274,6 +274,12 @@ _CHANGES: Changes = {
             "",
         ),
         (
+            "what-takes-all-silos-long-is-asked-for-again",
+            "return max(patience_s, self._pace.patience_s)",
+            "return patience_s",
+        ),
+        ("a-queued-order-is-taken-for-slow", "sent_s=None if sent.queued else now_s", "sent_s=now_s"),
+        (
             "what-is-overdue-is-waited-for",
             "        late = [identifier",
             "        late = [identifier for identifier in ()] and [identifier",
@@ -353,6 +359,7 @@ _CHANGES: Changes = {
         ),
     ),
     "flower/timeouts.py": (
+        ("a-slow-hour-is-remembered-for-ever", "(seconds - self._usual_s)", "max(0.0, seconds - self._usual_s)"),
         (
             "an-order-has-no-limit",
             "return min(now_s + self.order_timeout_s, end_s), end_s",
