@@ -3,12 +3,15 @@
 import contextlib
 import os
 import socket
+import sqlite3
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +176,17 @@ def refused(call: Any, *arguments: Any) -> int:
     return caught.value.response.status_code
 
 
+@cache
+def fresh_database() -> bytes:
+    """Of a SuperLink that never served: Flower makes it by all changes that its tables ever saw, in half a second."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        file = Path(folder) / "link.db"
+        patch.setenv("FLWR_DATABASE", str(file))
+        main.create_app()
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            return database.serialize()
+
+
 @contextmanager
 def serving(
     monkeypatch: pytest.MonkeyPatch,
@@ -186,6 +200,8 @@ def serving(
 
     ``parcels`` is the gate's folder of them.
     """
+    if database is not None and not database.exists():
+        database.write_bytes(fresh_database())
     monkeypatch.setenv("FLWR_DATABASE", ":flwr-in-memory:" if database is None else str(database))
     app = main.create_app()
     app.state.enable_supernode_auth = True

@@ -17,7 +17,7 @@ from flwr.superlink import main
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.heartbeats import FLUSH_S, RISK_S, Heartbeats, _extend, hear_heartbeats
-from tests.flower.internals.superlink import SuperLink, serving
+from tests.flower.internals.superlink import SuperLink, fresh_database, serving
 
 pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 
@@ -61,6 +61,7 @@ class Database:
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    (tmp_path / "link.db").write_bytes(fresh_database())
     monkeypatch.setenv("FLWR_DATABASE", str(tmp_path / "link.db"))
     found = Database(tmp_path / "link.db")
     monkeypatch.setattr(sql_linkstate, "now", lambda: datetime.fromtimestamp(found.now_s, UTC))
