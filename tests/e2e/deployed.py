@@ -8,6 +8,9 @@ from pathlib import Path
 
 WAIT_S = 120.0
 
+SMALL = "task={kind: mlp, data: {kind: blobs, samples: 200}}"
+"""A task whose trainers import no library of data: for tests of processes, which learn nothing from what is trained."""
+
 
 def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
     with (cwd / f"{arguments[0]}.out").open("ab") as out:

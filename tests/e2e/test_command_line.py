@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e.deployed import SMALL
+
 SILOS = """
 silos:
   - {name: a, speed: 50000.0}
@@ -33,8 +35,8 @@ def silos(tmp_path: Path) -> Path:
 def test_run_in_virtual_time_prints_who_waited(silos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = fedsync(
-        "run", "lb-bsp", "--silos", silos, "--runtime", "virtual", "--set", "stop.rounds=2", "--seed", "3",
-        "--out", out, cwd=tmp_path,
+        "run", "lb-bsp", "--silos", silos, "--runtime", "virtual", "--set", SMALL, "--set", "stop.rounds=2",
+        "--seed", "3", "--out", out, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "round    2/2" in done.stdout and "who waited for whom" in done.stdout
@@ -64,7 +66,7 @@ def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fedsync", "run", "fedavg", "--silos", str(silos), "--out", str(out)]
     process = subprocess.Popen(
-        [*command, "--set", "stop.rounds=100000"],
+        [*command, "--set", SMALL, "--set", "stop.rounds=100000"],
         cwd=tmp_path,
         start_new_session=True,
         # A shell has its background jobs ignore Ctrl-C, and the tests may run in one.

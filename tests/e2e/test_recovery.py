@@ -26,13 +26,14 @@ from fedsync.ops import local
 from fedsync.ops.local import run_local
 from fedsync.ops.runs import RUNS
 from fedsync.trainer.client import stop_trainers
+from tests.e2e.deployed import SMALL
 
 ROUNDS = 5
 # 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
 # takes longer, so that a round has a moment at which one of the two is in.
 SILOS = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 1200.0}]
 QUICK = [
-    *(f"stop.rounds={ROUNDS}", "local.steps=20", "local.batch_size=32", "cipher={kind: bfv}"),
+    *(SMALL, f"stop.rounds={ROUNDS}", "local.steps=20", "local.batch_size=32", "cipher={kind: bfv}"),
     # What a silo remembers of steps is in its file, and silos whose moments differ do not go on together.
     "server_optimizer={kind: fedadam, rate: 0.02}",
 ]
@@ -133,7 +134,7 @@ def test_a_run_that_is_stopped_commits_nothing_of_the_silos_that_are_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silos that end before the server seem lost to it, and rounds are over once all others are in."""
-    sets = ["stop.rounds=50", "local.steps=20", "local.batch_size=32"]
+    sets = [SMALL, "stop.rounds=50", "local.steps=20", "local.batch_size=32"]
     slow = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 150.0}]
     at_work: list[bool] = []
 

@@ -36,6 +36,7 @@ from fedsync.identity.certificates import Authority, ServerCertificate, make_aut
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.runs import resume_run, stop_run, submit_run
 from fedsync.ops.start import register_silos, revoke_silo
+from tests.e2e.deployed import SMALL
 
 WAIT_S = 120.0
 
@@ -197,7 +198,7 @@ def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_s
 
 
 def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, rounds: int = 8) -> None:
-    quick = ["task={kind: digits}", "local.steps=5", "min_silos=1", f"stop.rounds={rounds}"]
+    quick = [SMALL, "local.steps=5", "min_silos=1", f"stop.rounds={rounds}"]
     config = ServerStartConfig.load(federation.folder / "server.yaml")
     out = submit_run(config, StrategyConfig.load("fedavg", quick), federation.folder / "out")
     stop_run(out)
