@@ -74,6 +74,8 @@ MAX_SUMS = 16_384
 MAX_ENTRY = 1e45
 """Sum over samples whose sums over silos are finite."""
 
+_SUBJECTS = frozenset(Subject)
+
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
     """Check a report against the order it answers; of its evaluation see `usable`, since an update may be good without.
@@ -225,7 +227,7 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
         if not (METRIC_NAME.fullmatch(name) and abs(mean) <= MAX_METRIC and 1 <= count <= MAX_TEST_SAMPLES):
             raise ProtocolError(silo, "evaluation", f"{name[:MAX_NAME]!r} = {mean} of {count} samples")
     _check_sums(silo, evaluation.sums, known)
-    if not set(evaluation.gains) <= set(Subject):
+    if not evaluation.gains.keys() <= _SUBJECTS:
         raise ProtocolError(silo, "evaluation", f"gains of {len(evaluation.gains)} models that no run has")
     for found in evaluation.gains.values():
         if len(found) > MAX_METRICS or not all(
