@@ -44,6 +44,7 @@ class Played(Kernel[RecordedMachine]):
         self.lies, self.left, self.entries = lies, commits, list[JournalEntry]()
         self.norms: tuple[float, float] | None = (1.0, 4.0)
         self.sealed = False
+        self.loss: Callable[[int], float] = lambda version: 0.5
         for name in curves:
             self._push(0.0, SiloJoined(0.0, name, FACTS), Priority.PRESENCE)
 
@@ -57,9 +58,10 @@ class Played(Kernel[RecordedMachine]):
         assert work.course is not None
         order, steps = work.order, len(work.course.after_s)
         seconds = self.lies.get(work.silo, lambda true: true)(work.course.last_s - work.start_s)
-        report = WorkReport(order.base_version, steps, steps * order.batch_size, seconds, 0.5)
+        loss = self.loss(order.base_version)
+        report = WorkReport(order.base_version, steps, steps * order.batch_size, seconds, None if self.sealed else loss)
         if self.sealed and order.base_version:
-            report = replace(report, pooled=(PooledFigures(order.base_version, 0.5, norms=self.norms),))
+            report = replace(report, pooled=(PooledFigures(order.base_version, loss, norms=self.norms),))
         return UpdateArrived(now_s, UpdateMeta.of(work.silo, order, report, FACTS.examples, 0), report)
 
     def added(self, now_s: float) -> list[Event]:
@@ -166,6 +168,14 @@ def test_norms_that_silos_tell_together_count_alike(norms: tuple[float, float], 
 def test_without_norms_it_goes_by_throughput_and_loss() -> None:
     """All losses are 0.5 here, so training takes as long as overhead: 1 / 0.16 steps."""
     assert last_steps(None) == pytest.approx(6.25, abs=1)
+
+
+def test_the_loss_that_silos_find_together_stands_in_where_nobody_tells_norms() -> None:
+    """It falls to a sixteenth, so training is worth a quarter of overhead: 6.25 / 4 steps."""
+    run = Played(tuned({"gain": 0.01, "barriers": [{"kind": "bsp"}]}), 24, {}, **ALIKE)
+    run.norms, run.sealed, run.loss = None, True, lambda version: 0.5 if version < 2 else 0.5 / 16
+    run.run()
+    assert run.actions(Dispatch)[-1].order.max_steps <= 2
 
 
 def test_one_look_at_most_doubles_or_halves_the_steps() -> None:
