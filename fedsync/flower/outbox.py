@@ -38,7 +38,7 @@ from fedsync.flower.packing import Packer
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Letter, Relayed
-from fedsync.flower.timeouts import Pace, Timeouts
+from fedsync.flower.timeouts import AnswerTimes, Timeouts
 from fedsync.trainer.protocol import (
     MAX_LAYOUT_TEXT,
     MAX_TEXT,
@@ -113,7 +113,7 @@ class Outbox:
         self._parcels = parcels
         self._fetching: set[int] = set()
         self._packer = Packer(parcels)
-        self._pace, self._now_s = Pace(), 0.0
+        self._answer_times, self._now_s = AnswerTimes(timing.ask_s), 0.0
         self._posted: list[tuple[PendingMessage, Message | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
@@ -236,7 +236,7 @@ class Outbox:
     def _patience_s(self, sent: PendingMessage) -> float:
         """How long an answer is waited for before it is asked for again."""
         patience_s = self._timing.patience_s(sent.asked) + (0.0 if sent.order is None else self._report_s)
-        return max(patience_s, self._pace.patience_s)
+        return max(patience_s, self._answer_times.patience_s)
 
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
@@ -323,7 +323,7 @@ class Outbox:
                 found += [(self._end(each.answers), each) for each in relayed if not self._again(each)]
             elif (sent := self._end(arrival.answers)) is not None and not self._is_relay(sent, arrival):
                 if sent.sent_s is not None:
-                    self._pace.answered(max(0.0, self._now_s - sent.sent_s))
+                    self._answer_times.answered(max(0.0, self._now_s - sent.sent_s))
                 found.append((sent, arrival))
         return [(sent, arrival) for sent, arrival in found if sent is not None]
 

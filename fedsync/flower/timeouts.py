@@ -21,6 +21,9 @@ _MOST_PATIENCE = 64
 _LATE, _OLD = 2.0, 1 / 16
 """By how much an answer is later than usual that is missed, and what part of the usual the newest one is."""
 
+_LONGEST = 8
+"""How often ``ask_s`` an answer took, at most, as far as that counts."""
+
 _SLOWEST_GROWTH, _FASTEST_GROWTH, _MOST_EPOCHS = 0.1, 2.0, 10_000
 
 
@@ -88,15 +91,19 @@ class Timeouts:
         return f"no answer in {self.order_timeout_s:g} s; raise waiting.silence_s if a step takes so long"
 
 
-class Pace:
+class AnswerTimes:
     """How long answers take lately; who waits for one is patient for twice as long at least.
 
     Where a server or its silos have too much to do, all answers take long. Each that were asked for again would be more
-    to do, and so for ever. It begins with nothing, and some tens of answers have to be slow before it says so.
+    to do, and so for ever. It begins with nothing, and some answers have to be slow before it says so: a silo that
+    holds one back for an hour has nobody else wait longer for what was lost.
+
+    Args:
+        ask_s: after which an answer is missed at the soonest.
     """
 
-    def __init__(self) -> None:
-        self._usual_s = 0.0
+    def __init__(self, ask_s: float) -> None:
+        self._usual_s, self._longest_s = 0.0, _LONGEST * ask_s
 
     @property
     def patience_s(self) -> float:
@@ -105,7 +112,7 @@ class Pace:
 
     def answered(self, seconds: float) -> None:
         """An answer took so long."""
-        self._usual_s += _OLD * (seconds - self._usual_s)
+        self._usual_s += _OLD * (min(seconds, self._longest_s) - self._usual_s)
 
 
 class IdleTimeout:

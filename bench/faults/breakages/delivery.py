@@ -275,7 +275,7 @@ _CHANGES: Changes = {
         ),
         (
             "what-takes-all-silos-long-is-asked-for-again",
-            "return max(patience_s, self._pace.patience_s)",
+            "return max(patience_s, self._answer_times.patience_s)",
             "return patience_s",
         ),
         ("a-queued-order-is-taken-for-slow", "sent_s=None if sent.queued else now_s", "sent_s=now_s"),
@@ -359,7 +359,8 @@ _CHANGES: Changes = {
         ),
     ),
     "flower/timeouts.py": (
-        ("a-slow-hour-is-remembered-for-ever", "(seconds - self._usual_s)", "max(0.0, seconds - self._usual_s)"),
+        ("a-slow-hour-is-remembered-for-ever", "self._longest_s) - self._usual_s)", "self._longest_s))"),
+        ("one-answer-held-back-makes-all-others-late", "min(seconds, self._longest_s)", "seconds"),
         (
             "an-order-has-no-limit",
             "return min(now_s + self.order_timeout_s, end_s), end_s",
