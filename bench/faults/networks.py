@@ -116,7 +116,7 @@ def one(name: str, number: int, federation: Federation, lines: Lines, options: a
     if network.moves:
         problem = run.wait_for(max(rounds // 3, 1))
         lines.move(federation.names[0])
-    problem = problem or run.see_through() or account(run, rounds + (config.policies().tally > 0))
+    problem = problem or run.see_through() or account(run, rounds + (config.policies().tally > 0), lied=False)
     seconds, commits = time.monotonic() - begin_s, run.look()
     counts = [replace(count) for count in counts]
     total = {each: sum(getattr(count, each) for count in counts) for each in ("payload", "again", "lost", "forgotten")}
