@@ -152,7 +152,7 @@ def flwr_side(folder: Path, silos: int, parameters: int, rounds: int) -> list[fl
         try:
             server = local._server(Path(home), secure=True)
             nodes = local._start_server(processes, server, [f"silo-{index}" for index in range(silos)])
-            local._start_silos(processes, server, nodes, silos, {})
+            local._start_silos(processes, server, nodes, silos, {}, None)
             settings = {"parameters": parameters, "silos": silos, "rounds": rounds, "times": str(times)}
             with (
                 bundled("fedsync.flower.server_app:app", "bench.cost.large_flwr:server"),

@@ -154,7 +154,7 @@ def sealed_silo(folder: Path, values: int) -> dict[str, tuple[float, float]]:
             others.submit(commit, number, left).result()
             others.submit(send, came).result()
             with stages.stage("evaluation"):
-                trainer.submit(session.evaluate, map_file(came, remove=True), number).result()
+                trainer.submit(session.evaluate, map_file(came, remove=True), EvaluateModel(number)).result()
     return stages.found
 
 

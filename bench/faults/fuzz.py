@@ -24,11 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-try:
-    from bench.fuzz_whole import Whole
-except ImportError:  # run as a script, whose own folder is the path
-    from bench.faults.fuzz_whole import Whole
-
+from bench.faults.fuzz_whole import Whole
 from fedsync.cipher.encoding import tally, wire
 from fedsync.cipher.encoding.integrity import Authenticator, added
 from fedsync.cipher.encoding.packing import Packing
