@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -167,10 +168,8 @@ class Server:
                     self._commits += 1
                     self._updates += len(action.weights)
         stored = sum(each.stat().st_size for each in (self.folder / "server").glob(f"{DATABASE}*"))
-        return Sample(
-            *(time.monotonic(), self._commits, self._updates, *used, *sizes),
-            *(len(links.net_connections("tcp")) - 1, stored / 2**20),
-        )
+        figures: tuple[Any, ...] = time.monotonic(), self._commits, self._updates, *used, *sizes
+        return Sample(*figures, lines=len(links.net_connections("tcp")) - 1, database_mib=stored / 2**20)
 
     def _superlink(self) -> psutil.Process:
         for process in psutil.Process(self._processes[0].pid).children(recursive=True):

@@ -365,7 +365,8 @@ def one_suite(suite: str, messages: int, seed: int) -> dict[str, Any]:
         recorded = Recorded(suite, folder)
         found = forge(recorded, folder, messages, seed)
         pairs = compare(found, kinds_of(recorded))
-        control = chance_of_one_distribution(*(found[name].seconds for name in CONTROL), np.random.default_rng(0))
+        one, other = (found[name].seconds for name in CONTROL)
+        control = chance_of_one_distribution(one, other, np.random.default_rng(0))
     return {
         "messages": sum(sum(each.answers.values()) for each in found.values()),
         "one_answer": all(each.one_answer for each in found.values()),
