@@ -28,7 +28,7 @@ from fedsync.cipher.encoding.catch_up import CatchUp
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring, open_group, open_silo
 from fedsync.cipher.keys.material import GroupKey
-from fedsync.cipher.silo.history import History, added_content
+from fedsync.cipher.silo.history import added_content
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, ReadLink
 from fedsync.cipher.silo.replica import EncryptedReplica
@@ -104,11 +104,7 @@ def share_sealers() -> None:
 
 def _led_to(state: ReplicaState | None) -> bytes:
     """D of a state; nothing before there is one."""
-    return b"" if state is None else _newest(state.history)
-
-
-def _newest(history: History) -> bytes:
-    return history.chains[-1]
+    return b"" if state is None else state.history.chains[-1]
 
 
 class _Reader:

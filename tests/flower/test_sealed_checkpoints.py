@@ -1,7 +1,7 @@
 """An encrypted run that is cut off goes on from what is on disk, with silos that kept all of it or nothing."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,13 @@ def _keys(folder: Path, monkeypatch: pytest.MonkeyPatch, cipher: str) -> Path:
     return rings[1]
 
 
+def _all_came_to_one_model(silos: Collection[str]) -> None:
+    copies = [trainer._session.replica for name, trainer in trainers.items() if name in silos]
+    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
+    for copy in copies:
+        np.testing.assert_array_equal(copy.model, copies[0].model)
+
+
 @pytest.mark.parametrize(
     ("kind", "silos_kept"), [("bfv", True), ("bfv", False), ("masked", True)], ids=["bfv", "all died", "masked"]
 )
@@ -56,10 +63,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if not silos_kept:
         trainers.clear()
     strategy_in(out, *overrides, keys=keys, resume=True).start(DirectGrid(3))
-    copies = [trainer._session.replica for trainer in trainers.values()]
-    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
-    for copy in copies:
-        np.testing.assert_array_equal(copy.model, copies[0].model)
+    _all_came_to_one_model(trainers)
     replay(out / JOURNAL)
 
 
@@ -94,10 +98,7 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
     before = set(trainers)
     strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
     assert set(trainers) == before
-    copies = [trainer._session.replica for trainer in trainers.values()]
-    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
-    for copy in copies:
-        np.testing.assert_array_equal(copy.model, copies[0].model)
+    _all_came_to_one_model(trainers)
     replay(out / JOURNAL)
 
 
@@ -117,10 +118,7 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
             strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3, {2: killed_at(3)}))
     assert len(set(trainers) - before) == 3
     strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
-    copies = [trainer._session.replica for name, trainer in trainers.items() if name not in before]
-    assert [copy.holds for copy in copies] == [5, 5, 5], "four rounds, and what scores them"
-    for copy in copies:
-        np.testing.assert_array_equal(copy.model, copies[0].model)
+    _all_came_to_one_model(set(trainers) - before)
     assert "refused" not in caplog.text and "brings nothing" not in caplog.text
     replay(out / JOURNAL)
 
