@@ -236,7 +236,7 @@ class FlowerDriver:
     # What happened.
 
     def _replies(self) -> list[Event]:
-        events = [self._event(sent, arrival) for sent, arrival in self._outbox.replies()]
+        events = [self._event(sent, arrival) for sent, arrival in self._outbox.replies(self._now_s())]
         return [event for event in events if event is not None]
 
     def _event(self, sent: PendingMessage, arrival: Arrival) -> Event | None:

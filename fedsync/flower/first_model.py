@@ -120,7 +120,7 @@ def _asked(
             outbox.ask_again(sent, now_s)
         for sent in [*outbox.overdue(now_s), *outbox.flush()]:
             nodes.ask_again(sent.node)
-        for sent, arrival in outbox.replies():
+        for sent, arrival in outbox.replies(now_s):
             name = nodes.sender(sent.node)
             try:
                 match outbox.read(sent, arrival):

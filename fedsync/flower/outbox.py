@@ -113,7 +113,7 @@ class Outbox:
         self._parcels = parcels
         self._fetching: set[int] = set()
         self._packer = Packer(parcels)
-        self._answer_times, self._now_s = AnswerTimes(timing.ask_s), 0.0
+        self._answer_times = AnswerTimes(timing.ask_s)
         self._posted: list[tuple[PendingMessage, Message | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
@@ -312,7 +312,7 @@ class Outbox:
         """Wait for answers, so long at most."""
         self._arrivals.wait(seconds)
 
-    def replies(self) -> list[tuple[PendingMessage, Arrival]]:
+    def replies(self, now_s: float) -> list[tuple[PendingMessage, Arrival]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
         regions, found = self._nodes.regions, list[tuple[PendingMessage | None, Arrival]]()
         alone = {identifier: sent for identifier, sent in self._sent.items() if sent.node not in regions}
@@ -323,7 +323,7 @@ class Outbox:
                 found += [(self._end(each.answers), each) for each in relayed if not self._again(each)]
             elif (sent := self._end(arrival.answers)) is not None and not self._is_relay(sent, arrival):
                 if sent.sent_s is not None:
-                    self._answer_times.answered(max(0.0, self._now_s - sent.sent_s))
+                    self._answer_times.answered(now_s - sent.sent_s)
                 found.append((sent, arrival))
         return [(sent, arrival) for sent, arrival in found if sent is not None]
 
@@ -387,7 +387,6 @@ class Outbox:
 
     def unanswered(self, now_s: float) -> list[PendingMessage]:
         """Those to ask for again, which they are not a second time, nor while they wait at the SuperLink."""
-        self._now_s = now_s
         soon = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s + _SOON_S]
         if not any(self._sent[identifier].ask_s <= now_s for identifier in soon):
             return []

@@ -117,20 +117,20 @@ def test_where_all_answers_take_long_none_is_missed_sooner() -> None:
     outbox.ask(1, Describe(), now_s)
     outbox.flush()
     now_s += 3600.0
-    assert outbox.unanswered(now_s) and len(outbox.replies()) == 1
+    assert outbox.unanswered(now_s) and len(outbox.replies(now_s)) == 1
     assert missed_after() == 10, "a silo that holds one answer back makes no other late"
     for _ in range(100):
         outbox.ask(1, Describe(), now_s)
         outbox.flush()
         now_s += 9.0
         assert outbox.unanswered(now_s) == []
-        assert len(outbox.replies()) == 1
+        assert len(outbox.replies(now_s)) == 1
     assert missed_after() == 18, "twice the usual"
     for _ in range(100):
         outbox.ask(1, Describe(), now_s)
         outbox.flush()
         assert outbox.unanswered(now_s) == []
-        assert len(outbox.replies()) == 1  # at once
+        assert len(outbox.replies(now_s)) == 1  # at once
     assert missed_after() == 10
 
 
@@ -208,7 +208,7 @@ class Recording:
         """What these messages turn out to have been, once their answers are here."""
         arrived: Any = SimpleNamespace(pull=lambda most: [Arrival(one, None, "") for one in identifiers])
         self.outbox._arrivals = arrived
-        return [sent for sent, _ in self.outbox.replies()]
+        return [sent for sent, _ in self.outbox.replies(0.0)]
 
 
 def test_each_silo_is_sent_its_own_order_and_what_it_lacks() -> None:
