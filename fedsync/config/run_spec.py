@@ -137,7 +137,7 @@ class RunSpec(Section):
         plan = encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, *judged)
         if plan is None:
             return None
-        optimizer = None if self.server_optimizer is None else self.server_optimizer.build()
+        optimizer = None if self.server_optimizer is None else self.server_optimizer.build().fitted(layout)
         return replace(plan, optimizer=optimizer, norms=self.tuned and plan.seal_metrics)
 
     @property

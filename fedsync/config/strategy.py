@@ -191,9 +191,10 @@ class StrategyConfig(StrategySections):
         weigher = self.aggregation.weigher(self.solver)
         tuner = None
         if self.auto is not None:
-            inertia = 0.0 if self.server_optimizer is None else self.server_optimizer.inertia
+            chosen = self.server_optimizer
+            steps = () if chosen is None else (chosen.inertia, chosen.by_direction)
             tried = barriers_of(self)
-            tuner = tuner_of(self.auto, self.balancer, tried, work, quorum, self.predictor, weigher, inertia)
+            tuner = tuner_of(self.auto, self.balancer, tried, work, quorum, self.predictor, weigher, *steps)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Layout, Vector
 from fedsync.core.spans import give_back, spans
 
 LARGEST = 2.0**63
@@ -99,6 +99,10 @@ class ServerOptimizer(ABC):
         """Whose powers it goes by."""
         return ()
 
+    def fitted(self, layout: Layout) -> ServerOptimizer:
+        """What steps with a model of this layout, if that matters to it."""
+        return self
+
     def begin(self, values: int, keeper: ArrayKeeper) -> Moments:
         """Before any step of a model of so many values."""
         zeros = keeper.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32))
@@ -138,7 +142,7 @@ class ServerOptimizer(ABC):
 
         def moment(which: int, start: int, stop: int) -> Vector:
             old = [vector[start:stop] for vector in before.vectors]
-            made = self._moment(which, old, _bounded(change[start:stop]), bare.steps)
+            made = self._moment(which, old, bounded(change[start:stop]), bare.steps)
             give_back(change, *before.vectors)
             return self._settled(which, made)
 
@@ -147,10 +151,10 @@ class ServerOptimizer(ABC):
 
         def step(start: int, stop: int) -> Vector:
             parts = [vector[start:stop] for vector in vectors]
-            made = self._step(parts, _bounded(change[start:stop]), bare.steps)
+            made = self._step(parts, bounded(change[start:stop]), bare.steps)
             made *= factor
             give_back(change, *vectors)
-            return _bounded(made)
+            return bounded(made)
 
         return Moments(bare.steps, powers, vectors), step
 
@@ -342,6 +346,6 @@ def _moves(change: Vector) -> bool:
     return False
 
 
-def _bounded(values: Vector) -> Vector:
+def bounded(values: Vector) -> Vector:
     """Within +-`LARGEST`."""
     return np.clip(values, np.float32(-LARGEST), np.float32(LARGEST))

@@ -242,7 +242,7 @@ class FedSync(Shipped):
         policies = run.policies()
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
         first = None if given is None else begin.model
-        aggregator = run.aggregator(begin.model, policies, plan, keys, first, spec.run, keeper)
+        aggregator = run.aggregator(layout, begin.model, policies, plan, keys, first, spec.run, keeper)
         if moment is not None:
             coordinator.restore(moment.coordinator)
             aggregator.restore(moment.aggregator)

@@ -13,7 +13,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.apart import CrossSite
 from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.layout import Vector
+from fedsync.core.layout import Layout, Vector
 from fedsync.core.state import Policies
 from fedsync.core.transfer import DurableAggregator
 from fedsync.observe.exporters.base import open_exporters
@@ -77,6 +77,7 @@ class RunBuilder:
 
     def aggregator(
         self,
+        layout: Layout,
         model: Vector,
         policies: Policies,
         plan: EncryptionPlan | None,
@@ -88,6 +89,7 @@ class RunBuilder:
         """What adds updates.
 
         Args:
+            layout: of the model.
             model: version 0, float32 [values]; not looked at where updates are encrypted.
             policies: of the run.
             plan: how updates are encrypted; None in the clear.
@@ -98,7 +100,7 @@ class RunBuilder:
         """
         if plan is None or keys is None:
             chosen = self.config.server_optimizer
-            optimizer = None if chosen is None else chosen.build()
+            optimizer = None if chosen is None else chosen.build().fitted(layout)
             measures = policies.tuner is not None
             return PlainAggregator(
                 model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer, measures=measures

@@ -125,7 +125,7 @@ def _drive(
     for name, worker in workers.items():
         form.check(name, worker.form)
     policies, plan = builder.policies(), spec.encryption_plan(first.layout)
-    aggregator = builder.aggregator(first.initial_model(), policies, plan, keys)
+    aggregator = builder.aggregator(first.layout, first.initial_model(), policies, plan, keys)
     recorder = builder.recorder(first.layout.nbytes, plan)
     machines = {silo.name: Machine(silo, config.seed) for silo in silos}
     driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)

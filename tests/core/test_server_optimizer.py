@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.cautious import Cautious, Tensor
 from fedsync.core.control_variates import ControlVariates
 from fedsync.core.layout import Vector
 from fedsync.core.server_optimizer import LARGEST, TINY, Adaptive, Backing, Delayed, HeavyBall, Moments, ServerOptimizer
@@ -38,6 +39,7 @@ def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], pace: float = 1.
 KINDS: dict[str, ServerOptimizer] = {
     "fedavgm": HeavyBall(0.9, 1.0),
     "fedadam": Adaptive("adam", 0.1, 0.9, 0.99, 1e-3),
+    "cautious-adam": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(2, 0.5), Tensor(300, 0.25))),
     "fedyogi": Adaptive("yogi", 0.01, 0.9, 0.99, 1e-3),
     "fedadagrad": Adaptive("adagrad", 0.1, 0.0, 0.0, 1e-3),
     "delayed-nesterov": Delayed(0.9, 3, 0.1, 0.7),
@@ -150,6 +152,7 @@ def trajectory(optimizer: ServerOptimizer) -> str:
 GOLDEN = {
     "fedavgm": "9a1b2fd7f1512845",
     "fedadam": "5cc87cc66dc8ec3b",
+    "cautious-adam": "bbabd1d26d24eeb1",
     "fedyogi": "7e494a4d7e8ec5bc",
     "fedadagrad": "dea7e6af51498ab2",
     "delayed-nesterov": "c5838193d6c15b04",
@@ -163,7 +166,7 @@ def test_trajectories_have_the_same_bits_everywhere(kind: str) -> None:
     assert trajectory(KINDS[kind]) == GOLDEN[kind]
 
 
-@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "delayed-nesterov"])
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "cautious-adam", "delayed-nesterov"])
 def test_it_does_not_matter_whether_the_processor_has_subnormal_numbers(kind: str) -> None:
     """Some programs have it take them for zeros, and where one thread does, so do all that it starts."""
     fades = HeavyBall(0.2, 1.0) if kind == "fedavgm" else KINDS[kind]
@@ -190,7 +193,8 @@ def test_whatever_the_sums_are_all_stays_finite(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), Delayed(0.9, 3, 0, 1)]
+    "optimizer",
+    [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), KINDS["cautious-adam"], Delayed(0.9, 3, 0, 1)],
 )
 def test_one_change_that_is_far_too_large_is_forgotten(optimizer: ServerOptimizer) -> None:
     """An infinity would stay for ever. (Adagrad and Yogi never forget a change that large, finite as it is.)"""

@@ -6,6 +6,8 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
+    "tests/core/test_cautious.py",
+    "tests/core/test_server_optimizer.py",
     "tests/policies/tuning",
     "tests/policies/barrier/wrappers/test_overlap.py",
     "tests/core/test_rehearsal.py",
@@ -29,6 +31,23 @@ _CHANGES: Changes = {
             "return RecordedMachine(curve, lengths, factors)",
             "return RecordedMachine(curve)",
         ),
+    ),
+    "core/cautious.py": (
+        ("layers-of-any-width-step-alike", "1.0 / (depth * math.sqrt(inputs))", "1.0 / depth"),
+        ("depth-does-not-count", "1.0 / (depth * math.sqrt(inputs))", "1.0 / math.sqrt(inputs)"),
+        (
+            "a-bias-has-inputs-of-its-own",
+            "math.prod(shape[1:])) if len(shape) > 1 else inputs",
+            "math.prod(shape[1:]))",
+        ),
+        ("norms-averages-step-as-weights-do", "None if matches(name, STATISTICS) else", ""),
+        ("who-turns-back-moves-all-the-same", "made[~_agrees(moments[0], change)] = 0", "pass"),
+        ("what-stands-still-is-shared-out-to-one", "/ change.size, LEAST_SHARE)", "/ change.size, 1e-9)"),
+        ("what-stands-still-is-lost", "np.float32(scale / share)", "np.float32(scale)"),
+        ("momentum-that-went-too-far-is-kept", "old[0] * np.float32(KEPT), old[0]", "old[0], old[0]"),
+        ("noise-ends-momentum", " & (np.abs(change) < np.abs(old[0]))", ""),
+        ("a-span-knows-only-its-own-share", "found += int(", "found = int("),
+        ("what-some-processors-take-for-nothing-counts", "tiny = np.float32(TINY)", "tiny = np.float32(1e-44)"),
     ),
     "cipher/silo/replica.py": (
         (
@@ -58,6 +77,12 @@ _CHANGES: Changes = {
             "2 * staleness * (1 + inertia) / (1 - inertia))",
             "2 * staleness)",
         ),
+        (
+            "steps-that-only-turn-are-worth-all-that-may-be-noise",
+            "max(updates - 1, 1), 1.0) / 4)",
+            "max(updates - 1, 1), 1.0) / 2)",
+        ),
+        ("of-more-silos-as-much-is-noise", "/ max(updates - 1, 1), 1.0)", ", 1.0)"),
         ("steps-count-for-less-than-they-are-worth", "/ (2 * len(said)))", "/ len(said))"),
         ("by-the-loss-steps-are-nearly-all-worth-it", "return _bounded(ratio / (1 + ratio))", "return _bounded(ratio)"),
     ),
@@ -67,6 +92,7 @@ _CHANGES: Changes = {
     ),
     "policies/tuning/tuner.py": (
         ("auto-changes-for-next-to-nothing", "better.rate < (1 + self.auto.gain) * now.rate", "better.rate < now.rate"),
+        ("auto-takes-directions-for-lengths", "if self.by_direction else found", "if False else found"),
         ("auto-looks-at-every-commit", "(self.auto.every if state.expected_s is not None else FIRST)", "FIRST"),
         (
             "a-way-that-took-longer-than-rehearsed-is-taken-again",

@@ -22,6 +22,9 @@ class ServerOptimizerPolicy(Policy):
     controls: ClassVar[bool] = False
     """Whether silos keep control variates, which correct their local steps."""
 
+    by_direction: ClassVar[bool] = False
+    """Whether a step is as long whether the change is long or short."""
+
     rate: Rate
     """What a step is multiplied by: the server's learning rate."""
 

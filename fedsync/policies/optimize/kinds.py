@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 
+from fedsync.core.cautious import Cautious
 from fedsync.core.control_variates import ControlVariates
 from fedsync.core.server_optimizer import Adaptive, Delayed, HeavyBall, ServerOptimizer
 from fedsync.policies.optimize.base import PacedOptimizerPolicy, Rate, ServerOptimizerPolicy
@@ -106,6 +107,36 @@ class FedAdagrad(PacedOptimizerPolicy):
 
     def build(self) -> ServerOptimizer:
         return Adaptive("adagrad", self.rate, 0.0, 0.0, self.tau, self.grace)
+
+
+@register("cautious-adam")
+@dataclass(frozen=True, slots=True)
+class CautiousAdam(PacedOptimizerPolicy):
+    """Adam with a rate that suits models of many widths and depths, and steps only where momentum and the newest
+    change agree. Goes with few local steps. See `fedsync.core.cautious`. Liang et al. 2024, Large et al. 2024."""
+
+    rate: Rate = 0.3
+    """How far the layers together may move in a step, as a share of how large their weights are at first."""
+
+    beta_1: Decay = 0.8
+    """How much of the mean of changes is kept in each commit."""
+
+    beta_2: Decay = 0.95
+    """How much of the mean of their squares is kept in each commit."""
+
+    tau: Tau = 1e-8
+    """Added to the root of that mean: changes far below it count for nothing. Not the local steps of a silo."""
+
+    grace: Count | None = None
+
+    by_direction: ClassVar[bool] = True
+
+    @property
+    def inertia(self) -> float:
+        return self.beta_1
+
+    def build(self) -> ServerOptimizer:
+        return Cautious("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
 
 
 @register("delayed-nesterov")

@@ -22,6 +22,16 @@ cancel. Momentum makes it worse. Where each step goes on with a part b of the la
 to ``2 (1 + b)`` over its curvature, and ``(1 - b) / s`` where of all updates a share s is one version old: then it is
 the quotient of the two, ``2 s (1 + b) / (1 - b)``, where that is more than 1 + s.
 
+A server optimizer may make a step of a commit that is as long whether the change is long or short, as Adam does. More
+local steps then bring nothing but a better direction. Say that a silo's update is s times the way that all have in
+common, and noise of s steps, and drift of s. Of the squared length of the mean of n updates the last two have the share
+
+    q = (1 / e^2 - 1) / (n - 1),        at most 1,
+
+of which more steps lessen the noise and not the drift. What a step brings goes by the cosine between it and the common
+way. If all of q is noise, that grows by q / 2 per cent for one per cent more steps; if it is drift, by none. Nobody
+knows which, so `of_directions` takes the half of it, q / 4.
+
 Where silos seal their figures they find both norms together. Where nobody tells them, the loss takes their place.
 AdaComm (Wang and Joshi 2019, arXiv:1810.08313, equation 17) has the best number of steps fall as ``sqrt(F_j / F_0)``;
 with the best number above that is ``e / (1 - e) = sqrt(F_j / F_0)``, so silos begin with as much training as overhead.
@@ -59,6 +69,16 @@ def of_norms(norms: Sequence[tuple[float, float]]) -> float | None:
     """
     said = [mean / each for mean, each in norms if 0 < mean < math.inf and 0 < each < math.inf]
     return _bounded(math.exp(sum(map(math.log, said)) / (2 * len(said)))) if said else None
+
+
+def of_directions(elasticity: float, updates: int) -> float:
+    """Elasticity where the server's step is as long whatever the change is.
+
+    Args:
+        elasticity: of changes that count by their length.
+        updates: in a commit.
+    """
+    return _bounded(min((elasticity**-2 - 1) / max(updates - 1, 1), 1.0) / 4)
 
 
 def of_losses(first: float, now: float) -> float | None:

@@ -134,6 +134,7 @@ class AutoTuner:
         predictor: of the rehearsals.
         weigher: of the run.
         inertia: of the server's optimizer; see `fedsync.policies.optimize.base`.
+        by_direction: likewise.
     """
 
     auto: Auto
@@ -144,6 +145,7 @@ class AutoTuner:
     predictor: AnyPredictor
     weigher: Weigher
     inertia: float = 0.0
+    by_direction: bool = False
 
     def init(self) -> AutoState:
         return AutoState(AutoChoice(self.work.steps))
@@ -176,7 +178,7 @@ class AutoTuner:
         fresh = replace(state, since_s=seen.at_s, commits=0, samples={})
         if len(known) < 2:
             return fresh, ""
-        return self._looked(fresh, _Stage(self, known, seen, self._elasticity(state)))
+        return self._looked(fresh, _Stage(self, known, seen, self._elasticity(state, len(seen.metas))))
 
     def _looked(self, state: AutoState, stage: _Stage) -> tuple[AutoState, str]:
         """Compare what the choice in force promises with the best of the others."""
@@ -232,14 +234,12 @@ class AutoTuner:
         starves = way != (0, 0) and min(counted.values(), default=0) < math.floor(least)
         return replace(state, delays=delays, starving=state.starving | ({way} if starves else set()))
 
-    def _elasticity(self, state: AutoState) -> float:
-        by_norms = elasticity.of_norms(state.norms)
-        if by_norms is not None:
-            return by_norms
-        by_losses = None
-        if state.first_loss is not None and state.loss is not None:
-            by_losses = elasticity.of_losses(state.first_loss, state.loss)
-        return elasticity.UNKNOWN if by_losses is None else by_losses
+    def _elasticity(self, state: AutoState, updates: int) -> float:
+        found = elasticity.of_norms(state.norms)
+        if found is None and state.first_loss is not None and state.loss is not None:
+            found = elasticity.of_losses(state.first_loss, state.loss)
+        found = elasticity.UNKNOWN if found is None else found
+        return elasticity.of_directions(found, updates) if self.by_direction else found
 
     @property
     def fitter(self) -> CurveFitter | None:
@@ -272,6 +272,7 @@ def tuner_of(
     predictor: AnyPredictor,
     weigher: Weigher,
     inertia: float = 0.0,
+    by_direction: bool = False,
 ) -> AutoTuner:
     """The tuner of a strategy with this balancer.
 
@@ -287,6 +288,7 @@ def tuner_of(
         Ema() if predictor.learns else predictor,
         weigher,
         inertia,
+        by_direction,
     )
 
 

@@ -61,6 +61,36 @@ def test_a_quadratic_stands_so_much_shorter_steps_if_updates_are_one_version_old
     assert longest(0) / longest(1) == pytest.approx(2 * (1 + momentum) / (1 - momentum), rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("e", "updates", "expected"),
+    [
+        (8**-0.5, 8, 1 / 4),  # nothing but noise, or drift
+        (1.0, 8, elasticity.LEAST),  # all point the same way already
+        (0.5, 9, 3 / 8 / 4),  # 1 / e^2 = 4
+        (0.5, 2, 1 / 4),  # more than 1, bounded
+        (0.5, 1, 1 / 4),  # one silo, of which nobody knows
+    ],
+)
+def test_of_directions(e: float, updates: int, expected: float) -> None:
+    assert elasticity.of_directions(e, updates) == pytest.approx(expected)
+
+
+def test_directions_gain_from_steps_as_far_as_noise_and_not_drift_turns_them() -> None:
+    """The cosine between the mean of 8 updates and their common way, with noise alone and with drift alone."""
+
+    def cosine(steps: float, noise: float, drift: float) -> float:
+        return 1.0 / (1.0 + (noise / steps + drift) / 8) ** 0.5
+
+    def gained(noise: float, drift: float) -> float:
+        """By how many per cent for one per cent more of one step."""
+        return (cosine(1.01, noise, drift) / cosine(1.0, noise, drift) - 1) * 100
+
+    e = ((1 + 4 / 8) / (1 + 4)) ** 0.5  # of both: noise, or drift, of 4 times the common way
+    half = elasticity.of_directions(e, 8)
+    assert gained(0.0, 4.0) == 0.0
+    assert gained(4.0, 0.0) == pytest.approx(2 * half, rel=0.02)
+
+
 def test_of_losses() -> None:
     """AdaComm: the best number of steps falls like the root of the loss."""
     first, later = elasticity.of_losses(4.0, 4.0), elasticity.of_losses(4.0, 1.0)

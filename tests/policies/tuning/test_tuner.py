@@ -143,8 +143,11 @@ def test_it_looks_at_its_choice_at_the_first_commit_and_every_so_many_commits() 
     assert {number % 5 for number in at} == {1}
 
 
-def last_steps(norms: tuple[float, float] | None, *, sealed: bool = False, **auto: Any) -> int:
-    run = Played(tuned({"gain": 0.01, "barriers": [{"kind": "bsp"}], **auto}), 24, {}, **ALIKE)
+def last_steps(
+    norms: tuple[float, float] | None, *, sealed: bool = False, sections: dict[str, Any] | None = None, **auto: Any
+) -> int:
+    config = tuned({"gain": 0.01, "barriers": [{"kind": "bsp"}], **auto}, **sections or {})
+    run = Played(config, 24, {}, **ALIKE)
     run.norms, run.sealed = norms, sealed
     run.run()
     steps: int = run.actions(Dispatch)[-1].order.max_steps
@@ -158,6 +161,13 @@ def test_steps_follow_what_they_are_worth() -> None:
     assert last_steps((1.0, 100.0)) <= 2
     assert last_steps((1.0, 1.0), most_steps=10) == 10
     assert last_steps((1.0, 100.0), least_steps=3) == 3
+
+
+def test_where_the_server_s_steps_have_their_own_length_more_steps_only_turn_them() -> None:
+    """A mean of four updates that is half as long as each may be all noise: e is 1 / 4, so a third of 6.25."""
+    chosen = {"server_optimizer": {"kind": "cautious-adam"}}
+    assert last_steps((1.0, 4.0), sections=chosen) == 2
+    assert last_steps((0.81, 1.0), sections=chosen) == 1
 
 
 @pytest.mark.parametrize(("norms", "expected"), [((1.0, 4.0), 6.25), ((0.64, 1.0), 25)])
