@@ -108,6 +108,15 @@ def test_parts_have_the_bits_of_the_whole() -> None:
     np.testing.assert_array_equal(whole[500:700], changes[1][500:700])
 
 
+def test_what_stands_still_is_shared_out_over_all_spans() -> None:
+    size = SPAN_BYTES // 4 + 100_000
+    turned = np.full(size, -2, np.float32)
+    turned[: SPAN_BYTES // 4] = 4
+    _, steps = walk(cautious(beta_1=0.75), [np.full(size, 4, np.float32), turned])
+    _, alone = walk(cautious(beta_1=0.75), [vector(4), vector(4)])
+    assert steps[1][0] == pytest.approx(alone[1][0] * size / (SPAN_BYTES // 4))
+
+
 def test_powers_that_no_decay_comes_to_are_refused() -> None:
     optimizer = cautious()
     optimizer.check(optimizer.begin(3, MEMORY))
