@@ -65,9 +65,9 @@ def unequal(seed: int) -> Corner:
 
 
 def long(seed: int) -> Corner:
-    """Two silos, for hundreds of rounds."""
+    """Two silos, for hundreds of rounds, or entries where a commit takes many."""
     silos = _silos(seed, [80, 120], [5000, 800])
-    return Corner(Scenario("long", seed, silos, told=()), {"rounds": 520})
+    return Corner(Scenario("long", seed, silos, told=()), {"rounds": 520, "seconds": 300.0})
 
 
 def forty(seed: int) -> Corner:
@@ -80,7 +80,7 @@ def forty(seed: int) -> Corner:
 def at_once(seed: int) -> Corner:
     """All are alike to the last digit, and so answer in the same instant."""
     silos = _silos(seed, [100] * 4, [10, 100, 1000, 10000], jitter=0.0)
-    return Corner(Scenario("at once", seed, silos), {"seconds": 10.0})
+    return Corner(Scenario("at once", seed, silos), {"rounds": 40})
 
 
 def comings(seed: int) -> Corner:

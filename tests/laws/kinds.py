@@ -54,13 +54,11 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-COMPASS = {"kind": "fedcompass", "min_steps": 2, "max_steps": 8}
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("balancer", "proportional", {"scale": "steps"}),
     ("balancer", "proportional", {"scale": "learning_rate"}),
     ("balancer", "proportional", {"speeds": "declared", "cap": 12}),
     ("balancer", "proportional", {"curve": {"kind": "affine"}, "multiple": 5}),
-    ("balancer", "equalise", {"scale": "steps"}),
     ("balancer", "equalise", {"speeds": "declared", "cap": 12}),
     ("aggregation", "fedavg", {"weight": "samples"}),
     ("aggregation", "fednova", {"server_rate": 0.5, "staleness": {"kind": "polynomial", "exponent": 1.0}}),
@@ -72,23 +70,29 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "fsp", {"interval": {"kind": "linear", "interval_s": 0.5, "stage_s": 3.0}, "grace": 0.1}),
     ("barrier", "fsp", {"interval": {"kind": "climb", "floor_s": 0.3, "rest": 1, "trials": 2}}),
     ("barrier", "fsp", {"interval": {"kind": "fixed", "interval_s": 0.4}, "wait_for": {"sample_size": 1}}),
-    ("barrier", "buffered", {"size": 9}),
     ("barrier", "capped", {"cap_s": 0.7, "late": "drop", "inner": {"kind": "bsp"}}),
-    ("barrier", "capped", {"cap_s": 0.5, "inner": {"kind": "ssp", "staleness": 0}}),
     ("barrier", "capped", {"cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "quorum", {"count": 2, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "deadline", {"spread": 0.0, "late": "drop", "inner": {"kind": "bsp"}}),
+    ("barrier", "overlap", {"carry": 0.5, "inner": {"kind": "a-bsp", "sync_ratio": 0.6, "report_s": 0.3}}),
+    ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
+]
+"""Further settings of kinds in `EXAMPLES` that change what the coordinator does."""
+
+COMPASS = {"kind": "fedcompass", "min_steps": 2, "max_steps": 8}
+COMBINED: list[tuple[str, str, dict[str, Any]]] = [
+    ("balancer", "equalise", {"scale": "steps"}),
+    ("barrier", "buffered", {"size": 9}),
+    ("barrier", "capped", {"cap_s": 0.5, "inner": {"kind": "ssp", "staleness": 0}}),
     ("barrier", "capped", {"cap_s": 1.0, "inner": {"kind": "quorum", "count": 2, "inner": COMPASS}}),
     ("barrier", "fraction", {"share": 0.4, "least": 2, "inner": {"kind": "asp"}}),
     ("barrier", "fraction", {"share": 0.7, "inner": {"kind": "quorum", "share": 0.6, "inner": {"kind": "bsp"}}}),
     ("barrier", "fraction", {"share": 0.7, "inner": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 0.5}}}),
     ("barrier", "fraction", {"share": 0.6, "inner": COMPASS}),
     ("barrier", "capped", {"cap_s": 0.7, "inner": {"kind": "fraction", "share": 0.5, "inner": {"kind": "bsp"}}}),
-    ("barrier", "overlap", {"carry": 0.5, "inner": {"kind": "a-bsp", "sync_ratio": 0.6, "report_s": 0.3}}),
     ("barrier", "overlap", {"inner": {"kind": "capped", "cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}}),
-    ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
 ]
-"""Further settings of kinds in `EXAMPLES` that change what the coordinator does."""
+"""Combinations of what is above: they go through the laws with ``make full``."""
 
 STEPS, BATCH_SIZE = 4, 10
 
@@ -111,7 +115,12 @@ def examples(section: str) -> dict[str, dict[str, Any]]:
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
     """(section, kind, settings) of every example and variant."""
     every = [(section, kind, more) for section in EXAMPLES for kind, more in examples(section).items()]
-    return every + VARIANTS
+    return every + VARIANTS + COMBINED
+
+
+def name_of(case: tuple[str, str, dict[str, Any]]) -> str:
+    """As tests name it."""
+    return "-".join([case[1], *map(str, case[2].values())])
 
 
 def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any], min_silos: int = 1) -> StrategyConfig:

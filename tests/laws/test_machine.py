@@ -28,7 +28,7 @@ from fedsync.core.protocols import AnyBarrier
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.views import ClusterView, Verdict
 from tests.laws.calm import SERVED, calm
-from tests.laws.kinds import cases
+from tests.laws.kinds import cases, name_of
 from tests.laws.script import told
 from tests.laws.watch import LAWS, Case, Change, Watch, unchanged
 
@@ -206,10 +206,6 @@ class Driver(RuleBasedStateMachine):
             calm(self.watch)
 
 
-def _id(case: Case) -> str:
-    return "-".join([case[1], *map(str, case[2].values())])
-
-
 EVERY = cases()
 
 
@@ -222,7 +218,7 @@ LEAST = {
 """How often a law has to be put to the test in a run, in the mean."""
 
 
-@pytest.mark.parametrize("case", EVERY, ids=_id)
+@pytest.mark.parametrize("case", EVERY, ids=name_of)
 def test_whatever_a_driver_may_tell(case: Case) -> None:
     runs = 8 if case[0] == "barrier" else 4
     before = LAWS.copy()
@@ -238,7 +234,7 @@ def explored(case: Case, runs: int, change: Change = unchanged) -> None:
     """
     drivers: list[Driver] = []
 
-    @seed(zlib.crc32(_id(case).encode()))
+    @seed(zlib.crc32(name_of(case).encode()))
     def driver() -> Driver:
         drivers[:] = [Driver(case, change)]
         return drivers[0]

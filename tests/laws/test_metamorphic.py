@@ -25,7 +25,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.state import Policies
 from tests.laws.corners import corners
 from tests.laws.fake_cluster import FakeCluster
-from tests.laws.kinds import cases, configuration
+from tests.laws.kinds import cases, configuration, name_of
 from tests.laws.watch import Case, law
 
 STOP: dict[str, Any] = {"seconds": 12.0}
@@ -35,10 +35,6 @@ CORNERS = ("quiet", "chaos")
 
 SECTIONS = ("predictor", "balancer", "barrier", "aggregation")
 EVERY = cases()
-
-
-def _id(case: Case) -> str:
-    return "-".join([case[1], *map(str, case[2].values())])
 
 
 def claims(case: Case, claim: str) -> bool:
@@ -191,7 +187,7 @@ def kept(case: int, change: Change, broken: str) -> None:
     assert told["Commit"] >= 8, f"put to the test too seldom: {told}"
 
 
-every_case = pytest.mark.parametrize("case", range(len(EVERY)), ids=map(_id, EVERY))
+every_case = pytest.mark.parametrize("case", range(len(EVERY)), ids=map(name_of, EVERY))
 
 
 @every_case

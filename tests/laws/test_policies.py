@@ -15,7 +15,7 @@ from fedsync.core.orders import SiloFacts, UpdateMeta
 from fedsync.core.protocols import SpeedSample
 from fedsync.core.views import SiloView
 from fedsync.core.weighting import Weighting, progress
-from tests.laws.kinds import BATCH_SIZE, STEPS, cases, policies_of
+from tests.laws.kinds import BATCH_SIZE, STEPS, cases, name_of, policies_of
 
 Case = tuple[str, str, dict[str, Any]]
 STOP = {"rounds": 1}
@@ -23,7 +23,7 @@ STOP = {"rounds": 1}
 
 def of_section(section: str) -> pytest.MarkDecorator:
     chosen = [case for case in cases() if case[0] == section]
-    return pytest.mark.parametrize("case", chosen, ids=["-".join(map(str, [c[1], *c[2].values()])) for c in chosen])
+    return pytest.mark.parametrize("case", chosen, ids=map(name_of, chosen))
 
 
 shares = st.none() | st.floats(0.0, 1.0)

@@ -8,11 +8,11 @@ from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
 from tests.laws.corners import applies, corners
 from tests.laws.fake_cluster import FakeCluster
-from tests.laws.kinds import cases, configuration
+from tests.laws.kinds import cases, configuration, name_of
 from tests.laws.scenario import Scenario
 
 CASES = [case for case in cases() if case[0] == "barrier"]
-IDS = ["-".join([kind, *map(str, more.values())]) for _, kind, more in CASES]
+IDS = [*map(name_of, CASES)]
 CORNER = corners(5)["sealed"]
 AT_ONCE = replace(corners(5)["at once"].scenario, sealed=True)
 """Updates are left over where a commit takes fewer than are in."""

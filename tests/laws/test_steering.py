@@ -11,7 +11,7 @@ from fedsync.core.journal import JournalEntry, replay
 from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo
 from tests.laws.corners import corners
 from tests.laws.fake_cluster import FakeCluster, Outcome
-from tests.laws.kinds import cases, policies_of
+from tests.laws.kinds import cases, name_of, policies_of
 from tests.laws.watch import Case
 
 BARRIERS = [case for case in cases() if case[0] in ("barrier", "auto")]
@@ -54,8 +54,8 @@ def between(entries: list[JournalEntry], begin_s: float, end_s: float) -> list[o
     return [action for entry in entries if begin_s < entry.at_s < end_s for action in entry.actions]
 
 
-@pytest.mark.parametrize("case", BARRIERS, ids=lambda case: "-".join([case[1], *map(str, case[2].values())]))
-@pytest.mark.parametrize("corner", ["quiet", "chaos"])
+@pytest.mark.parametrize("case", BARRIERS, ids=name_of)
+@pytest.mark.parametrize("corner", [pytest.param("quiet", marks=pytest.mark.full), "chaos"])
 def test_a_run_is_steered_under_every_barrier(case: Case, corner: str) -> None:
     operator = Operator(case, corner)
     outcome = operator.run()

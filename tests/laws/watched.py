@@ -20,7 +20,7 @@ from fedsync.core.views import ClusterView, Verdict
 from fedsync.observe.ledger import Ledger
 from tests.laws.corners import Corner, applies, corners
 from tests.laws.fake_cluster import FakeCluster, Outcome
-from tests.laws.kinds import cases, configuration
+from tests.laws.kinds import cases, configuration, name_of
 from tests.laws.scenario import Scenario
 
 TUNED: list[tuple[str, str, dict[str, Any]]] = [
@@ -40,7 +40,7 @@ TUNED: list[tuple[str, str, dict[str, Any]]] = [
 """What a tuner tries, seldom enough for rehearsals to take no longer than the runs."""
 
 CASES = [*cases(), *TUNED]
-NAMES = ["-".join([kind, *map(str, more.values())]) for _, kind, more in CASES]
+NAMES = [*map(name_of, CASES)]
 
 
 @dataclass(frozen=True, slots=True)
