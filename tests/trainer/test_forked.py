@@ -19,10 +19,9 @@ from fedsync.trainer.client import TrainerClient, stop_trainers
 from fedsync.trainer.folder import tenant
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import STATE, Describe, Hello, Identity, exchange
+from tests.e2e.deployed import SMALL
 
-CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
-
-
+CONFIG = StrategyConfig.load("fedavg", [SMALL])
 SILOS = [SiloConfig(name=name, speed=1e6) for name in "abc"]
 
 
@@ -38,73 +37,77 @@ def greeted(link: TrainerClient, name: str) -> psutil.Process:
     return psutil.Process(tenant(link._folder))
 
 
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+    """One for all tests, for it imports PyTorch; the last of them ends it."""
+    folder = tmp_path_factory.mktemp("n")
+    folder.chmod(0o700)
+    started = start_nursery(folder / "n", "fedsync.trainer.preload", CONFIG.task.libraries, os.environ, folder / "log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NURSERY, str(folder / "n"))
+        yield started
+    end_processes([started], grace_s=0.0)
+
+
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tmp_path.chmod(0o700)
     monkeypatch.setenv(STATE, str(tmp_path / "s"))
     monkeypatch.setenv(OWNER, str(os.getpid()))
-    monkeypatch.setenv(NURSERY, str(tmp_path / "n"))
     yield tmp_path
     stop_trainers(tmp_path / "s")
 
 
-def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_without_it(root: Path) -> None:
-    nursery = start_nursery(root / "n", "fedsync.trainer.preload", CONFIG.task.libraries, os.environ, root / "log")
-    try:
-        links = [link(index) for index in range(3)]
-        one, two = (greeted(each, name) for each, name in zip(links[:2], "ab", strict=True))
-        assert one.ppid() == two.ppid() == nursery.pid
-        for each, of in zip((one, two), links[:2], strict=True):
-            assert each.cmdline()[-2:] == ["fedsync.trainer.server", str(of._folder)]
-            assert os.getsid(each.pid) == each.pid
-        # What nobody writes to is there once: most of what a trainer has is the nursery's.
-        memory = one.memory_full_info()
-        assert memory.uss < memory.rss / 2
-        nursery.send_signal(signal.SIGKILL)
-        nursery.wait()
-        assert greeted(links[0], "a") == one, "it goes on"
-        one.kill()
-        psutil.wait_procs([one])
-        again = greeted(links[0], "a")
-        assert again.ppid() == os.getpid() and again.cmdline()[-1] == str(links[0]._folder)
-    finally:
-        end_processes([nursery], grace_s=0.0)
+def test_a_forked_trainer_that_dies_is_forked_again(root: Path, nursery: subprocess.Popen[bytes]) -> None:
+    trainer = greeted(link(0), "a")
+    trainer.kill()
+    psutil.wait_procs([trainer])
+    again = greeted(link(0), "a")
+    assert again != trainer and again.ppid() == nursery.pid
 
 
-def test_a_forked_trainer_that_dies_is_forked_again(root: Path) -> None:
-    nursery = start_nursery(root / "n", "fedsync.trainer.preload", CONFIG.task.libraries, os.environ, root / "log")
-    try:
-        trainer = greeted(link(0), "a")
-        trainer.kill()
-        psutil.wait_procs([trainer])
-        again = greeted(link(0), "a")
-        assert again != trainer and again.ppid() == nursery.pid
-    finally:
-        end_processes([nursery], grace_s=0.0)
-
-
-def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = StrategyConfig.load("fedavg", ["task={kind: digits}", "cipher={kind: masked}", "min_silos=3"])
+def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
+    root: Path, nursery: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StrategyConfig.load("fedavg", [SMALL, "cipher={kind: masked}", "min_silos=3"])
     rings = emulated_rings(config, ClusterConfig(silos=SILOS), root)
     assert rings is not None
     monkeypatch.setenv(KEYS, str(rings[0]))
-    nursery = start_nursery(root / "n", "fedsync.trainer.preload", CONFIG.task.libraries, os.environ, root / "log")
-    try:
-        greetings = []
-        for _ in range(2):
-            trainer = link(0, cipher=config.cipher)
-            _, greeting = exchange(trainer.ask, Describe())
-            assert greeting is not None
-            greetings.append(bytes(greeting))
-            process = psutil.Process(tenant(trainer._folder))
-            assert process.ppid() == nursery.pid
-            process.kill()
-            psutil.wait_procs([process])
-        assert len(greetings[0]) == len(greetings[1]) > 1000
-        same = sum(one == two for one, two in zip(*greetings, strict=True)) / len(greetings[0])
-        assert same < 0.1, "they share what is drawn by chance: a 256th of the bytes, and a short head"
-    finally:
-        end_processes([nursery], grace_s=0.0)
+    greetings = []
+    for _ in range(2):
+        trainer = link(0, cipher=config.cipher)
+        _, greeting = exchange(trainer.ask, Describe())
+        assert greeting is not None
+        greetings.append(bytes(greeting))
+        process = psutil.Process(tenant(trainer._folder))
+        assert process.ppid() == nursery.pid
+        process.kill()
+        psutil.wait_procs([process])
+    assert len(greetings[0]) == len(greetings[1]) > 1000
+    same = sum(one == two for one, two in zip(*greetings, strict=True)) / len(greetings[0])
+    assert same < 0.1, "they share what is drawn by chance: a 256th of the bytes, and a short head"
+
+
+def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_without_it(
+    root: Path, nursery: subprocess.Popen[bytes]
+) -> None:
+    """The last test with the nursery."""
+    links = [link(index) for index in range(3)]
+    one, two = (greeted(each, name) for each, name in zip(links[:2], "ab", strict=True))
+    assert one.ppid() == two.ppid() == nursery.pid
+    for each, of in zip((one, two), links[:2], strict=True):
+        assert each.cmdline()[-2:] == ["fedsync.trainer.server", str(of._folder)]
+        assert os.getsid(each.pid) == each.pid
+    # What nobody writes to is there once: most of what a trainer has is the nursery's.
+    memory = one.memory_full_info()
+    assert memory.uss < memory.rss / 2
+    nursery.send_signal(signal.SIGKILL)
+    nursery.wait()
+    assert greeted(links[0], "a") == one, "it goes on"
+    one.kill()
+    psutil.wait_procs([one])
+    again = greeted(links[0], "a")
+    assert again.ppid() == os.getpid() and again.cmdline()[-1] == str(links[0]._folder)
 
 
 def test_what_trainers_share_holds_no_cipher_and_no_thread() -> None:

@@ -60,8 +60,9 @@ from fedsync.trainer.protocol import (
 )
 from fedsync.trainer.refusals import last_refusals
 from fedsync.trainer.server import _Server
+from tests.e2e.deployed import SMALL
 
-CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
+CONFIG = StrategyConfig.load("fedavg", [SMALL])
 
 
 def identity(speed: float = 1e6, **changes: object) -> Identity:
@@ -328,17 +329,23 @@ SLOW = """
 import time
 from pathlib import Path
 
-from fedsync.tasks.digits import DigitsTask
-from fedsync.tasks.partition import Iid
+from torch import nn, zeros
+from torch.utils.data import TensorDataset
+
+from fedsync import SiloData, Task
 
 assert sum(range(30_000_000)) > 0  # lets no other thread run
 while not Path(__file__).with_name("go").exists():
     time.sleep(0.01)
 
 
-class Slow(DigitsTask):
-    def __init__(self):
-        super().__init__(Iid())
+class Slow(Task):
+    def model(self):
+        return nn.Linear(2, 2)
+
+    def data(self, slot):
+        data = TensorDataset(zeros(8, 2), zeros(8).long())
+        return SiloData(data, data)
 """
 
 
