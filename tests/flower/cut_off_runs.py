@@ -10,10 +10,11 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import Train
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
-QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
+QUICK = [SMALL, "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 

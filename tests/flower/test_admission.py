@@ -10,9 +10,10 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.driver import Timeouts
 from fedsync.flower.strategy import FedSync
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
-SHORT = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "stop.rounds=1", "min_silos=2"]
+SHORT = [SMALL, "local.steps=1", "local.batch_size=8", "stop.rounds=1", "min_silos=2"]
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 
 

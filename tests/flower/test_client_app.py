@@ -43,10 +43,11 @@ from fedsync.trainer.protocol import (
 )
 from fedsync.trainer.service import TrainerService
 from fedsync.trainer.session import SiloSession
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, said, silos_in_this_process
 
 ORDER = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1)
-FAST = ["task={kind: digits}", "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
+FAST = [SMALL, "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
 
 
 @pytest.fixture(autouse=True)

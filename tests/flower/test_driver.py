@@ -21,6 +21,7 @@ from fedsync.flower import messages
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
 
 ROUNDS = 3
@@ -35,7 +36,7 @@ def _identity() -> Iterator[None]:
 
 
 def _overrides(*more: str) -> list[str]:
-    return ["task={kind: digits}", *FAST[:3], *more]
+    return [SMALL, *FAST[:3], *more]
 
 
 def _strategy(tmp_path: Path, *overrides: str, timing: Timeouts | None = None) -> FedSync:

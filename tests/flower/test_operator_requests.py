@@ -31,10 +31,11 @@ from fedsync.observe.fate import OPERATOR as FOLDER
 from fedsync.observe.replay import replay
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import Train
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
-QUICK = ["task={kind: digits}", "local.steps=1", "local.batch_size=8"]
+QUICK = [SMALL, "local.steps=1", "local.batch_size=8"]
 
 
 @pytest.fixture(autouse=True)

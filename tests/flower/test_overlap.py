@@ -21,12 +21,13 @@ from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import Completed, Identity, Train
 from fedsync.trainer.service import TrainerService
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process, trainers
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 ROUNDS = 6
 QUICK = [
-    "task={kind: digits}",
+    SMALL,
     "local={steps: 2, batch_size: 8, learning_rate: 0.01}",
     f"stop.rounds={ROUNDS}",
     "balancer.kind=fixed",

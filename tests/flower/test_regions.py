@@ -26,12 +26,13 @@ from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import Describe, InProgress, write_request
 from fedsync.trainer.regions import RegionAsk, RegionReply, RegionRequest, read_region_reply, write
 from fedsync.trainer.relay import Came, RelayService
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, honest, said, saying, silos_in_this_process, trainers
 from tests.flower.relayed import RelayNode
 
 NAMES = ("a", "b", "c", "d", "e")
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in NAMES]})
-QUICK = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "stop.rounds=3", "task.partition.kind=iid"]
+QUICK = [SMALL, "local.steps=1", "local.batch_size=8", "stop.rounds=3"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.0, hold_s=0.0)
 COUNTED = ("Train", "Collect", "EvaluateModel", "Question", "Describe", "AskSnapshot")
 

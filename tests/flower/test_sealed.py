@@ -26,10 +26,11 @@ from fedsync.train.weights import initial_model
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
 from fedsync.trainer.service import TrainerService
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, silos_in_this_process, trainers
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
-QUICK = ["task={kind: digits}", "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
+QUICK = [SMALL, "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 
@@ -102,7 +103,7 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
         return reply
 
     grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
-    _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: bfv, kept_versions: 2}", grid=grid)
+    _start(tmp_path, monkeypatch, "fedavg", "task={kind: digits}", "cipher={kind: bfv, kept_versions: 2}", grid=grid)
     folder = tmp_path / "run" / FOLDER
     kept = b"".join(file.read_bytes() for file in folder.glob(f"*{UPDATES}"))
     newest = versions(folder)

@@ -25,9 +25,10 @@ from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.replay import replay
 from fedsync.trainer.protocol import Describe, Hello, Train
+from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, asked, honest, said, saying, silos_in_this_process
 
-QUICK = ["task={kind: digits}", "local.steps=1", "local.batch_size=8", "min_silos=2", "stop.rounds=2"]
+QUICK = [SMALL, "local.steps=1", "local.batch_size=8", "min_silos=2", "stop.rounds=2"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 

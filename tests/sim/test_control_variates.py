@@ -14,9 +14,11 @@ from fedsync.sim import run as runs
 from fedsync.sim.run import run_virtual
 from fedsync.trainer import session
 from fedsync.trainer.own_variate import StepControl
+from tests.e2e.deployed import SMALL
 
 SPEEDS = {"a": 90, "b": 70, "c": 40}
 SETS = [
+    SMALL,
     *("local={steps: 6, batch_size: 8, learning_rate: 0.1}", "aggregation={kind: fednova, weight: examples}"),
     *("server_optimizer={kind: scaffold}", "stop={rounds: 8}"),
 ]
@@ -100,11 +102,11 @@ def test_the_run_s_variate_is_the_mean_of_the_silos(case: str, tmp_path: Path, s
 
 def test_encrypted_it_takes_silos_where_it_takes_them_in_the_clear(tmp_path: Path, seen: Seen) -> None:
     """Apart by what rounding loses, which is far less than control variates bring; and all silos have the same bits."""
-    models = {}
+    models, three_rounds = {}, ("task={kind: digits}", "stop={rounds: 3}")
     for case, sets in {"plain": [], "without": ["server_optimizer=null"]}.items():
-        run(tmp_path / case, "stop={rounds: 3}", *sets)
+        run(tmp_path / case, *three_rounds, *sets)
         models[case] = seen.aggregator.model
-    run(tmp_path / "sealed", "stop={rounds: 3}", "cipher={kind: bfv}")
+    run(tmp_path / "sealed", *three_rounds, "cipher={kind: bfv}")
     replicas: list[Any] = [silo._replica for silo in seen.silos.values()]
     states = [replica._state for replica in replicas]
     assert len({state.digest for state in states}) == 1 and len(states) == 3
