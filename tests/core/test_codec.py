@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.core.actions import Action, Commit, Stop
@@ -47,6 +47,7 @@ def test_an_entry_survives_the_way_through_json(entry: JournalEntry) -> None:
 
 
 @pytest.mark.parametrize("kind", [*typing.get_args(Event), *typing.get_args(Action)])
+@settings(max_examples=30)  # of each type: entries of all of them are drawn above
 @given(data=st.data())
 def test_every_event_and_action_keeps_its_type(kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))

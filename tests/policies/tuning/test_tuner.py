@@ -206,7 +206,7 @@ def test_every_silo_keeps_the_least_share(share: float) -> None:
     assert min(action.order.batch_size for action in run.actions(Dispatch)) >= share * BATCH
 
 
-@pytest.mark.parametrize("factor", [1e-6, 1e-3, 0.05, 50.0])
+@pytest.mark.parametrize("factor", [1e-6, *(pytest.param(each, marks=pytest.mark.full) for each in (1e-3, 0.05)), 50.0])
 def test_a_silo_that_lies_about_its_speed_starves_nobody(factor: float) -> None:
     """It claims to train so many times as long as it does. Believed, it would be given nearly all work.
 

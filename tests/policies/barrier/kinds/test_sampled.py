@@ -314,8 +314,13 @@ def test_looking_at_nobody_is_asp(tmp_path: Path, kind: dict[str, Any], stalenes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("staleness", [0, 1, 3])
-@pytest.mark.parametrize("more", [-1, 0, 5])
+@pytest.mark.parametrize(
+    ("staleness", "more"),
+    [
+        *((0, -1), (1, 0), (3, 5)),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ((0, 0), (0, 5), (1, -1), (1, 5), (3, -1), (3, 0))),
+    ],
+)
 def test_looking_at_all_others_is_ssp(tmp_path: Path, kind: dict[str, Any], staleness: int, more: int) -> None:
     size = len(HETERO) + more
     barrier = {**kind, "sample_size": size, "staleness": staleness}
