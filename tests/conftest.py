@@ -25,13 +25,31 @@ _FORKING = (
     "tests/train/test_batches.py",
 )
 
-# Files whose tests wait for processes of Flower, a minute or two each.
-_LONG = ("tests/e2e/", "tests/attacks/test_real_processes.py", "tests/docs/", "tests/test_bench.py", "tests/trainer/")
+# Files that take longest, by the time that they took, those first that mostly wait for processes of Flower.
+_LONG = (
+    "tests/e2e/test_recovery.py",
+    "tests/e2e/test_strangers.py",
+    "tests/e2e/",
+    "tests/flower/test_regions.py",
+    "tests/trainer/test_server.py",
+    "tests/trainer/",
+    "tests/attacks/test_real_processes.py",
+    "tests/laws/test_barriers",
+    "tests/flower/internals/",
+    "tests/docs/",
+    "tests/test_bench.py",
+    "tests/laws/",
+)
+
+
+def _turn(item: pytest.Item) -> int:
+    """When its file begins: files that fork, then long ones in their order, then all others."""
+    return next((n for n, begin in enumerate((_FORKING, *_LONG)) if item.nodeid.startswith(begin)), 1 + len(_LONG))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins early: begun last, it would go on while the other processes have nothing left to do."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(_FORKING), not item.nodeid.startswith(_LONG)))
+    items.sort(key=_turn)
 
 
 @pytest.hookimpl(wrapper=True)
