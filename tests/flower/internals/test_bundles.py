@@ -42,6 +42,10 @@ def link(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         yield found
 
 
+refused = pytest.mark.parametrize("link", ["memory", pytest.param("database", marks=pytest.mark.full)], indirect=True)
+"""A test of what is refused before anything is stored, so that one kind of store tells as much as two."""
+
+
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
     """Flower's own, without a gate."""
@@ -222,17 +226,20 @@ def test_who_waits_keeps_nobody_from_anything(link: SuperLink) -> None:
     assert all(len(each.result()) == 1 for each in waiting)
 
 
+@refused
 @pytest.mark.parametrize("path", [PULL, PUSH, f"{APP_WAIT}10", "/v1/runtime/fedsync/pull"])
 def test_strangers_are_refused(path: str, link: SuperLink) -> None:
     for headers in ({}, {"flwr-task-token": "0" * 256}):
         assert httpx.post(f"http://127.0.0.1:{link.port}{path}", headers=headers).status_code == 401
 
 
+@refused
 def test_a_node_is_not_heard_at_the_apps_routes(link: SuperLink) -> None:
     found = httpx.post(f"http://127.0.0.1:{link.port}{APP_WAIT}10", headers=link.silo().headers)
     assert found.status_code == 401
 
 
+@refused
 @pytest.mark.parametrize("liar", ["message", "part"])
 def test_a_silo_bundles_for_itself_only(liar: str, link: SuperLink) -> None:
     berlin, paris = link.silo(), link.silo("paris")
@@ -249,6 +256,7 @@ def test_a_silo_bundles_for_itself_only(liar: str, link: SuperLink) -> None:
     assert link.state.get_message_res({answer.metadata.reply_to_message_id}, link.run) == []
 
 
+@refused
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", b"\x00\x00\x00\x05abc", b"\xff" * 8, b"\x00\x00\x00\x01\xff", b"\0" * 2**17]
 )
@@ -257,6 +265,7 @@ def test_what_is_no_bundle_is_refused(data: bytes, link: SuperLink) -> None:
     assert found.status_code in (400, 409)
 
 
+@refused
 def test_a_bundle_is_no_longer_than_it_may_be(link: SuperLink) -> None:
     data = b"\0" * (MOST_BYTES + 1)
     try:
