@@ -127,14 +127,16 @@ _CHANGES: Changes = {
     "flower/nodes.py": (
         ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),
     ),
-    "flower/internals/one_transaction.py": (
+    "flower/internals/bundle_objects.py": (
         (
             "parts-that-others-have-go-with-a-message",
             ' AND ref_count > 0", [child])\n            self.delete(child)',
             '", [child])\n            self._do("DELETE FROM objects WHERE object_id = ?", [child])',
         ),
-        ("all-parts-are-looked-at-for-one-that-goes", '("run_objects", "object_id")', '("run_objects", "run_id")'),
         ("a-part-is-not-what-its-name-says", "                _check(name, content)\n", ""),
+    ),
+    "flower/internals/one_transaction.py": (
+        ("all-parts-are-looked-at-for-one-that-goes", '("run_objects", "object_id")', '("run_objects", "run_id")'),
         (
             "bytes-are-counted-once-a-bundle",
             "        self._took[run_id][1] += bytes_recv",
