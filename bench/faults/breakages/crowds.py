@@ -136,7 +136,12 @@ _CHANGES: Changes = {
         ("a-part-is-not-what-its-name-says", "                _check(name, content)\n", ""),
     ),
     "flower/internals/one_transaction.py": (
-        ("all-parts-are-looked-at-for-one-that-goes", '("run_objects", "object_id")', '("run_objects", "run_id")'),
+        ("all-parts-are-looked-at-for-one-that-goes", '"run_objects": "object_id"', '"run_objects": "run_id"'),
+        ("all-messages-are-looked-at-for-one-node", '"dst_node_id, delivered_at"}', '"ttl"}'),
+        ("answers-of-nodes-that-are-gone-count", "len(here) < len(nodes) or any", "any"),
+        ("answers-that-are-too-old-count", "<= time.timestamp() for row in rows", "<= 0.0 for row in rows"),
+        ("an-app-gets-answers-of-another-run", ' or any(row["run_id"] != run for row in asked)', ""),
+        ("an-answer-is-handed-out-again", """there = f"delivered_at = '' AND reply_to""", 'there = f"reply_to'),
         (
             "bytes-are-counted-once-a-bundle",
             "        self._took[run_id][1] += bytes_recv",

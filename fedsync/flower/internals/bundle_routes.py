@@ -48,7 +48,7 @@ from fedsync.flower.internals.bundles import (
 )
 from fedsync.flower.internals.heartbeats import Prompt, note_life
 from fedsync.flower.internals.lines import Line
-from fedsync.flower.internals.one_transaction import clean_up_seldom, index_parts, one_transaction, wait_patiently
+from fedsync.flower.internals.one_transaction import add_indexes, clean_up_seldom, one_transaction, wait_patiently
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
 from fedsync.flower.internals.turns import Turns
 from fedsync.flower.internals.waiting import still_waiting
@@ -96,7 +96,7 @@ class BundleRoutes:
         state: Any = self._state()
         clean_up_seldom(state)
         wait_patiently(state)
-        index_parts(state)
+        add_indexes(state)
         store = state.store_message_and_object_tree
 
         def store_and_tell(message: Any, tree: ObjectTree, session: str) -> tuple[bool, list[str]]:

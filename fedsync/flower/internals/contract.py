@@ -150,6 +150,11 @@ POINTS: Points = {
         flwr.server.utils.validator:validate_message c3328f0cf0b7
         flwr.server.superlink.linkstate.utils:message_to_dict 7eaadf9d31c1
         flwr.server.superlink.linkstate.utils:convert_uint64_values_in_dict_to_sint64 3a243ef1db6e
+        flwr.server.superlink.linkstate.utils:convert_sint64_values_in_dict_to_uint64 a4d9bd4e31f1
+        flwr.server.superlink.linkstate.utils:dict_to_message 393b72e7c715
+        flwr.server.superlink.linkstate.utils:verify_message_ids e8e4fa71d889
+        flwr.server.superlink.linkstate.utils:verify_found_message_replies aa9cc7c28965
+        flwr.server.superlink.linkstate.utils:check_node_availability_for_in_message 7da2db99a202
         flwr.common.constant:MESSAGE_TTL_TOLERANCE 14be4b45f18e
         flwr.supercore.sql_mixin:SqlMixin.initialize 010e6d94a7ba
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.get_run_status 9f5531faa145
@@ -164,6 +169,7 @@ POINTS: Points = {
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._claim_message_ins_rows cd74f93ce469
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._load_message_ins_rows 18748b2fdbcc
         flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._check_stored_messages e4aa2d05a99a
+        flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.delete_messages d4e4907ef5ac
         flwr.server.superlink.linkstate.sql_linkstate:_run_status_from_task_model 856afb7204f6
         flwr.server.superlink.linkstate.sql_linkstate:_message_model_to_dict 379c49e10547
         flwr.supercore.corestate.sql_corestate:SqlCoreState.start_session 1921ed72bdf8
@@ -186,6 +192,7 @@ POINTS: Points = {
         flwr.supercore.state.schema.corestate_models:Task 47299c112d4c
         flwr.supercore.state.schema.linkstate_models:Run 1292966651a6
         flwr.supercore.state.schema.linkstate_models:MessageIns 18b05953608d
+        flwr.supercore.state.schema.linkstate_models:MessageRes f6104cc7510c
         flwr.supercore.inflatable.inflatable_object:get_object_id 1c9d6716beb1
         flwr.supercore.inflatable.inflatable_utils:validate_object_content 86b85558c2b3
         flwr.supercore.utils:int64_to_uint64 942d251dd5cb

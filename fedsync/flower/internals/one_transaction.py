@@ -11,7 +11,9 @@ message with all its parts, so most of that is done once:
 | bytes that went | added to the run's | added up, and written once a bundle |
 | parts that come | announced in a session, claimed, stored, counted down | stored with their message |
 | parts that go, and are removed | a transaction each | statements as text, in the bundle's transaction |
+| answers for the app | nine statements by the mapper | four as text, where all is as it should be |
 | who has a part that is removed | a look at all parts | two indexes |
+| what waits for a node | a look at all messages | an index |
 
 The rows are those that Flower leaves, and its handlers decide all that they decided. A bundle that is refused leaves
 nothing. What does not have all its parts, and a state without a database, goes Flower's way.
@@ -21,11 +23,12 @@ It writes Flower's tables, for the versions in `fedsync.flower.internals.version
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from sqlite3 import Connection
+from sqlite3 import Connection, Cursor
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -50,6 +53,8 @@ _COLUMNS = (
     "message_id, group_id, run_id, src_node_id, dst_node_id, reply_to_message_id, created_at, delivered_at, ttl, "
     "message_type, content, error"
 )
+_INDEXES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id, delivered_at"}
+_NAMED = "IN (SELECT value FROM json_each(?))"
 _RUNS_ON = "pending_at IS NOT NULL AND starting_at IS NOT NULL AND running_at IS NOT NULL AND finished_at IS NULL"
 
 
@@ -104,13 +109,16 @@ def wait_patiently(state: Any) -> None:
             each._engine.dispose()  # connections that are there
 
 
-def index_parts(state: Any) -> None:
-    """Have a database find by an index what refers to a part that goes, not by a look at all that there are."""
+def add_indexes(state: Any) -> None:
+    """Have a database find by an index what it would find by a look at all that there are.
+
+    That is what refers to a part that goes, and what waits for a node.
+    """
     if has_one_database(state):
         with state.session() as session:
             do: Do = session.connection().connection.driver_connection.execute
-            for table, column in (("object_children", "child_id"), ("run_objects", "object_id")):
-                do(f"CREATE INDEX IF NOT EXISTS fedsync_{table} ON {table} ({column})", [])
+            for table, columns in _INDEXES.items():
+                do(f"CREATE INDEX IF NOT EXISTS fedsync_{table} ON {table} ({columns})", [])
 
 
 def _set_patience(connection: Connection, _: object) -> None:
@@ -128,6 +136,7 @@ class _BundleState:
         self._state, self._told, self._came = state, told, came
         self._whole = all(part.object_id in came for tree in trees for part in iterate_object_tree(tree))
         self._statuses: dict[int, Any] = {}
+        self._federations: dict[int, str | None] = {}
         self._took: defaultdict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
         self._stored: set[tuple[int, str]] = set()
         self._locked: dict[int, dict[str, Any]] = {}
@@ -268,23 +277,22 @@ class _BundleState:
         from flwr.supercore.date import now
         from flwr.supercore.utils import uint64_to_int64
 
-        if limit != 1 or run_id is not None:
-            claimed: list[dict[str, Any]] = _flowers(self, "_claim_message_ins_rows")(node_id, limit, run_id)
-            return claimed
         time, node = now(), uint64_to_int64(node_id)
         there = "dst_node_id = ? AND delivered_at = '' AND created_at + ttl > ? ORDER BY created_at, message_id LIMIT 1"
         # Nothing is written where there is none.
         look = f"SELECT message_id FROM message_ins WHERE {there}"
         while found := self._do(look, [node, time.timestamp()]).fetchone():
+            if limit != 1 or run_id is not None:
+                claimed: list[dict[str, Any]] = _flowers(self, "_claim_message_ins_rows")(node_id, limit, run_id)
+                return claimed
             claim = "UPDATE message_ins SET delivered_at = ? WHERE message_id = ? AND delivered_at = ''"
             if self._do(claim, [time.isoformat(), found[0]]).rowcount:
                 return self._load_message_ins_rows({found[0]})
         return []
 
     def _load_message_ins_rows(self, message_ids: set[str]) -> list[dict[str, Any]]:
-        marks = ", ".join("?" * len(message_ids))
-        load = f"SELECT {_COLUMNS} FROM message_ins WHERE message_id IN ({marks}) ORDER BY created_at, message_id"
-        return [dict(zip(_COLUMNS.split(", "), row, strict=True)) for row in self._do(load, [*message_ids])]
+        load = f"SELECT {_COLUMNS} FROM message_ins WHERE message_id {_NAMED} ORDER BY created_at, message_id"
+        return _rows(self._do(load, [json.dumps([*message_ids])]))
 
     def _check_stored_messages(self, message_ids: set[str], run_id: int | None = None) -> None:
         """Remove those that are too old, or of nodes that are not there any more: by Flower, where one may be."""
@@ -303,9 +311,49 @@ class _BundleState:
         """Whether a message is between nodes of the federation of its run."""
         from flwr.supercore.utils import int64_to_uint64
 
-        nodes = {int64_to_uint64(row[end]) for end in ("src_node_id", "dst_node_id")}
-        found = self._do("SELECT federation_id FROM run WHERE run_id = ?", [row["run_id"]]).fetchone()
-        return found is not None and self._state.federation_manager.filter_nodes(nodes, found[0]) == nodes
+        nodes, run = {int64_to_uint64(row[end]) for end in ("src_node_id", "dst_node_id")}, row["run_id"]
+        if run not in self._federations:
+            found = self._do("SELECT federation_id FROM run WHERE run_id = ?", [run]).fetchone()
+            self._federations[run] = None if found is None else found[0]
+        federation = self._federations[run]
+        return federation is not None and self._state.federation_manager.filter_nodes(nodes, federation) == nodes
+
+    def get_message_res(self, message_ids: set[str], run_id: int) -> list[Any]:
+        """Answers to these messages. Flower makes some up: of nodes that are gone, and for what is too old."""
+        found = self._take_answers(message_ids, run_id)
+        return list(self._state.get_message_res(message_ids=message_ids, run_id=run_id)) if found is None else found
+
+    def _take_answers(self, message_ids: set[str], run_id: int) -> list[Any] | None:
+        """Answers to messages that are all there, of nodes that are online; None where Flower has to say more."""
+        from flwr.server.superlink.linkstate.utils import convert_sint64_values_in_dict_to_uint64, dict_to_message
+        from flwr.supercore.constant import NodeStatus
+        from flwr.supercore.date import now
+        from flwr.supercore.utils import uint64_to_int64
+
+        time, run = now(), uint64_to_int64(run_id)
+        asked = self._sound_rows(message_ids)
+        if asked is None or len(asked) < len(message_ids) or any(row["run_id"] != run for row in asked):
+            return None
+        online = f"SELECT node_id FROM node WHERE online_until >= ? AND status != ? AND node_id {_NAMED}"
+        nodes = {row["dst_node_id"] for row in asked}
+        here = self._do(online, [time.timestamp(), NodeStatus.UNREGISTERED, json.dumps([*nodes])]).fetchall()
+        there = f"delivered_at = '' AND reply_to_message_id {_NAMED}"
+        names = json.dumps([*message_ids])
+        rows = _rows(self._do(f"SELECT {_COLUMNS} FROM message_res WHERE {there}", [names]))
+        if len(here) < len(nodes) or any(row["created_at"] + row["ttl"] <= time.timestamp() for row in rows):
+            return None
+        if rows:
+            self._do(f"UPDATE message_res SET delivered_at = ? WHERE {there}", [time.isoformat(), names])
+        for row in rows:
+            row["delivered_at"] = time.isoformat()
+            convert_sint64_values_in_dict_to_uint64(row, ["run_id", "src_node_id", "dst_node_id"])
+        return [dict_to_message(row) for row in rows]
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """Remove messages and their answers."""
+        if message_ins_ids:
+            for table, column in (("message_ins", "message_id"), ("message_res", "reply_to_message_id")):
+                self._do(f"DELETE FROM {table} WHERE {column} {_NAMED}", [json.dumps([*message_ins_ids])])
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         if (run_id, object_id) in self._stored:
@@ -318,6 +366,11 @@ class _BundleState:
             return content
         found: bytes | None = self._state.get_object(run_id, object_id)
         return found
+
+
+def _rows(found: Cursor) -> list[dict[str, Any]]:
+    """Messages, by column."""
+    return [dict(zip(_COLUMNS.split(", "), row, strict=True)) for row in found]
 
 
 def _flowers(view: _BundleState, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_routes, versions
 from fedsync.flower.internals.bundle_client import BundlingClient
 from fedsync.flower.internals.bundles import PUSH, Bundle
-from fedsync.flower.internals.one_transaction import PATIENCE_S, clean_up_seldom, index_parts, one_transaction
+from fedsync.flower.internals.one_transaction import PATIENCE_S, add_indexes, clean_up_seldom, one_transaction
 from fedsync.flower.internals.pull import Arrivals
 from tests.flower.internals.superlink import Silo, SuperLink, refused, serving
 from tests.flower.internals.test_bundles import ask, look, parts, pulled, push, server_app, supernode
@@ -63,6 +63,8 @@ def size(value: object) -> object:
     """Contents have names in them that are drawn; only their sizes are the same."""
     return len(value) if isinstance(value, bytes) else value
 
+
+WAITS = "dst_node_id = 1 AND delivered_at"
 
 Steps = list[dict[str, list[Any]]]
 
@@ -138,11 +140,11 @@ def too_late(link: SuperLink, note: Callable[[], None]) -> None:
         note()
 
 
-def test_what_refers_to_a_part_is_found_by_an_index(link: SuperLink, tmp_path: Path) -> None:
+def test_what_refers_to_a_part_or_waits_for_a_node_is_found_by_an_index(link: SuperLink, tmp_path: Path) -> None:
     """Whatever is removed is looked for there; a SuperLink that is started again has them already."""
-    index_parts(link.state)
+    add_indexes(link.state)
     with closing(sqlite3.connect(tmp_path / "link.db")) as database:
-        for table, column in (("object_children", "child_id"), ("run_objects", "object_id")):
+        for table, column in (("object_children", "child_id"), ("run_objects", "object_id"), ("message_ins", WAITS)):
             plan = database.execute(f"EXPLAIN QUERY PLAN SELECT * FROM {table} WHERE {column} = ''").fetchall()
             assert f"USING INDEX fedsync_{table} " in plan[0][-1]
 
@@ -185,6 +187,58 @@ def test_the_rows_are_those_of_flowers_own_way(
     assert len({repr(step) for step in ways["here"]}) > 2, "something is seen"
 
 
+def answers(link: SuperLink, case: str, *, here: bool) -> tuple[list[tuple[int, int]], str]:
+    """What an app finds for three messages, the first of which has an answer: which, with an error's code or 0."""
+    silos = link.silo(), link.silo("paris")
+    names = [link.order(silo) for silo in silos]
+    for silo in silos:
+        look(silo, looking(silo))
+    names.append(link.order(silos[0]))
+    push(silos[0], looking(silos[0]), silos[0].answer(names[0]))
+    asked, run, found = set(names), link.run, list[Any]()
+    with pytest.MonkeyPatch.context() as patched:
+        if case in CHANGES:
+            link.state.query(CHANGES[case])
+        elif case == "strangers":
+            patched.setattr(link.state.federation_manager, "filter_nodes", lambda nodes, federation: set())
+        elif case == "unknown":
+            asked.add("nothing")
+        elif case == "of another run":
+            run += 1
+        try:
+            with one_transaction(link.state, print) if here else nullcontext(link.state) as state:
+                found = state.get_message_res(asked, run)
+                state.delete_messages({each.metadata.reply_to_message_id for each in found})
+        except ValueError as error:
+            return [], str(error)
+    order = {name: at for at, name in enumerate([*names, "nothing"])}
+    codes = [each.error.code if each.has_error() else 0 for each in found]
+    return sorted(zip((order[each.metadata.reply_to_message_id] for each in found), codes, strict=True)), ""
+
+
+CHANGES = {
+    "its node is gone": "UPDATE node SET online_until = 0",
+    "too old": "UPDATE message_ins SET created_at = created_at - 10000",
+    "too late": "UPDATE message_res SET created_at = created_at - 10000",
+    "taken": "UPDATE message_res SET delivered_at = 'before'",
+}
+
+
+@pytest.mark.parametrize("case", ["plain", *CHANGES, "strangers", "unknown", "of another run"])
+def test_answers_are_those_of_flowers_own_way(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = list[Any]()
+    for here in (True, False):
+        file = tmp_path / f"{here}.db"
+        with monkeypatch.context() as patched:
+            patched.setattr(sql_linkstate, "generate_rand_int_from_bytes", partial(_next, count(10**18)))
+            with serving(patched, GateConfig(), file) as link:
+                found = answers(link, case, here=here)
+                ways.append((found, rows(file)["message_ins"], rows(file)["message_res"]))
+    assert ways[0] == ways[1]
+    expected = [(0, 0)] if case == "plain" else None
+    assert expected in (None, ways[0][0][0])
+
+
 def test_what_is_sound_takes_none_of_the_statements_that_flower_makes(
     link: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +246,8 @@ def test_what_is_sound_takes_none_of_the_statements_that_flower_makes(
         raise AssertionError("it costs half a millisecond")
 
     dear = ("store_message_ins", "store_message_res", "start_session", "store_object", "store_traffic", "_lock_run")
-    for name in (*dear, "_load_message_ins_rows", "get_valid_message_ins"):
+    looks = ("get_message_res", "delete_messages", "_check_stored_messages", "_claim_message_ins_rows")
+    for name in (*dear, *looks, "_load_message_ins_rows", "get_valid_message_ins"):
         monkeypatch.setattr(sql_linkstate.SqlLinkState, name, never)
     berlin, (grid, _) = link.silo(), server_app(link)
     name = ask(link, berlin, grid)
