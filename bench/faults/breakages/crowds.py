@@ -14,6 +14,8 @@ TESTS = (
     "tests/flower/internals/test_quota.py",
     "tests/flower/internals/test_answer_looks.py",
     "tests/flower/internals/test_one_transaction.py",
+    "tests/flower/internals/test_app_tasks.py",
+    "tests/flower/internals/test_serving.py",
     "tests/flower/internals/test_registration.py",
     "tests/flower/internals/test_turns.py",
     "tests/flower/internals/test_bundles.py",
@@ -126,6 +128,21 @@ _CHANGES: Changes = {
     ),
     "flower/nodes.py": (
         ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),
+    ),
+    "flower/internals/app_tasks.py": (
+        ("an-app-that-died-asks-on", "if now_s - each[1] < CLEAN_UP_S}", "if True}"),
+        (
+            "each-request-of-an-app-asks-who-it-is",
+            "            self._known[token] = task, now_s\n        return self._known[token][0]",
+            "            return task\n        return self._known[token][0]",
+        ),
+    ),
+    "flower/internals/serving.py": (
+        (
+            "a-superlink-says-nothing-however-much-is-asked",
+            ", default=0) or logging.DEBUG",
+            ", default=0) and logging.INFO",
+        ),
     ),
     "flower/internals/bundle_objects.py": (
         (

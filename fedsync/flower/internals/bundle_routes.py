@@ -30,6 +30,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from fedsync.flower.internals.answer_looks import AnswerLooks
+from fedsync.flower.internals.app_tasks import AppTasks
 from fedsync.flower.internals.bundles import (
     APP_PULL,
     APP_PUSH,
@@ -48,7 +49,12 @@ from fedsync.flower.internals.bundles import (
 )
 from fedsync.flower.internals.heartbeats import Prompt, note_life
 from fedsync.flower.internals.lines import Line
-from fedsync.flower.internals.one_transaction import add_indexes, clean_up_seldom, one_transaction, wait_patiently
+from fedsync.flower.internals.one_transaction import (
+    add_indexes,
+    clean_up_seldom,
+    one_transaction,
+    wait_patiently,
+)
 from fedsync.flower.internals.parcel_routes import NoParcel, Receive, Scope, Send, gone, reply
 from fedsync.flower.internals.turns import Turns
 from fedsync.flower.internals.waiting import still_waiting
@@ -87,6 +93,7 @@ class BundleRoutes:
         self._left: dict[int, int] = {}
         self._stored: Counter[int] = Counter()
         self._runs: dict[bytes, int] = {}
+        self._tasks = AppTasks(state)
         self._looks = AnswerLooks()
         self._turns, self._thread, self._prompt = Turns(), CapacityLimiter(1), Prompt()
         self._later = threading.local()
@@ -316,12 +323,6 @@ class BundleRoutes:
 
     # Apps.
 
-    def _task(self, token: bytes) -> Any:
-        task = self._state().get_task_by_token(token.decode())
-        if task is None:
-            raise NoParcel(401, "not an app that runs")
-        return task
-
     async def _app_wait(self, token: bytes, wait_s: float, receive: Receive, line: Line | None) -> None:
         """Return once an answer is stored that came after the app's last look, or the time is over."""
         run = self._runs.get(token)
@@ -341,7 +342,7 @@ class BundleRoutes:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
         from flwr.superlink.servicer.runtime import runtime_handlers
 
-        task, me = self._task(token), Node(node_id=SUPERLINK_NODE_ID)
+        task, me = self._tasks.of(token), Node(node_id=SUPERLINK_NODE_ID)
         run: int = task.run_id
         self._runs = {token: run, **{key: value for key, value in self._runs.items() if value != run}}
         asked = PullAppMessagesRequest.FromString(frames[0])
@@ -366,14 +367,14 @@ class BundleRoutes:
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest
         from flwr.superlink.servicer.runtime import runtime_handlers
 
-        task, asked = self._task(token), PushAppMessagesRequest.FromString(frames[0])
+        task, asked = self._tasks.of(token), PushAppMessagesRequest.FromString(frames[0])
         parts = [PushObjectRequest.FromString(frame) for frame in frames[1:]]
         with self._together(), self._storing(asked, parts) as state:
             answer = runtime_handlers.push_messages(asked, state, task)
             return _with_parts(answer, parts, lambda part: runtime_handlers.push_object(part, state, task).stored)
 
     def _app_waiting(self, token: bytes, frames: list[bytes]) -> list[bytes]:
-        names = still_waiting(self._state(), self._task(token).run_id, [name.decode() for name in frames])
+        names = still_waiting(self._state(), self._tasks.of(token).run_id, [name.decode() for name in frames])
         return [name.encode() for name in names]
 
 

@@ -51,6 +51,7 @@ LINE = "fedsync.line"
 """In the extensions of a request's scope: its `Line`."""
 
 _AT_ONCE = 16
+_EACH_ANSWER = "[Fleet.PushMessages] Push replies"
 _NO_FILES_S = 0.1
 
 
@@ -254,6 +255,15 @@ def _reset(peer: socket.socket) -> None:
     peer.close()
 
 
+def say_less(flowers: logging.Logger) -> None:
+    """Spare Flower records of what no log of this process shows, and a line for each answer of a silo.
+
+    It makes ten records for an order, of which no more than that line is ever written; the journal has each answer.
+    """
+    flowers.setLevel(min((each.level for each in flowers.handlers), default=0) or logging.DEBUG)
+    flowers.addFilter(lambda record: not str(record.msg).startswith(_EACH_ANSWER))
+
+
 def serve_within(limits: GateConfig) -> None:
     """Have the SuperLink that this process becomes take connections in within limits."""
     # The package has a function of the module's name.
@@ -264,6 +274,7 @@ def serve_within(limits: GateConfig) -> None:
         config = uvicorn.Config(app, ws="none", server_header=False, access_log=False, **options)
         server = LimitedServer(config, limits, files)
         settle()
+        say_less(logging.getLogger("flwr"))
         server.run()
         if not server.started:
             sys.exit(3)
