@@ -1,11 +1,11 @@
 """Many silos in one process: what `bench/cost/crowd.py` asks a real server with.
 
-Each has its own node key, proves itself with each request, holds a request at the gate, and keeps a line as a SuperNode
-does. Where that does not show that it lives, a heartbeat does, on a line of its own, whose TLS is agreed anew. What a
-silo answers is made by the session of a real one (`fedsync.trainer.session`), with the model that it keeps and its
-keys; only the training is none: an update is noise of the size of a small step. What is left for it at the gate it
-fetches there, on a line of its own. Under encryption silos share what each of them would compute alike, and the server
-cannot tell: `bench/cost/crowd_shared.py`.
+Each has its own node key, proves itself with each request as a SuperNode does, holds a request at the gate, and keeps
+a line as a SuperNode does. Where that does not show that it lives, a heartbeat does, on a line of its own, whose TLS
+is agreed anew. What a silo answers is made by the session of a real one (`fedsync.trainer.session`), with the model
+that it keeps and its keys; only the training is none: an update is noise of the size of a small step. What is left
+for it at the gate it fetches there, on a line of its own. Under encryption silos share what each of them would
+compute alike, and the server cannot tell: `bench/cost/crowd_shared.py`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ from fedsync.core.transfer import Payload
 from fedsync.flower import messages
 from fedsync.flower.internals.bundle_client import HEARD_S
 from fedsync.flower.internals.bundles import PULL, PUSH, Bundle, parts_of
+from fedsync.flower.internals.node_proof import PROOF_S
 from fedsync.flower.internals.parcel_routes import PREFIX
 from fedsync.flower.internals.polling import FIRST_S
 from fedsync.flower.parcels import Parcel
@@ -110,11 +111,18 @@ class Crowd:
         key: Any = load_ssh_private_key((self._folder / "nodes" / f"{silo.name}.node").read_bytes(), None)
         public = public_key_to_bytes(key.public_key())
 
+        signed: tuple[float, str] = -inf, ""
+
         def head() -> str:
+            nonlocal signed
+            if time.monotonic() - signed[0] < PROOF_S:
+                return signed[1]
             stamp = now().isoformat()
             proof = base64.b64encode(sign_message(key, stamp.encode("ascii"))).decode()
             shown = base64.b64encode(public).decode()
-            return f"{self._head}flwr-public-key: {shown}\r\nflwr-timestamp: {stamp}\r\nflwr-signature: {proof}\r\n"
+            text = f"{self._head}flwr-public-key: {shown}\r\nflwr-timestamp: {stamp}\r\nflwr-signature: {proof}\r\n"
+            signed = time.monotonic(), text
+            return text
 
         line = HttpLine(self._address, self._trust)
         async with self._starting:

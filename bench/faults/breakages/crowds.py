@@ -15,6 +15,7 @@ TESTS = (
     "tests/flower/internals/test_answer_looks.py",
     "tests/flower/internals/test_one_transaction.py",
     "tests/flower/internals/test_app_tasks.py",
+    "tests/flower/internals/test_node_proof.py",
     "tests/flower/internals/test_serving.py",
     "tests/flower/internals/test_registration.py",
     "tests/flower/internals/test_turns.py",
@@ -135,6 +136,27 @@ _CHANGES: Changes = {
             "each-request-of-an-app-asks-who-it-is",
             "            self._known[token] = task, now_s\n        return self._known[token][0]",
             "            return task\n        return self._known[token][0]",
+        ),
+    ),
+    "flower/internals/node_proof.py": (
+        ("a-proof-is-used-for-ever", "if not 0.0 <= clock() - made_s < PROOF_S:", "if not made_s >= 0.0:"),
+        ("a-proof-outlives-a-clock-that-was-set", "not 0.0 <= clock() - made_s", "not clock() - made_s"),
+        (
+            "each-request-is-signed",
+            "            proof, kept = headers, (headers, made_s)\n",
+            "            proof = headers\n",
+        ),
+    ),
+    "flower/internals/callers.py": (
+        (
+            "a-signature-that-was-seen-proves-any-time",
+            "self._proved.get(signature) == (key, message) or",
+            "signature in self._proved or",
+        ),
+        (
+            "each-proof-is-checked-each-time",
+            "self._proved.get(signature) == (key, message) or verify",
+            "verify",
         ),
     ),
     "flower/internals/serving.py": (

@@ -37,12 +37,16 @@ _STALE_S = 10.0
 
 _TOKEN_S = 60.0
 _MOST_KEPT = 256
+_MOST_PROOFS = 2**13
+"""Proofs that need no second look, of the nodes that asked last. A node has one in use (`node_proof`)."""
+
 _TOKEN = re.compile(rb"[0-9a-f]{256}")
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-def _keep(kept: dict[bytes, Value], key: bytes, value: Value) -> None:
-    while len(kept) >= _MOST_KEPT:
+def _keep(kept: dict[bytes, Value], key: bytes, value: Value, most: int = _MOST_KEPT) -> None:
+    kept.pop(key, None)
+    while len(kept) >= most:
         del kept[next(iter(kept))]
     kept[key] = value
 
@@ -109,7 +113,6 @@ class Callers:
         """Number of the registered node that the request is by; None if it is by no such node."""
         from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
         from flwr.supercore.date import now
-        from flwr.supercore.primitives.asymmetric import verify_signature
 
         try:
             public, signature = (
@@ -124,13 +127,13 @@ class Callers:
         if public not in self._nodes or asyncio.get_running_loop().time() - self._read_s > _STALE_S:
             await self._read_nodes()
         number, key = self._nodes.get(public, (None, None))
-        if key is None or not verify_signature(key, time, signature):
+        if key is None or not self.verified(key, time, signature):
             return None
-        _keep(self._proved, signature, (key, time))
+        _keep(self._proved, signature, (key, time), _MOST_PROOFS)
         return number
 
     def verified(self, key: EllipticCurvePublicKey, message: bytes, signature: bytes) -> bool:
-        """As Flower's `verify_signature`, which looks at every signature after `node` did: half a millisecond each."""
+        """As Flower's `verify_signature`, half a millisecond each, which looks at every signature after `node` did."""
         from flwr.supercore.primitives.asymmetric import verify_signature
 
         return self._proved.get(signature) == (key, message) or verify_signature(key, message, signature)

@@ -29,6 +29,7 @@ from fedsync.common.proxies import DIRECT, way_to
 from fedsync.core.errors import SERVER, ProtocolError, RunError
 from fedsync.core.spans import SPAN_BYTES, Hash, digest, file_part, map_file, pieces
 from fedsync.core.transfer import Payload
+from fedsync.flower.internals.node_proof import share_proofs
 from fedsync.flower.internals.parcel_routes import MAX_PART_BYTES, PREFIX
 from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 
@@ -295,6 +296,7 @@ def with_identity_of(use: Callable[[ParcelClient], None], wrap: Callable[[Any], 
         address: str, insecure: bool, root_certificates: bytes | str | None, interceptors: Any, **options: Any
     ) -> Any:
         signer = next(each for each in interceptors if isinstance(each, internal.NodeAuthHttpInterceptor))
+        share_proofs(signer)
         use(ParcelClient(address, None if insecure else _trust(root_certificates), lambda: _signed(signer)))
         return wrap(connect(address, insecure, root_certificates, interceptors=interceptors, **options))
 
