@@ -59,10 +59,14 @@ class Claims:
             if not usable_figures(claim, version) or claim.version <= version - KEPT:
                 continue
             said = self.said.setdefault(claim.version, {})
-            said.setdefault(silo, claim)
-            self._dispute(claim.version, said, actions)
+            if silo not in said:
+                # One object for all that say the same: a checkpoint writes it once, not for each silo.
+                said[silo] = next((other for other in said.values() if other == claim), claim)
+            self._dispute(claim.version, said, silo, actions)
+            if claim.version in self.believed:
+                continue
             figures, count = Counter(said.values()).most_common(1)[0]
-            if claim.version not in self.believed and count >= max(2, silos // 2 + 1):
+            if count >= max(2, silos // 2 + 1):
                 self.believed.add(claim.version)
                 actions.append(Attested(figures))
                 news.append(figures)
@@ -71,8 +75,8 @@ class Claims:
             self.believed.discard(old)
         return news
 
-    def _dispute(self, version: int, said: dict[str, PooledFigures], actions: list[Action]) -> None:
-        if not self.disputed and len(set(said.values())) > 1:
+    def _dispute(self, version: int, said: dict[str, PooledFigures], silo: str, actions: list[Action]) -> None:
+        if not self.disputed and said[silo] != next(iter(said.values())):
             self.disputed = True
             actions.append(
                 Note(

@@ -9,6 +9,8 @@ from dataclasses import fields, is_dataclass
 from math import inf
 from typing import Any
 
+import numpy as np
+
 from fedsync.flower.array_files import Large, in_own_file
 
 
@@ -35,7 +37,9 @@ class _NamedPickler(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        if not in_own_file(value, self._least):
+        # It is asked of each number there is, so the types are looked at here first.
+        kind = type(value)
+        if (kind is not np.ndarray and kind is not bytes) or not in_own_file(value, self._least):
             return None
         place = self._places.setdefault(id(value), len(self.large))
         if place == len(self.large):
@@ -43,9 +47,21 @@ class _NamedPickler(pickle.Pickler):
         return place
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type) or not is_dataclass(value):
+        kind = type(value)
+        names = _field_names(kind)
+        if names is None:
             return NotImplemented
-        return _value, (type(value), {field.name: getattr(value, field.name) for field in fields(value)})
+        return _value, (kind, {name: getattr(value, name) for name in names})
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a dataclass; None of any other type."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+    return _NAMES[kind]
+
+
+_NAMES: dict[type, tuple[str, ...] | None] = {}
 
 
 class _NamedUnpickler(pickle.Unpickler):

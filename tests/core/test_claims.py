@@ -1,5 +1,6 @@
 """The server believes what more than half of the silos say, once."""
 
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -64,3 +65,12 @@ def test_few_versions_are_remembered() -> None:
             heard.hear(name, [PooledFigures(version, 0.5)], 2, version, [])
     assert len(heard.said) <= KEPT and len(heard.believed) <= KEPT
     assert heard.hear("a", [PooledFigures(1, 0.1)], 2, version, []) == []
+
+
+def test_what_all_say_alike_is_kept_once() -> None:
+    """So a checkpoint does not have it for each silo."""
+    heard = Claims()
+    for name in "abcdefgh":
+        heard.hear(name, [LIE if name == "c" else replace(TRUE)], 8, 3, [])
+    assert len({id(claim) for claim in heard.said[3].values()}) == 2
+    assert heard.said[3] == {name: LIE if name == "c" else TRUE for name in "abcdefgh"}

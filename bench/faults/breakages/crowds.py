@@ -15,6 +15,7 @@ TESTS = (
     "tests/flower/internals/test_answer_looks.py",
     "tests/flower/internals/test_one_transaction.py",
     "tests/flower/internals/test_app_tasks.py",
+    "tests/core/test_claims.py",
     "tests/flower/internals/test_node_proof.py",
     "tests/flower/internals/test_serving.py",
     "tests/flower/internals/test_registration.py",
@@ -129,6 +130,14 @@ _CHANGES: Changes = {
     ),
     "flower/nodes.py": (
         ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),
+    ),
+    "core/claims.py": (
+        (
+            "what-all-silos-say-is-kept-for-each",
+            "next((other for other in said.values() if other == claim), claim)",
+            "claim",
+        ),
+        ("the-first-lie-is-what-all-say", "if other == claim), claim)", "if other), claim)"),
     ),
     "flower/internals/app_tasks.py": (
         ("an-app-that-died-asks-on", "if now_s - each[1] < CLEAN_UP_S}", "if True}"),

@@ -202,7 +202,7 @@ _CHANGES: Changes = {
     "flower/named_pickle.py": (
         (
             "checkpoints-depend-on-the-order-of-fields",
-            "        if isinstance(value, type) or not is_dataclass(value):\n            return NotImplemented\n",
+            "        if names is None:\n            return NotImplemented\n",
             "        return NotImplemented\n",
         ),
     ),

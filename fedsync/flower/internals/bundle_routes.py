@@ -23,11 +23,9 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 
 from fedsync.flower.internals.answer_looks import AnswerLooks
 from fedsync.flower.internals.app_tasks import AppTasks
@@ -95,7 +93,7 @@ class BundleRoutes:
         self._runs: dict[bytes, int] = {}
         self._tasks = AppTasks(state)
         self._looks = AnswerLooks()
-        self._turns, self._thread, self._prompt = Turns(), CapacityLimiter(1), Prompt()
+        self._turns, self._thread, self._prompt = Turns(), ThreadPoolExecutor(1, "bundles"), Prompt()
         self._later = threading.local()
 
     def watch(self) -> None:
@@ -208,7 +206,7 @@ class BundleRoutes:
 
         try:
             async with self._turns.turn(first=first, answers=answers):
-                return await run_sync(work, *arguments, limiter=self._thread)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         except HTTPException as error:
             raise NoParcel(503 if error.status_code == 503 else 409, str(error.detail)) from None
         except (FlowerError, ValueError, DecodeError):
