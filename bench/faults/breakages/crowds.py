@@ -127,6 +127,7 @@ _CHANGES: Changes = {
             "time.monotonic()",
         ),
         ("a-silo-that-looks-sends-heartbeats-too", "< HEARD_S:", "< 0.0:"),
+        ("an-answer-that-is-here-is-fetched-by-threads", "return 0 < parts == len(", "return 0 < parts < len("),
     ),
     "flower/nodes.py": (
         ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),

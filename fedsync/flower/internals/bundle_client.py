@@ -95,6 +95,11 @@ class BundlingClient:
         told = (self._ask(APP_WAITING, asked[at : at + MOST_FRAMES]) for at in range(0, len(asked), MOST_FRAMES))
         return {name.decode() for found in told for name in found or ()}
 
+    def came_whole(self, name: str, parts: int) -> bool:
+        """Whether a message came with all of its so many parts; one that has too many came with none."""
+        with self._lock:
+            return 0 < parts == len(self._whole.get(name, ()))
+
     def PullMessages(self, request: Any) -> Any:
         """Messages, whose parts come with them; see Flower's method of this name."""
         if self._pull == APP_PULL:

@@ -162,6 +162,26 @@ def pulled(arrivals: Arrivals, name: str) -> list[Any]:
     raise AssertionError("no answer comes")
 
 
+def test_an_answer_that_is_here_waits_for_no_thread(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    berlin, (grid, _) = link.silo(), server_app(link)
+    client, _ = supernode(berlin)
+    names = [ask(link, berlin, grid) for _ in range(2)]
+    fetched = list[str]()
+
+    def noted(names: list[str], ask: Callable[[str], bytes]) -> dict[str, bytes]:
+        fetched.append(threading.current_thread().name)
+        return {name: ask(name) for name in names}
+
+    monkeypatch.setattr("flwr.supercore.inflatable.inflatable_utils.pull_objects", noted)
+    for name in names:
+        look(berlin, client)
+        assert push(berlin, client, berlin.answer(name)) == []
+    assert pulled(Arrivals(grid), names[0])[0].content is not None and fetched == []
+    monkeypatch.setattr("fedsync.flower.internals.bundle_client.BundlingClient.came_whole", lambda *_: False)
+    assert pulled(Arrivals(grid), names[1])[0].content is not None
+    assert len(fetched) == 1 and fetched != [threading.main_thread().name], "one that is on its way is waited for"
+
+
 def test_a_held_request_is_answered_when_a_message_is_stored(link: SuperLink) -> None:
     berlin, (grid, _) = link.silo(), server_app(link)
     client, _ = supernode(berlin)
