@@ -94,7 +94,7 @@ class Crowd:
         self._head = f"content-type: {PROTOBUF_MEDIA_TYPE}\r\naccept: {PROTOBUF_MEDIA_TYPE}\r\n"
         self._head += "".join(f"{name}: {value}\r\n" for name, value in versions)
         self._starting = asyncio.Semaphore(16)
-        self._looked: dict[int, float] = {}
+        self._heard: dict[int, float] = {}
         self.there = 0
         """Silos that are activated."""
 
@@ -135,7 +135,7 @@ class Crowd:
         while not beating.done():
             frames = Bundle()
             frames.ParseFromString(await self._again(line, PULL, head, b""))
-            self._looked[number] = time.monotonic()
+            self._heard[number] = time.monotonic()
             if not frames.frames:
                 continue
             found = PullMessagesResponse.FromString(frames.frames[0])
@@ -169,6 +169,7 @@ class Crowd:
             return
         body = await loop.run_in_executor(self._worker, _answered, silo, whole, payload, number)
         frames.ParseFromString(await self._again(line, PUSH, head, body))
+        self._heard[number] = time.monotonic()
         left = PushMessagesResponse.FromString(frames.frames[0]).objects_to_push
         if left:
             raise SystemExit(f"the server did not take parts: {left}")
@@ -212,7 +213,7 @@ class Crowd:
         body = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=30).SerializeToString()
         while True:
             await asyncio.sleep(random.uniform(*BEAT_S))
-            if time.monotonic() - self._looked.get(number, -inf) < HEARD_S:
+            if time.monotonic() - self._heard.get(number, -inf) < HEARD_S:
                 continue
             line = HttpLine(self._address, self._trust)
             await self._again(line, f"{FLEET}send-node-heartbeat", head, body)

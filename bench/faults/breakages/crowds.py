@@ -117,6 +117,11 @@ _CHANGES: Changes = {
             "        if told.node.node_id != node:\n            raise NoParcel(401",
             "        if False:\n            raise NoParcel(401",
         ),
+        (
+            "an-answer-is-no-heartbeat",
+            "answers=True)\n            await self._lives(node)\n",
+            "answers=True)\n",
+        ),
         ("a-look-is-no-heartbeat", "if not self._hear(node):", "if self._hear(node) is None:"),
         ("a-heartbeat-waits-for-all-nodes", "self._beat, node, beat, first=", "self._beat, node, beat, answers="),
     ),
@@ -125,6 +130,11 @@ _CHANGES: Changes = {
             "a-silo-that-looks-in-vain-sends-no-heartbeats",
             "_NEVER if frames is None else time.monotonic()",
             "time.monotonic()",
+        ),
+        (
+            "a-silo-that-answers-sends-heartbeats-too",
+            "        self._heard_s = time.monotonic()\n        answer =",
+            "        answer =",
         ),
         ("a-silo-that-looks-sends-heartbeats-too", "< HEARD_S:", "< 0.0:"),
         ("an-answer-that-is-here-is-fetched-by-threads", "return 0 < parts == len(", "return 0 < parts < len("),

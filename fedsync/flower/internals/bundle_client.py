@@ -35,7 +35,7 @@ HELD_S = 40.0
 Longer than the server holds it, by what lost packets take, and shorter than firewalls keep a silent connection."""
 
 HEARD_S = 20.0
-"""So long after a look for messages was answered, a node sends no heartbeat [s].
+"""So long after a look for messages was answered, or an answer taken, a node sends no heartbeat [s].
 
 The next is due 22.5 s later at most, and a node counts as online for 60 s: a slow server has 17 s to hear it."""
 
@@ -58,7 +58,7 @@ class BundlingClient:
     def __init__(self, client: Any, pull: str, push: str, most: int) -> None:
         self._client = client
         self._pull, self._push, self._most = pull, push, most
-        self._absent_s = self._looked_s = _NEVER
+        self._absent_s = self._heard_s = _NEVER
         self._lock = threading.Lock()
         self._came: dict[str, list[bytes]] = {}
         self._whole: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ class BundlingClient:
             frames = self._ask(APP_PULL, [request.SerializeToString()])
         else:
             frames = self._ask(PULL if self.patient else PULL_NOW, [])
-            self._looked_s = _NEVER if frames is None else time.monotonic()
+            self._heard_s = _NEVER if frames is None else time.monotonic()
         if frames is None:
             return self._client.PullMessages(request)
         found = _answer_to(request)
@@ -125,10 +125,10 @@ class BundlingClient:
         return found
 
     def SendNodeHeartbeat(self, request: Any) -> Any:
-        """Say that a node lives, unless its looks for messages do."""
+        """Say that a node lives, unless its looks for messages and its answers do."""
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 
-        if time.monotonic() - self._looked_s < HEARD_S:
+        if time.monotonic() - self._heard_s < HEARD_S:
             return SendNodeHeartbeatResponse(success=True)
         return self._client.SendNodeHeartbeat(request)
 
@@ -171,6 +171,7 @@ class BundlingClient:
         found = self._ask(self._push, frames) if fits else None
         if not found:
             return self._client.PushMessages(request)
+        self._heard_s = time.monotonic()
         answer = _answer_to(request)
         answer.ParseFromString(found[0])
         return answer

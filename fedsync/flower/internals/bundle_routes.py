@@ -169,6 +169,7 @@ class BundleRoutes:
         elif scope["path"] == PUSH:
             asked = frames_of(await body_of(scope, receive, MOST_BYTES))
             frames = await self._handled(self._push, node, asked, answers=True)
+            await self._lives(node)
         else:
             raise NoParcel(404, "no such route")
         await reply(send, 200, Bundle(frames).SerializeToString())
@@ -297,7 +298,7 @@ class BundleRoutes:
         return [fleet_handlers.send_node_heartbeat(told, self._state()).SerializeToString()]
 
     async def _lives(self, node: int) -> None:
-        """A look is a heartbeat, when it begins and when it is answered."""
+        """A look is a heartbeat, when it begins and when it is answered; so is an answer that is taken."""
         if not self._hear(node):
             await self._handled(note_life, self._state(), node, first=self._prompt.goes_first(node))
 

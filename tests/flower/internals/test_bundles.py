@@ -341,6 +341,24 @@ def test_a_silo_that_looks_for_messages_sends_no_heartbeats(link: SuperLink, mon
     assert client.SendNodeHeartbeat(beat).success and paths[-1] == HEARTBEAT
 
 
+def test_a_silo_whose_answer_was_taken_sends_no_heartbeat(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    berlin, lived, (grid, _) = link.silo(), list[int](), server_app(link)
+    client, paths = supernode(berlin)
+    name = ask(link, berlin, grid)
+    look(berlin, client)
+    monkeypatch.setattr(link.state, "acknowledge_node_heartbeat", lambda node, s: lived.append(node) or True)
+    beat, long_s = SendNodeHeartbeatRequest(node=berlin.node, heartbeat_interval=30), bundle_client.HEARD_S
+    monkeypatch.setattr(bundle_client, "HEARD_S", 0.0)
+    assert client.SendNodeHeartbeat(beat).success and paths[-1] == HEARTBEAT, "its order took long"
+    monkeypatch.setattr(bundle_client, "HEARD_S", long_s)
+    vars(client)["_heard_s"] = float("-inf")
+    lived.clear()
+    assert push(berlin, client, berlin.answer(name)) == []
+    assert client.SendNodeHeartbeat(beat).success and paths[-1] == PUSH
+    if not hasattr(link.state, "session"):  # there each one is written
+        assert lived == [berlin.number]
+
+
 def test_a_node_is_never_so_long_without_a_word_that_it_counts_as_gone() -> None:
     from flwr.common import constant
 
