@@ -70,6 +70,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "fsp", {"interval": {"kind": "linear", "interval_s": 0.5, "stage_s": 3.0}, "grace": 0.1}),
     ("barrier", "fsp", {"interval": {"kind": "climb", "floor_s": 0.3, "rest": 1, "trials": 2}}),
     ("barrier", "fsp", {"interval": {"kind": "fixed", "interval_s": 0.4}, "wait_for": {"sample_size": 1}}),
+    ("barrier", "buffered", {"size": 9}),
     ("barrier", "capped", {"cap_s": 0.7, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "capped", {"cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "quorum", {"count": 2, "late": "drop", "inner": {"kind": "bsp"}}),
@@ -82,7 +83,6 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
 COMPASS = {"kind": "fedcompass", "min_steps": 2, "max_steps": 8}
 COMBINED: list[tuple[str, str, dict[str, Any]]] = [
     ("balancer", "equalise", {"scale": "steps"}),
-    ("barrier", "buffered", {"size": 9}),
     ("barrier", "capped", {"cap_s": 0.5, "inner": {"kind": "ssp", "staleness": 0}}),
     ("barrier", "capped", {"cap_s": 1.0, "inner": {"kind": "quorum", "count": 2, "inner": COMPASS}}),
     ("barrier", "fraction", {"share": 0.4, "least": 2, "inner": {"kind": "asp"}}),
