@@ -31,7 +31,7 @@ from bench.papers.target_tables import compared
 from fedsync.config.strategy import StrategyConfig
 
 STEPS = (1, 2, 4, 8, 16, 32)
-FIXED_STEPS = (2, 4, 8, 16)
+FIXED_STEPS = (1, 2, 4, 8)
 FIXED = {
     "bsp": "{kind: bsp}",
     "a-bsp": "{kind: a-bsp}",

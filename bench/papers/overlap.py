@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one seed, one cluster, no momentum")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page, too")
-    parser.add_argument("--out", type=Path, default=Path("bench/out/overlap.json"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/overlap.json"))
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.clusters, options.momentum = 1, ["one-to-three"], []

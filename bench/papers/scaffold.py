@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one seed, one number of steps, one rate")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page, too")
-    parser.add_argument("--out", type=Path, default=Path("bench/out/scaffold.json"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/scaffold.json"))
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.steps, options.rates = 1, [20], [0.1]
