@@ -55,7 +55,7 @@ TIMELINES = {
     "fedbuff": Timeline(),
     "fedcompass": Timeline(),
     "deadline": Timeline(),
-    "auto": Timeline(),
+    "auto": Timeline(seconds=8),
 }
 """By the name of the shipped strategy, in the order of the page."""
 
