@@ -1,38 +1,32 @@
 """Messages that travel with their parts, and requests that are held until there is one, against Flower's own states."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.run import Run
-from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_client, bundle_routes, versions
-from fedsync.flower.internals.bundle_client import BundlingClient, bundle_messages, node_client
-from fedsync.flower.internals.bundles import APP_WAIT, HEARTBEAT, MOST_BYTES, PULL, PULL_NOW, PUSH, Bundle, parts_of
+from fedsync.flower.internals.bundle_client import BundlingClient, node_client
+from fedsync.flower.internals.bundles import APP_WAIT, HEARTBEAT, MOST_BYTES, PULL, PULL_NOW, PUSH, Bundle
 from fedsync.flower.internals.pull import Arrivals
 from fedsync.flower.internals.waiting import still_waiting
+from tests.flower.internals.bundling import MOST, ask, look, parts, pulled, push, server_app, supernode
 from tests.flower.internals.superlink import Silo, SuperLink, serving
 
 pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 
 SOON_S = 20.0
 """Less than a request is held, and far more than anything else takes."""
-
-MOST = 2**21
 
 
 @pytest.fixture(params=["memory", "database"])
@@ -53,39 +47,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
         yield found
 
 
-class Counting:
-    """One of Flower's clients, whose requests are counted by their path."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self.paths: list[str] = []
-        send = client._unary_unary
-
-        def counted(*, path: str, **options: Any) -> Any:
-            self.paths.append(path)
-            return send(path=path, **options)
-
-        vars(client)["_unary_unary"] = counted
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-
-def supernode(silo: Silo) -> tuple[BundlingClient, list[str]]:
-    """A silo's client, and what it asks for."""
-    counting = Counting(silo.client)
-    return node_client(counting), counting.paths
-
-
-def server_app(link: SuperLink) -> tuple[HttpGrid, list[str]]:
-    grid = HttpGrid(f"127.0.0.1:{link.port}", insecure=True, token=link.token)
-    grid.set_run(Run.create_empty(link.run))
-    counting = Counting(grid._runtime_client)
-    vars(grid)["_client"] = counting
-    bundle_messages(grid)
-    return grid, counting.paths
-
-
 class Later:
     """A call in a thread of its own."""
 
@@ -100,10 +61,6 @@ class Later:
         return self._found[0]
 
 
-def look(silo: Silo, client: BundlingClient) -> list[Any]:
-    return list(client.PullMessages(PullMessagesRequest(node=silo.node)).messages_list)
-
-
 def held(link: SuperLink, silo: Silo) -> None:
     """Return when the silo has a request that waits."""
     for _ in range(2000):
@@ -111,30 +68,6 @@ def held(link: SuperLink, silo: Silo) -> None:
             return
         threading.Event().wait(0.01)
     raise AssertionError("no request is held")
-
-
-def ask(link: SuperLink, silo: Silo, grid: HttpGrid) -> str:
-    (name,) = grid.push_messages([link.message(SUPERLINK_NODE_ID, silo.number, "")])
-    return name
-
-
-def parts(silo: Silo, client: BundlingClient, name: str, tree: Any) -> list[bytes]:
-    run, names = silo.link.run, parts_of(tree)
-    found = [client.PullObject(PullObjectRequest(node=silo.node, run_id=run, object_id=each)) for each in names]
-    client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=silo.node, run_id=run, message_object_id=name))
-    assert all(each.object_available for each in found)
-    return [each.object_content for each in found]
-
-
-def push(silo: Silo, client: BundlingClient, answer: Message) -> list[str]:
-    client.outgoing = {name: part.deflate() for name, part in get_all_nested_objects(answer).items()}
-    request = PushMessagesRequest(
-        node=silo.node,
-        messages_list=[message_to_proto(remove_content_from_message(answer))],
-        message_object_trees=[get_object_tree(answer)],
-        clientapp_runtime_list=[0.1],
-    )
-    return list(client.PushMessages(request).objects_to_push)
 
 
 def test_an_order_and_its_answer_take_two_requests_on_either_side(link: SuperLink) -> None:
@@ -150,16 +83,6 @@ def test_an_order_and_its_answer_take_two_requests_on_either_side(link: SuperLin
     (arrival,) = pulled(Arrivals(grid), name)
     assert arrival.content is not None and arrival.content.content == answer.content
     assert asked == ["/v1/runtime/fedsync/push", "/v1/runtime/fedsync/pull"]
-
-
-def pulled(arrivals: Arrivals, name: str) -> list[Any]:
-    ends_s = time.monotonic() + 30
-    while time.monotonic() < ends_s:
-        found = arrivals.pull({name: MOST})
-        if found:
-            return found
-        time.sleep(0.02)  # its parts may be on their way
-    raise AssertionError("no answer comes")
 
 
 def test_an_answer_that_is_here_waits_for_no_thread(link: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:

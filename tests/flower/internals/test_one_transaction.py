@@ -25,8 +25,8 @@ from fedsync.flower.internals.bundle_client import BundlingClient
 from fedsync.flower.internals.bundles import PUSH, Bundle
 from fedsync.flower.internals.one_transaction import PATIENCE_S, add_indexes, clean_up_seldom, one_transaction
 from fedsync.flower.internals.pull import Arrivals
+from tests.flower.internals.bundling import ask, look, parts, pulled, push, server_app, supernode
 from tests.flower.internals.superlink import Silo, SuperLink, refused, serving
-from tests.flower.internals.test_bundles import ask, look, parts, pulled, push, server_app, supernode
 
 pytestmark = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 

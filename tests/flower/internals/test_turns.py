@@ -9,9 +9,9 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from fedsync.config.gate import GateConfig
 from fedsync.flower.internals import bundle_routes, heartbeats, versions
 from fedsync.flower.internals.turns import MOST_FIRST, Turns
+from tests.flower.internals.bundling import ask as order
+from tests.flower.internals.bundling import look, server_app, supernode
 from tests.flower.internals.superlink import Silo, serving
-from tests.flower.internals.test_bundles import ask as order
-from tests.flower.internals.test_bundles import look, server_app, supernode
 
 needs_tested = pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
 
