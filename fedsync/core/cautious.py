@@ -101,7 +101,7 @@ class Cautious(Adaptive):
             made = step(start, stop)
             for low, high, scale in self._within(start, stop):
                 if scale is None:
-                    made[low - start : high - start] = bounded(change[low:high])
+                    made[low - start : high - start] = change[low:high]
                 else:
                     made[low - start : high - start] *= np.float32(scale / share)
             return bounded(made)

@@ -2,7 +2,7 @@
 
 Flower signs the time for each request, and the SuperLink checks each signature: half a millisecond of its processor
 time for each. What is signed is the time and nothing else, and a SuperLink takes it for five minutes. So a proof that
-is used for a few seconds says no less than one that is made each time, and whoever could steal it could use it for no
+is used for a minute says no less than one that is made each time, and whoever could steal it could use it for no
 longer. The gate checks one that it has checked before by comparing it (`fedsync.flower.internals.callers`).
 """
 
