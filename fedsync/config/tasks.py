@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_clientapp import ClientAppConfig
 from fedsync.config.tasks_kinds import (
+    OWN_LOOP_LIBRARIES,
     FactorisationConfig,
     FuzzyConfig,
     GaussianMixtureConfig,
@@ -268,6 +269,10 @@ class SiloAppConfig(_OwnFileSection):
 
     options: dict[str, Any] = Field(default_factory=dict)
     """What its ``setup`` finds in ``silo.options``."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return OWN_LOOP_LIBRARIES
 
     @property
     def deals_data(self) -> bool:

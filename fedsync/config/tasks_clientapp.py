@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsync.config.section import Scores, Section
-from fedsync.config.tasks_kinds import TaskSection, Tensor, has_own_loop
+from fedsync.config.tasks_kinds import OWN_LOOP_LIBRARIES, TaskSection, Tensor, has_own_loop
 from fedsync.core.errors import ConfigError
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.transfer import MAX_SEALED_BYTES
@@ -118,6 +118,10 @@ class ClientAppConfig(TaskSection):
 
     tensors: Annotated[list[TensorConfig], Field(max_length=_MOST_TENSORS)] = Field(default_factory=list)
     """What the first model consists of, where ``model`` is left out; a ServerApp's ``initial_arrays`` fill it in."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return OWN_LOOP_LIBRARIES
 
     @property
     def scores(self) -> Scores:

@@ -101,6 +101,10 @@ class TaskSection(Section):
         return TaskModel(self.build(), site.seed, run)
 
 
+OWN_LOOP_LIBRARIES = ("torch._dynamo",)
+"""What PyTorch imports with the first optimizer of a loop that is not ours; see `fedsync.train.optimizers`."""
+
+
 def has_own_loop(kind: str) -> ConfigError:
     """Why a task that brings its own training loop cannot be built apart from it."""
     problem = "it has a training loop of its own, and its model is where that is, at the silos"

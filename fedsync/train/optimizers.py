@@ -54,12 +54,22 @@ def make_optimizer(
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in keywords.items()
     }
-    make: Callable[..., torch.optim.Optimizer] = optimizers()[kind]
+    make: Callable[..., torch.optim.Optimizer] = _uncompiled(optimizers()[kind])
     try:
         return make(parameters, lr=learning_rate, **values)
     except (TypeError, ValueError, RuntimeError) as error:
         text = " ".join(str(error).split()).replace(";", ",")
         raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Mend the value") from error
+
+
+def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The same optimizer without what PyTorch puts around its methods in case that they are compiled, which the loop
+    never does: a second of imports (`torch._dynamo`), and 70 MB in each trainer."""
+    methods = {
+        "add_param_group": inspect.unwrap(kind.add_param_group),
+        "step": torch.no_grad()(inspect.unwrap(kind.step)),
+    }
+    return type(kind.__name__, (kind,), methods)
 
 
 def _told(keywords: Mapping[str, Any]) -> str:

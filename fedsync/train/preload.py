@@ -10,7 +10,7 @@ import torch
 
 
 def preload(libraries: Iterable[str]) -> None:
-    """Import libraries, and what PyTorch imports with the first optimizer; starts no thread and opens no device.
+    """Import libraries; starts no thread and opens no device.
 
     Args:
         libraries: modules; those that are not installed are left out, and whoever needs them says so.
@@ -18,7 +18,6 @@ def preload(libraries: Iterable[str]) -> None:
     for name in libraries:
         with suppress(ImportError):
             import_module(name)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
 def sound() -> bool:

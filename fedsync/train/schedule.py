@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 from fedsync.common.names import near_miss
 from fedsync.core.errors import ConfigError
+from fedsync.train.optimizers import make_optimizer
 
 PLACE = "local.schedule"
 
@@ -107,7 +108,7 @@ class TorchSchedule:
     def rates(self, rate: float, steps: int) -> Iterator[float]:
         """See `Schedule.rates`."""
         # On an optimizer that moves nothing: a scheduler changes the one it is on for good.
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
+        optimizer = make_optimizer("sgd", {}, [nn.Parameter(torch.zeros(1))], rate)
         lengths = dict.fromkeys((name for name in _LENGTHS if name in self._allowed()), steps)
         scheduler = getattr(lr_scheduler, self.kind)(optimizer, **{**lengths, **self.keywords})
         for _ in range(steps):

@@ -317,7 +317,8 @@ def test_stale_updates_may_not_wait_where_nothing_discounts_them(aggregation: st
     "task", ["{kind: silo-app, file: app.py}", "{kind: clientapp, app: 'a.b:app', model: 'a.b:Net'}"]
 )
 def test_a_loop_of_one_s_own_trains_in_one_process(task: str) -> None:
-    load("local.processes=1", f"task={task}")
+    alone = load("local.processes=1", f"task={task}")
+    assert alone.task.libraries == ("torch._dynamo",), "what its optimizer imports, which trainers can share"
     with pytest.raises(
         ConfigError, match=r"local\.processes: 2: task\.kind .* loop of its own, which runs in one process"
     ):

@@ -57,6 +57,21 @@ def test_each_optimizer_trains_and_remembers_nothing(kind: str) -> None:
     assert first.update.tobytes() == again.update.tobytes()
 
 
+@pytest.mark.parametrize("kind", sorted(optimizers()))
+def test_an_optimizer_goes_as_pytorch_s_own(kind: str) -> None:
+    """Made and stepped without what PyTorch puts around them for its compiler."""
+    ends = []
+    for make in (LocalOptions(kind).make_optimizer, optimizers()[kind]):
+        weight = nn.Parameter(torch.linspace(-1.0, 1.0, 6).reshape(2, 3))
+        optimizer = make([weight], 0.01)
+        for _ in range(3):
+            weight.grad = weight.detach() ** 2 - 0.5
+            optimizer.step()
+        assert weight.requires_grad and not any(value.requires_grad for value in optimizer.state[weight].values())
+        ends.append(weight.detach().numpy().tobytes())
+    assert ends[0] == ends[1]
+
+
 def test_an_optimizer_refuses_a_model_before_training() -> None:
     with pytest.raises(ConfigError, match="muon refuses the model: Muon only supports 2D"):
         trainer(options=LocalOptions("muon", device="cpu"))

@@ -110,12 +110,20 @@ def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_witho
     assert again.ppid() == os.getpid() and again.cmdline()[-1] == str(links[0]._folder)
 
 
-def test_what_trainers_share_holds_no_cipher_and_no_thread() -> None:
+def test_what_trainers_share_holds_no_cipher_and_no_thread_and_what_they_train_with_no_compiler() -> None:
     """A library that draws random numbers of its own is imported after the fork, where it seeds itself."""
     code = (
         "import os, sys; from fedsync.trainer.preload import prepare; check = prepare('sklearn.datasets', 'no.such');"
         "assert check() and 'torch' in sys.modules and 'sklearn' in sys.modules;"
         "assert not {'tenseal', 'flwr', 'grpc'} & set(sys.modules);"
-        "import torch; assert not torch.cuda.is_initialized()"
+        "import torch; assert not torch.cuda.is_initialized();"
+        "from fedsync.train.sampler import Cursor;"
+        "from tests.train.make import LocalOptions, order, trainer;"
+        "from fedsync.train.schedule import TorchSchedule;"
+        "falling = TorchSchedule('StepLR', {'step_size': 1});"
+        "options = LocalOptions(momentum=0.9, clip_norm=1.0, schedule=falling, device='cpu');"
+        "subject = trainer(options=options);"
+        "assert subject.run(order(), subject.initial_model(), Cursor()).update.any();"
+        "assert 'torch._dynamo' not in sys.modules, 'a second of imports, and 70 MB'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

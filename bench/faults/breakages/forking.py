@@ -33,6 +33,19 @@ _CHANGES: Changes = {
         ),
         ("a-failure-counts-as-success", "self._code = int(said)", "self._code = 0"),
     ),
+    "train/optimizers.py": (
+        ("a-trainer-loads-a-compiler-for-its-first-step", "inspect.unwrap(kind.step)", "kind.step"),
+        (
+            "a-trainer-loads-a-compiler-for-its-optimizer",
+            "inspect.unwrap(kind.add_param_group)",
+            "kind.add_param_group",
+        ),
+        (
+            "an-optimizers-step-is-part-of-the-gradient",
+            "torch.no_grad()(inspect.unwrap(kind.step))",
+            "inspect.unwrap(kind.step)",
+        ),
+    ),
     "trainer/client.py": (("trainers-share-nothing", "nursery = os.environ.get(NURSERY)", "nursery = None"),),
 }
 
