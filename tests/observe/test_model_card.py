@@ -58,6 +58,7 @@ def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
         assert said in card, said
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("metrics", "noted"), [(None, True), ([], False), (["f1"], False)])
 def test_a_run_whose_metrics_nobody_could_ask_for_says_so(
     tmp_path: Path, metrics: list[str] | None, noted: bool
@@ -182,6 +183,7 @@ def test_marks_of_each_format_are_letters() -> None:
     assert r"{a\_b\&\%\textasciicircum{}}" in latex(["a_b&%^"], [], "c")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_them_beside_the_page(tmp_path: Path) -> None:
     two_silos(tmp_path / "run")
     names = {"model-card.md", "results.tex", "results.md", "results.csv"}

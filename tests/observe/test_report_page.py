@@ -148,6 +148,7 @@ def test_what_comes_from_a_run_is_escaped(runs: list[RunData]) -> None:
     assert evil in "".join(read.words)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_has_not_ended_says_so(runs: list[RunData], pages: dict[int, str]) -> None:
     words = "".join(Reader(page([replace(runs[0], ended=False)])).words)
     assert "Not ended when this was written: waits" in words
@@ -250,6 +251,7 @@ def test_thinning_keeps_the_ends() -> None:
     assert thin([1, 2, 3], 3) == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_run_of_a_damaged_configuration_is_shown_without_forecasts(tmp_path: Path) -> None:
     two_silos(tmp_path)
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()

@@ -34,6 +34,7 @@ def said(text: str) -> str:
     return " ".join(" ".join(Reader(text).words).replace("\u00a0", " ").split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path: Path) -> None:
     words = said(page([told(tmp_path, ["a", "b", "c"])]))
     # By hand: pooled AUROC 0.9 - 0.03, a 0.9 - 0.1; of c's 33 samples 2 are of one class.
@@ -77,6 +78,7 @@ def test_fairness_knows_which_end_is_the_worst() -> None:
     assert (more.silos, more.left_out) == (3, 1)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_any_of_it_has_the_page_as_before(tmp_path: Path) -> None:
     two_silos(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -116,6 +118,7 @@ def test_numbers_that_are_none_are_not_estimable(tmp_path: Path) -> None:
     assert " nan" not in words.lower()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_killed_run_shows_the_versions_that_it_wrote(tmp_path: Path) -> None:
     two_silos(tmp_path)
     add_results(tmp_path, ["a", "b"])
@@ -143,6 +146,7 @@ def test_a_file_of_another_shape_is_named(tmp_path: Path, name: str, text: str) 
         read_run(tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_there_is_nothing_else_the_kept_versions_have_numbers_without_intervals(tmp_path: Path) -> None:
     two_silos(tmp_path)
     add_results(tmp_path, ["a", "b"])
@@ -169,6 +173,7 @@ def test_why_a_version_is_the_best(tmp_path: Path, rule: object, words: str) -> 
     assert (best.subject, best.why) == ("best", words)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_matrix_of_sealed_runs_has_pooled_numbers_alone(tmp_path: Path) -> None:
     two_silos(tmp_path)
     add_results(tmp_path, ["a", "b"])
