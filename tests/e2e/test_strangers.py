@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedsync import replay
+from fedsync.common.forking import Nursery, start_nursery
 from fedsync.common.locks import held
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
@@ -48,6 +50,7 @@ class Federation:
     folder: Path
     port: int
     process: subprocess.Popen[bytes]
+    supernodes: Nursery
 
     @property
     def authority(self) -> Path:
@@ -104,11 +107,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         "silos: {berlin: berlin/berlin.node.pub}}\n"
     )
     process = fedsync("server", "start", "--server", "server.yaml", cwd=folder)
-    found = Federation(folder, port, process)
+    # SuperNodes of strangers, of which each would take seconds to import Flower.
+    module, log = "fedsync.flower.internals.launch", folder / "nursery.log"
+    nursery = start_nursery(folder / "n", module, [], {**os.environ, **QUIET}, log)
     try:
         wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
-        yield found
+        yield Federation(folder, port, process, Nursery(folder / "n"))
     finally:
+        end_processes([nursery], grace_s=0.0)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=60)
@@ -121,10 +127,12 @@ def supernode(federation: Federation, port: int, *options: str | Path) -> tuple[
     command = [sys.executable, "-m", "fedsync.flower.internals.launch", "supernode", "--superlink", f"localhost:{port}"]
     command += ["--isolation", "process", "--host", "127.0.0.1", "--port", str(free_ports(1)[0]), "--max-retries", "1"]
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(federation.folder / "home")}
-    done = subprocess.run(
-        [*command, *map(str, options)], env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+    with (federation.folder / "supernode.log").open("w+b") as log:
+        process = federation.supernodes.fork([*command, *map(str, options)], environment, log.fileno())
+        assert process is not None
+        wait_for(lambda: process.poll() is not None, "the SuperNode did not end")
+        log.seek(0)
+        return process.wait(), log.read().decode()
 
 
 @pytest.mark.parametrize("stranger", ["no key", "wrong key", "no TLS"])
@@ -261,10 +269,13 @@ def test_a_key_that_was_replaced_is_a_stranger_s(federation: Federation) -> None
 
 
 def test_the_server_says_of_whom_and_what_it_takes_care(federation: Federation) -> None:
-    health = json.loads((federation.folder / "server" / "health.json").read_text())
-    assert health["silos"] == {"berlin": "registered"}
-    assert datetime.fromisoformat(health["keeper"]["looked"]) <= datetime.now(UTC)
-    assert health["keeper"]["runs"] == {}, "all are over"
+    def health() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((federation.folder / "server" / "health.json").read_text())
+        return found
+
+    assert health()["silos"] == {"berlin": "registered"}
+    assert datetime.fromisoformat(health()["keeper"]["looked"]) <= datetime.now(UTC)
+    wait_for(lambda: health()["keeper"]["runs"] == {}, "all are over")
 
 
 class _listening:
