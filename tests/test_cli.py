@@ -16,6 +16,25 @@ from tests.observe.runs import two_silos
 
 TIMING = ["--runtime", "virtual", "--timing-only", "--set", "stop.rounds=1"]
 
+BROKEN = """
+import torch
+from torch.utils.data import TensorDataset
+
+from fedsync import SiloData, Task
+
+
+class Broken(Task):
+    def model(self):
+        return torch.nn.Linear(2, 2)
+
+    def data(self, slot):
+        data = TensorDataset(torch.zeros(64, 2), torch.zeros(64, dtype=torch.long))
+        return SiloData(data, data)
+
+    def loss(self, model, batch):
+        raise RuntimeError("sensor unplugged")
+"""
+
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
@@ -104,6 +123,24 @@ def test_the_users_mistakes_exit_with_2(
     assert main(monkeypatch, *arguments) == cli.EXIT_USER
     errors = capsys.readouterr().err
     assert all(part in errors for part in expected), errors
+
+
+def test_a_failing_task_exits_with_1_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "task.py").write_text(BROKEN)
+    task = ["--set", "task={kind: custom, file: task.py}", "--out", "out"]
+    monkeypatch.chdir(tmp_path)
+    assert main(monkeypatch, "run", "fedavg", "--runtime", "virtual", *task) == cli.EXIT_FAILED
+    error = " ".join(capsys.readouterr().err.split())
+    assert "failed: every silo failed" in error and "sensor unplugged" in error
+
+
+def test_who_interrupts_a_run_or_asks_it_to_end_has_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert main(monkeypatch) == 130
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.deployed import SMALL
+from tests.test_cli import BROKEN
 
 SILOS = """
 silos:
@@ -44,16 +45,10 @@ def test_run_in_virtual_time_prints_who_waited(silos: Path, tmp_path: Path) -> N
     assert (summary["strategy"], summary["runtime"], summary["seed"], summary["rounds"]) == ("lb-bsp", "virtual", 3, 2)
 
 
+@pytest.mark.full
 def test_a_failing_task_exits_with_1_and_says_why(silos: Path, tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(
-        "import torch\nfrom torch.utils.data import TensorDataset\nfrom fedsync import SiloData, Task\n\n"
-        "class Broken(Task):\n"
-        "    def model(self):\n        return torch.nn.Linear(2, 2)\n"
-        "    def data(self, slot):\n"
-        "        data = TensorDataset(torch.zeros(64, 2), torch.zeros(64, dtype=torch.long))\n"
-        "        return SiloData(data, data)\n"
-        "    def loss(self, model, batch):\n        raise RuntimeError('sensor unplugged')\n"
-    )
+    """On real processes; each step of it has a test: a trainer's refusal, the driver's end, and what the run says."""
+    (tmp_path / "task.py").write_text(BROKEN)
     options = ["--silos", silos, "--runtime", "local", "--set", "task={kind: custom, file: task.py}"]
     done = fedsync("run", "fedavg", *options, "--out", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -82,12 +77,13 @@ def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_local_run_leaves_no_process(
     number: signal.Signals, endless_run: subprocess.Popen[bytes]
 ) -> None:
+    """As `test_recovery`, which stops one in its own process."""
     family = psutil.Process(endless_run.pid).children(recursive=True)
-    assert len(family) >= 7, "a SuperLink and what starts ServerApps, a ServerApp, two SuperNodes and two trainers"
     endless_run.send_signal(number)
     assert endless_run.wait(timeout=60) == 130
     _, alive = psutil.wait_procs(family, timeout=10)
@@ -96,6 +92,7 @@ def test_an_interrupted_local_run_leaves_no_process(
 
 def test_a_killed_local_run_leaves_no_process(endless_run: subprocess.Popen[bytes]) -> None:
     family = psutil.Process(endless_run.pid).children(recursive=True)
+    assert len(family) >= 7, "a SuperLink and what starts ServerApps, a ServerApp, two SuperNodes and two trainers"
     endless_run.kill()
     endless_run.wait()
     _, alive = psutil.wait_procs(family, timeout=60)

@@ -130,19 +130,21 @@ def test_a_run_goes_on_without_what_forks_its_silos(tmp_path: Path) -> None:
     assert not any(each.is_running() for each in forked)
 
 
-def test_a_run_that_is_stopped_commits_nothing_of_the_silos_that_are_left(
+def test_a_run_that_is_stopped_leaves_no_process_and_commits_nothing_of_the_silos_that_are_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silos that end before the server seem lost to it, and rounds are over once all others are in."""
     sets = [SMALL, "stop.rounds=50", "local.steps=20", "local.batch_size=32"]
     slow = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 150.0}]
     at_work: list[bool] = []
+    family: list[psutil.Process] = []
 
     class Stop:
         """Ctrl-C once the fast silo is in for the third time, and the slow one is at work."""
 
         def follow(self, ledger: Ledger) -> None:
             if len(ledger.rounds) == 2 and ledger.silos["a"].samples > 2 * 640:
+                family.extend(psutil.Process().children(recursive=True))
                 raise KeyboardInterrupt
 
     def stop(states: Path) -> None:
@@ -154,6 +156,7 @@ def test_a_run_that_is_stopped_commits_nothing_of_the_silos_that_are_left(
     with pytest.raises(KeyboardInterrupt):
         run_local(StrategyConfig.load("fedavg", sets), cluster, tmp_path, listeners=[Stop()])
     assert at_work == [False], "the server goes first"
+    assert len(family) >= 7 and not psutil.wait_procs(family, timeout=10)[1]
     entries = replay(tmp_path / "journal.jsonl")
     commits = [action for entry in entries for action in entry.actions if isinstance(action, Commit)]
     assert [len(commit.weights) for commit in commits] == [2, 2]

@@ -10,10 +10,12 @@ from fedsync import replay
 from fedsync.cli import Runtime, runner
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from tests.e2e.deployed import SMALL
 
 SPEEDS = {"clinic-a": 60_000.0, "clinic-b": 40_000.0, "clinic-c": 20_000.0}
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": speed} for name, speed in SPEEDS.items()]})
-SHORT = ["stop.rounds=2", "local.steps=4", "task.partition={kind: dirichlet, alpha: 0.5}"]
+SHORT = ["stop.rounds=2", "local.steps=4"]
+UNEVEN = "task={kind: digits, partition: {kind: dirichlet, alpha: 0.5}}"
 
 CONTRACT = {
     "strategy", "runtime", "seed", "rounds", "commits", "seconds", "accuracy", "loss", "target_accuracy",
@@ -22,9 +24,13 @@ CONTRACT = {
 SILO_CONTRACT = {"name", "orders", "steps", "samples", "compute_s", "overhead_s", "wait_s", "batch_size"}
 
 
-def test_all_runtimes_end_with_the_same_bits(tmp_path: Path) -> None:
-    """With declared speeds; that FedAvg does, too, the stock way shows below."""
-    config = StrategyConfig.load("lb-bsp", [*SHORT, "balancer.speeds=declared"])
+@pytest.mark.parametrize("task", [SMALL, pytest.param(UNEVEN, marks=pytest.mark.full)])
+def test_all_runtimes_end_with_the_same_bits(task: str, tmp_path: Path) -> None:
+    """With declared speeds; that FedAvg does, too, the stock way shows below.
+
+    Digits that are dealt unevenly bring libraries of data into each process, which takes as long as all the rest.
+    """
+    config = StrategyConfig.load("lb-bsp", [*SHORT, task, "balancer.speeds=declared"])
     models, summaries = {}, {}
     for runtime in Runtime:
         out = tmp_path / runtime
@@ -63,7 +69,10 @@ def test_an_untested_flwr_runs_the_stock_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fedsync.flower.internals.versions.TESTED", frozenset())
-    config, two = StrategyConfig.load("fedavg", [*SHORT, "stop.rounds=1"]), ClusterConfig(silos=CLUSTER.silos[:2])
+    config, two = (
+        StrategyConfig.load("fedavg", [*SHORT, UNEVEN, "stop.rounds=1"]),
+        ClusterConfig(silos=CLUSTER.silos[:2]),
+    )
     summary = runner(Runtime.LOCAL)(config, two, tmp_path / "stock")
     assert "stock" in caplog.text
     assert summary["rounds"] == 1

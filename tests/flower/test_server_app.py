@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedsync.core.errors import RunError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower import server_app
 from fedsync.flower.run_folder import read_error, write_error
 from tests.flower.grid import DirectGrid
@@ -29,3 +29,10 @@ def test_a_run_that_was_stopped_before_flower_began_it_does_not_begin(tmp_path: 
     with pytest.raises(RunError, match="was stopped before Flower began it"):
         server_app.main(DirectGrid(0), context)
     assert str(read_error(tmp_path)) == "stopped by the operator"
+
+
+def test_why_a_run_failed_is_left_for_who_waits_for_it(tmp_path: Path) -> None:
+    context = Context(1, 1, {}, RecordDict(), {"control": str(tmp_path), "strategy": "nowhere.yaml"})
+    with pytest.raises(ConfigError) as raised:
+        server_app.main(DirectGrid(0), context)
+    assert str(read_error(tmp_path)) == str(raised.value) and "nowhere.yaml" in str(raised.value)

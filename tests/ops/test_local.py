@@ -1,14 +1,17 @@
-"""The folder of a run in real processes, before any is started."""
+"""The folder of a run in real processes, before any is started, and what it says of the run's end."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedsync.common.locks import taken
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.checkpoints import FOLDER
+from fedsync.flower.run_folder import write_error
+from fedsync.ops import local
 from fedsync.ops.local import LOCK_FILE, run_local
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
@@ -38,3 +41,10 @@ def test_a_run_that_is_at_work_is_neither_resumed_nor_begun_anew(tmp_path: Path)
             with pytest.raises(ConfigError, match="a run is at work here"):
                 run_local(CONFIG, CLUSTER, tmp_path, resume=resume)
     assert (tmp_path / "journal.jsonl").read_text() == "a week of work"
+
+
+def test_why_a_run_failed_is_told_by_the_server_s_process(tmp_path: Path) -> None:
+    write_error(tmp_path, RunError("every silo failed 3 orders in a row; the last: sensor unplugged"))
+    quiet = SimpleNamespace(check=lambda: None)
+    with pytest.raises(RunError, match="sensor unplugged"):
+        local._follow(quiet, tmp_path, tmp_path, [], resumed=False)  # type: ignore[arg-type]
