@@ -17,9 +17,18 @@ Where a change points against momentum and is smaller, most of that is forgotten
 its mean, so this is none, but a value that has gone too far. Averages that norms keep are no weights: they move by the
 change as it is.
 
+A model of one layer has a convex loss, with the usual ones, and for those momentum is better looked at from where it is
+about to bring the model: Nesterov's. What silos are given then is ahead of where the steps above have come to by what
+momentum alone makes of the next step,
+
+    lead = rate scale beta_1 m / (sqrt(v) + tau), with Adam's correction,
+
+and moves by a step plus the difference of two leads: it brakes as momentum falls. A deeper model has none.
+
 Sources: a rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813),
 by whose reasoning a layer may move by its share of the model's; caution: Liang et al. 2024 (arXiv:2411.16085),
-algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server: Reddi et al. 2021 (arXiv:2003.00295).
+algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server: Reddi et al. 2021 (arXiv:2003.00295);
+momentum from ahead: Nesterov 1983, with Adam: Dozat 2016, "Incorporating Nesterov momentum into Adam".
 """
 
 from __future__ import annotations
@@ -61,13 +70,18 @@ class Tensor:
 
 def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
     """The model's tensors, with the scales of their steps."""
-    depth = max(1, sum(len(shape) > 1 for shape in layout.shapes))
+    depth = max(1, _layers(layout))
     stop, inputs, found = 0, 1, []
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
         stop += size
         inputs = max(1, math.prod(shape[1:])) if len(shape) > 1 else inputs
         found.append(Tensor(stop, None if matches(name, STATISTICS) else 1.0 / (depth * math.sqrt(inputs))))
     return tuple(found)
+
+
+def _layers(layout: Layout) -> int:
+    """How many follow one another; 0 where no tensor has two dimensions."""
+    return sum(len(shape) > 1 for shape in layout.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +92,14 @@ class Cautious(Adaptive):
 
     Args:
         tensors: of the model; none before `fitted`.
+        leads: whether what is given out is ahead by what momentum makes of the next step.
     """
 
     tensors: tuple[Tensor, ...] = ()
+    leads: bool = False
 
     def fitted(self, layout: Layout) -> Cautious:
-        return replace(self, tensors=tensors_of(layout))
+        return replace(self, tensors=tensors_of(layout), leads=_layers(layout) <= 1)
 
     def begin(self, values: int, keeper: ArrayKeeper) -> Moments:
         return replace(ServerOptimizer.begin(self, values, keeper), powers=(1.0, 1.0))
@@ -99,14 +115,28 @@ class Cautious(Adaptive):
 
         def scaled(start: int, stop: int) -> Vector:
             made = step(start, stop)
+            further = self._lead(moments, start, stop) - self._lead(before, start, stop) if self.leads else None
             for low, high, scale in self._within(start, stop):
+                here = slice(low - start, high - start)
                 if scale is None:
-                    made[low - start : high - start] = change[low:high]
-                else:
-                    made[low - start : high - start] *= np.float32(scale / share)
+                    made[here] = change[low:high]
+                    continue
+                made[here] *= np.float32(scale / share)
+                if further is not None:
+                    made[here] += further[here] * np.float32(scale)
             return bounded(made)
 
         return moments, scaled
+
+    def _lead(self, moments: Moments, start: int, stop: int) -> Vector:
+        """What momentum alone makes of the step after these, but for scales."""
+        parts = [vector[start:stop] for vector in moments.vectors]
+        if moments.powers[0] == 1.0:
+            return parts[0]  # no step was made, and momentum is 0
+        made = Adaptive._step(self, parts, parts[0], moments.steps)
+        made *= np.float32(self._factor(moments) * self.beta_1)
+        give_back(*moments.vectors)
+        return bounded(made)
 
     def _comes_to(self, powers: tuple[float, ...]) -> bool:
         return len(powers) == 2 and all(0 <= power <= 1 for power in powers)

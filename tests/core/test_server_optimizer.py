@@ -40,11 +40,13 @@ KINDS: dict[str, ServerOptimizer] = {
     "fedavgm": HeavyBall(0.9, 1.0),
     "fedadam": Adaptive("adam", 0.1, 0.9, 0.99, 1e-3),
     "cautious-adam": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(2, 0.5), Tensor(300, 0.25))),
+    "cautious-adam, one layer": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(300, 0.25),), leads=True),
     "fedyogi": Adaptive("yogi", 0.01, 0.9, 0.99, 1e-3),
     "fedadagrad": Adaptive("adagrad", 0.1, 0.0, 0.0, 1e-3),
     "delayed-nesterov": Delayed(0.9, 3, 0.1, 0.7),
     "scaffold": ControlVariates(0.7),
 }
+CAUTIOUS = [KINDS["cautious-adam"], KINDS["cautious-adam, one layer"]]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -112,7 +114,8 @@ def test_the_rate_falls_with_what_is_older_than_the_grace(
     assert HeavyBall(0.9, 1.0, grace).pace(staleness) == expected
 
 
-@every_kind
+# A lead is of the next step, whose pace nobody knows yet.
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"cautious-adam, one layer"}))
 def test_a_slower_pace_shortens_the_step_and_not_what_is_remembered(kind: str) -> None:
     changes = [vector(1, -2, 3), vector(0.5, 0.5, -4)]
     (fast, steps), (slow, shortened) = (walk(KINDS[kind], changes, pace) for pace in (1.0, 0.5))
@@ -153,6 +156,7 @@ GOLDEN = {
     "fedavgm": "9a1b2fd7f1512845",
     "fedadam": "5cc87cc66dc8ec3b",
     "cautious-adam": "bbabd1d26d24eeb1",
+    "cautious-adam, one layer": "a73e32651548c405",
     "fedyogi": "7e494a4d7e8ec5bc",
     "fedadagrad": "dea7e6af51498ab2",
     "delayed-nesterov": "c5838193d6c15b04",
@@ -166,7 +170,7 @@ def test_trajectories_have_the_same_bits_everywhere(kind: str) -> None:
     assert trajectory(KINDS[kind]) == GOLDEN[kind]
 
 
-@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "cautious-adam", "delayed-nesterov"])
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"fedyogi", "fedadagrad", "scaffold"}))
 def test_it_does_not_matter_whether_the_processor_has_subnormal_numbers(kind: str) -> None:
     """Some programs have it take them for zeros, and where one thread does, so do all that it starts."""
     fades = HeavyBall(0.2, 1.0) if kind == "fedavgm" else KINDS[kind]
@@ -194,7 +198,7 @@ def test_whatever_the_sums_are_all_stays_finite(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), KINDS["cautious-adam"], Delayed(0.9, 3, 0, 1)],
+    [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS, Delayed(0.9, 3, 0, 1)],
 )
 def test_one_change_that_is_far_too_large_is_forgotten(optimizer: ServerOptimizer) -> None:
     """An infinity would stay for ever. (Adagrad and Yogi never forget a change that large, finite as it is.)"""
