@@ -337,7 +337,7 @@ def test_unequal_steps_are_normalised_unless_the_file_says_otherwise(kind: str) 
     for override in (f"barrier={inner}", *around):
         config = load(override)
         unequal = config.barrier.innermost.unequal_steps
-        assert unequal == (kind in ("fsp", "a-bsp", "elastic", "fedcompass"))
+        assert unequal == (kind in ("fsp", "a-bsp", "on-time", "elastic", "fedcompass"))
         assert config.aggregation.kind == ("fednova" if unequal else "fedavg")
         assert load(override, "aggregation.kind=fedavg").aggregation.kind == "fedavg"
 

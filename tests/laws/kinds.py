@@ -37,6 +37,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "sampled": {"sample_size": 2, "staleness": 1},
         "fsp": {"interval": {"kind": "fixed", "interval_s": 0.5}},
         "a-bsp": {"sync_ratio": 0.6, "report_s": 0.3},
+        "on-time": {"slack": 0.05, "report_s": 0.3},
         "elastic": {},
         "buffered": {"size": 3},
         "fedcompass": {"min_steps": 2, "max_steps": 8},

@@ -4,6 +4,7 @@ Small clusters, and what has to happen in them worked out by hand. A local step 
 ``speed`` samples per second 10 / speed.
 """
 
+import math
 from itertools import product
 
 import pytest
@@ -17,6 +18,7 @@ from fedsync.policies.barrier.kinds.buffered import Buffered
 from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
+from fedsync.policies.barrier.kinds.on_time import OnTime
 from fedsync.policies.barrier.kinds.sampled import Sampled, Sampling
 from fedsync.policies.barrier.kinds.ssp import Ssp
 from tests.laws.rounds import Rounds
@@ -120,6 +122,31 @@ def test_a_superstep_ends_with_the_last_of_those_that_were_stopped() -> None:
     rounds.finish(2.0, "c", steps=1)
     assert rounds.commits == [(2.0, ("a", "b", "c"))]
     assert rounds.released[3:] == [(2.0, "b"), (2.0, "c")]
+
+
+# On time: rounds end when they would with the right sizes, the second one too, and where orders cost something besides.
+
+
+@given(steps=st.tuples(*[st.integers(1, 4)] * 2), cost_s=st.sampled_from([0.0, 0.5]), slack=st.sampled_from([0.0, 0.2]))
+def test_silos_stop_when_the_round_would_be_over_with_the_right_sizes(
+    steps: tuple[int, int], cost_s: float, slack: float
+) -> None:
+    """Orders of 40 samples. a trains 1 s; then b and c tell of steps, and are half through the one that they are in."""
+    rounds = Rounds(OnTime(slack, report_s=99.0), overheads={"a": cost_s})
+    rounds.join("a", "b", "c")
+    rounds.finish(2.0, "a", "b", "c")
+    first_s = 3.0 + cost_s
+    rounds.finish(first_s, "a")
+    for name, number in zip("bc", steps, strict=True):
+        rounds.tell(name, number)
+    rounds.wait(50.0)
+    speeds = [40.0, *((number + 0.5) * 10 / (first_s - 2.0) for number in steps)]
+    right_s, slowest = 120 / sum(speeds), min(speeds)
+    in_time = 40 / slowest <= (1 + slack) * right_s
+    due_s = 2.0 + (right_s * (1 + slack) if in_time else right_s - 5 / slowest)
+    late = [name for name, number in zip("bc", steps, strict=True) if number < 3]
+    assert [name for _, name in rounds.halted] == late
+    assert all(math.isclose(at_s, max(due_s, first_s)) for at_s, _ in rounds.halted)
 
 
 # Elastic: silos get the steps with which they end together.

@@ -292,7 +292,7 @@ class Starving:
         return state, replace(verdict, release=tuple(name for name in verdict.release if name != "a" or not starves))
 
 
-@pytest.mark.parametrize("kind", ["asp", "bsp", "a-bsp"])
+@pytest.mark.parametrize("kind", ["asp", "bsp", "a-bsp", "on-time"])
 def test_the_machine_notices_a_silo_that_is_left_out_after_its_first_order(kind: str) -> None:
     """Both with others that go on for ever, and where all others wait for it."""
     with pytest.raises(AssertionError) as caught:

@@ -37,6 +37,7 @@ SAID: dict[str, dict[str, dict[str, Any]]] = {
         "fedcompass": STEPS | MIXES,
         "fraction": {"draws": True},
         "fsp": STEPS | MIXES | {"needs_examples": True},
+        "on-time": {"unequal_steps": True, "needs_progress": 0.3},
         "overlap": MIXES | {"queues": True},
         **dict.fromkeys(["asp", "buffered", "capped", "deadline", "quorum", "sampled", "ssp"], MIXES),
     },

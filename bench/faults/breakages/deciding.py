@@ -138,9 +138,27 @@ _POLICIES: Changes = {
         ),
         (
             "a-bsp-begins-before-the-halted-are-in",
-            "        if not busy:\n            return self._begin(view)",
+            "        if not busy:\n            planned",
             "        if not busy or (state.halted and len(view.pending) > len(busy) == view.idle_count):\n"
-            "            return self._begin(view)",
+            "            planned",
+        ),
+    ),
+    "policies/barrier/kinds/on_time.py": (
+        ("on-time-waits-for-the-slowest", "if view.now_s >= due_s and math", "if view.now_s < 0 and math"),
+        (
+            "on-time-stops-silos-that-are-as-fast-as-forecast",
+            "        if last_s <= (1 + self.slack) * right_s < math.inf:",
+            "        if last_s < right_s < math.inf:",
+        ),
+        (
+            "on-time-takes-what-an-order-costs-besides-for-training",
+            "silo.since_s - state.begun_s - silo.overhead_s",
+            "silo.since_s - state.begun_s",
+        ),
+        (
+            "on-time-goes-by-the-round-before",
+            "            return OnTimeState(planned, view.now_s), verdict",
+            "            return OnTimeState(planned, state.begun_s), verdict",
         ),
     ),
     "policies/barrier/kinds/elastic.py": (

@@ -65,7 +65,8 @@ class Absp(BarrierPolicy[AbspState]):
         """Commit and release all when all are in; otherwise see whether that may be hurried; O(n)."""
         busy = [name for name, silo in view.silos.items() if silo.order is not None]
         if not busy:
-            return self._begin(view)
+            planned, verdict = begin(view)
+            return AbspState(planned), verdict
         if not view.pending or state.halted:
             return state, Verdict(reason=f"waiting for {len(busy)} silos")
         ratio = self._processed(state.planned, busy, view)
@@ -81,14 +82,6 @@ class Absp(BarrierPolicy[AbspState]):
         )
 
     @staticmethod
-    def _begin(view: ClusterView) -> tuple[AbspState, Verdict]:
-        """The next superstep."""
-        planned = {name: view.work[name].steps * view.work[name].batch_size for name in view.silos}
-        commit = tuple(view.pending) if view.silos else ()
-        reason = f"all {len(commit)} updates are in" if commit else f"{len(planned)} silos begin"
-        return AbspState(planned), Verdict(commit=commit, release=tuple(view.silos), reason=reason)
-
-    @staticmethod
     def _processed(planned: Mapping[str, int], busy: list[str], view: ClusterView) -> float:
         """R_p: samples done of samples planned, both over the silos with an update or at work."""
         done = sum(meta.samples for meta in view.pending.values())
@@ -99,3 +92,15 @@ class Absp(BarrierPolicy[AbspState]):
                 done += view.silos[name].progress_steps * order.batch_size
                 total += order.planned_samples
         return done / total
+
+
+def begin(view: ClusterView) -> tuple[dict[str, int], Verdict]:
+    """The next superstep of a barrier that commits and releases all when nobody is at work; O(n).
+
+    Returns:
+        Samples of each order, by silo, and the verdict.
+    """
+    planned = {name: view.work[name].steps * view.work[name].batch_size for name in view.silos}
+    commit = tuple(view.pending) if view.silos else ()
+    reason = f"all {len(commit)} updates are in" if commit else f"{len(planned)} silos begin"
+    return planned, Verdict(commit=commit, release=tuple(view.silos), reason=reason)
