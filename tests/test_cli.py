@@ -71,9 +71,9 @@ def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
         "--target-accuracy", "0.01", "--out", tmp_path / "cmp",
     )  # fmt: skip
     fedavg, balanced = json.loads((tmp_path / "cmp" / "compare.json").read_text())
-    # By hand: FedAvg's round is 640 / 25,000 s. Balanced, 1,280 samples at 75,000/s, from round two on.
+    # By hand: FedAvg's round is 640 / 25,000 s. Balanced, 1,280 samples at 75,000/s.
     assert fedavg["seconds"] == pytest.approx(3 * 0.0256)
-    assert balanced["seconds"] == pytest.approx(0.0256 + 2 * 1280 / 75_000, rel=0.02)
+    assert balanced["seconds"] == pytest.approx(3 * 1280 / 75_000, rel=0.02)
     assert (fedavg["ratio"], fedavg["reached"]) == (1.0, 2)
     assert f"{balanced['ratio']:.3f}" in shown
     means = (tmp_path / "cmp" / "seeds.md").read_text()
