@@ -27,9 +27,12 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore import sql_mixin
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink import main
 from flwr.superlink.routers.fleet import node_auth
@@ -203,7 +206,14 @@ def serving(
     if database is not None and not database.exists():
         database.write_bytes(fresh_database())
     monkeypatch.setenv("FLWR_DATABASE", ":flwr-in-memory:" if database is None else str(database))
-    app = main.create_app()
+    with pytest.MonkeyPatch.context() as patch:
+        # Each SuperLink would look whether all changes of its tables were made, and whether its routes differ in their
+        # names: what was made above has been looked at.
+        patch.setattr(sql_mixin, "run_migrations", lambda engine: None)
+        for state in (SqlLinkState, SqlObjectStore):
+            patch.setattr(state, "get_metadata", lambda self: None)
+        patch.setattr(main, "validate_unique_route_operation_ids", lambda app: None)
+        app = main.create_app()
     app.state.enable_supernode_auth = True
     app.state.superexec_auth_secret = SUPEREXEC
     monkeypatch.setattr(node_auth, "verify_signature", node_auth.verify_signature)  # put back what the gate changes
