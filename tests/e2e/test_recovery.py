@@ -4,7 +4,6 @@ The long campaign, with every fault at random moments, is ``make soak``.
 """
 
 import os
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from fedsync.trainer.client import stop_trainers
 from tests.e2e.deployed import SMALL
 
 ROUNDS = 5
+TRAINER = "fedsync.trainer.server"
 # 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
 # takes longer, so that a round has a moment at which one of the two is in.
 SILOS = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 1200.0}]
@@ -39,35 +39,58 @@ QUICK = [
 ]
 
 
-class _Killer:
-    """Kills one process each time that the run has got so far, and then has something more in its journal.
+def running(word: str) -> list[psutil.Process]:
+    """Processes of the run that have this in their command lines, also those whose parents are gone."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if word in " ".join(process.cmdline()) and process.environ().get(OWNER) == str(os.getpid()):
+                found.append(process)
+    return found
 
-    Before that the checkpoint may not be written: such a run goes on too, but its silos begin anew.
+
+class _Killer:
+    """Kills after the first round both nurseries and a trainer, and after the third the ServerApp.
+
+    Each time once something more is in the journal. Before that the checkpoint may not be written: such a run goes on
+    too, but its silos begin anew.
     """
 
-    def __init__(self, victims: dict[int, str]) -> None:
-        self._victims = victims
+    def __init__(self) -> None:
         self._seen = 0
-        self.killed: list[str] = []
+        self._due = {1: self._kill_what_forks, 3: self._kill_the_server}
+        self.forked: list[psutil.Process] = []
+        self.later: set[psutil.Process] = set()
 
     def follow(self, ledger: Ledger) -> None:
         before, self._seen = self._seen, len(ledger.rounds)
-        due = min(self._victims, default=ROUNDS)
-        if before != self._seen or before < due:
-            return
-        word = self._victims.pop(due)
-        victim = next(p for p in psutil.Process().children(recursive=True) if word in " ".join(p.cmdline()))
-        victim.send_signal(signal.SIGKILL)
-        self.killed.append(word)
+        due = min(self._due, default=ROUNDS)
+        if due > 1:
+            self.later.update(running(TRAINER))
+        if before == self._seen and before >= due:
+            self._due.pop(due)()
+
+    def _kill_what_forks(self) -> None:
+        self.forked = running(TRAINER)
+        assert len(self.forked) == len(running("launch supernode")) == len(SILOS)
+        nurseries = running("fedsync.common.nursery")
+        assert len(nurseries) == 2 and {each.ppid() for each in self.forked} <= {each.pid for each in nurseries}
+        for each in (*nurseries, self.forked[0]):
+            each.kill()
+
+    def _kill_the_server(self) -> None:
+        (server,) = running("flwr-serverapp")
+        server.kill()
 
 
-def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path) -> None:
+def test_a_run_survives_the_death_of_what_forks_its_silos_of_a_trainer_and_of_its_server(tmp_path: Path) -> None:
     config = StrategyConfig.load("fedavg", QUICK)
     cluster = ClusterConfig.model_validate({"silos": SILOS})
-    killer = _Killer({1: "fedsync.trainer.server", 3: "flwr-serverapp"})
+    killer = _Killer()
     with pytest.raises(RunError, match="the ServerApp died"):
         run_local(config, cluster, tmp_path, listeners=[killer])
-    assert killer.killed == ["fedsync.trainer.server", "flwr-serverapp"]
+    assert killer.later - set(killer.forked), "no nursery, so a trainer by itself"
+    assert not any(each.is_running() for each in killer.forked)
     assert not (tmp_path / "summary.json").exists()
     trainers = sorted(path.parent.name for path in (tmp_path / "state").glob("*/identity.json"))
     assert len(trainers) == 2
@@ -93,41 +116,6 @@ def test_a_run_survives_the_death_of_a_trainer_and_of_its_server(tmp_path: Path)
     assert len(used) == len(set(used)), "no update counts twice"
     assert arrived == set(used) | (arrived & dropped), "no update that arrived is lost"
     assert {event.silo for event in events if isinstance(event, SiloLost)} == {"a", "b"}
-
-
-def running(word: str) -> list[psutil.Process]:
-    """Processes of the run that have this in their command lines, also those whose parents are gone."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if word in " ".join(process.cmdline()) and process.environ().get(OWNER) == str(os.getpid()):
-                found.append(process)
-    return found
-
-
-def test_a_run_goes_on_without_what_forks_its_silos(tmp_path: Path) -> None:
-    """Both nurseries go in the first round, and a trainer in the second, which is started by itself."""
-    forked: list[psutil.Process] = []
-    later: list[psutil.Process] = []
-
-    class Kill:
-        def follow(self, ledger: Ledger) -> None:
-            if len(ledger.rounds) == 1 and not forked:
-                forked.extend(running("fedsync.trainer.server"))
-                assert len(forked) == len(running("launch supernode")) == len(SILOS)
-                nurseries = running("fedsync.common.nursery")
-                assert len(nurseries) == 2 and {each.ppid() for each in forked} <= {each.pid for each in nurseries}
-                for each in nurseries:
-                    each.kill()
-            if len(ledger.rounds) == 2 and forked[0].is_running():
-                forked[0].kill()
-            later.extend(running("fedsync.trainer.server"))
-
-    cluster = ClusterConfig.model_validate({"silos": SILOS})
-    summary = run_local(StrategyConfig.load("fedavg", QUICK), cluster, tmp_path, listeners=[Kill()])
-    assert summary["rounds"] == ROUNDS
-    assert set(later) - set(forked), "no nursery, so a trainer by itself"
-    assert not any(each.is_running() for each in forked)
 
 
 def test_a_run_that_is_stopped_leaves_no_process_and_commits_nothing_of_the_silos_that_are_left(
