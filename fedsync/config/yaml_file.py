@@ -75,8 +75,10 @@ def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
     """
     loader = _Loader(text)
     try:
-        # Values are made of nodes of their own: on the way, merge keys are replaced by what they stand for.
-        return loader.get_single_node(), yaml.load(text, Loader=_Loader)
+        root = loader.get_single_node()
+        # Merge keys are replaced on the way to values by what they stand for: those are made of nodes of their own.
+        whole = root is not None and "<<" not in text
+        return root, loader.construct_document(root) if whole else yaml.load(text, Loader=_Loader)
     except RecursionError as error:
         raise _NoValueError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
     except _SLIPS as error:
