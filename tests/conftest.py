@@ -59,7 +59,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()  # whoever collects garbage from here on looks at what tests made
         gc.enable()
 
