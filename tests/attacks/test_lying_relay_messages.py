@@ -250,8 +250,8 @@ def test_sums_that_are_held_back_for_ever_cost_their_region_its_rounds_and_nobod
     def holds(reply: RegionReply, answer: Payload | None, said: str) -> tuple[str, Payload | None]:
         return (write(RegionReply(reply.session, here=reply.here, knows=True)), None) if reply.sums else (said, answer)
 
-    rounds = _run(tmp_path, holds, order_timeout_s=3, ask_s=60.0)
-    assert rounds == [["c", "d", "e"]] * 3
+    rounds = _run(tmp_path, holds, "stop.rounds=2", order_timeout_s=3, ask_s=60.0)
+    assert rounds == [["c", "d", "e"]] * 2
     assert "no answer in 3 s" in journal(tmp_path)
 
 

@@ -34,6 +34,8 @@ NAMES = ("a", "b", "c", "d", "e")
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in NAMES]})
 QUICK = [SMALL, "local.steps=1", "local.batch_size=8", "stop.rounds=3"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.0, hold_s=0.0)
+SOON = replace(TIMING, ask_s=0.2, report_s=0.1)
+"""What is lost is asked for again after 0.3 s."""
 COUNTED = ("Train", "Collect", "EvaluateModel", "Question", "Describe", "AskSnapshot")
 
 
@@ -181,7 +183,7 @@ def test_a_relay_that_dies_with_its_orders_costs_no_round(when: str, tmp_path: P
     grid = grid_of(relays)
     _again(relays[0], grid, 1, when, started=started)
     config = StrategyConfig.load("fedavg", [*QUICK, "min_silos=5", "stop.rounds=30"])
-    FedSync(config, SILOS, out=tmp_path, timing=replace(TIMING, ask_s=0.2)).start(grid)
+    FedSync(config, SILOS, out=tmp_path, timing=SOON).start(grid)
     rounds = committed(tmp_path)
     assert len(rounds) == 30 and rounds[-1] == list(NAMES)
     counted = [update_id for line in journal(tmp_path).splitlines() for update_id in _committed_ids(line)]
@@ -220,8 +222,9 @@ def test_updates_of_a_sum_that_is_none_come_alone(lie: str, tmp_path: Path, monk
 
     monkeypatch.setattr(relays[0].service.__class__, "ask", ask)
     config = StrategyConfig.load("fedavg", [*QUICK, "min_silos=5"])
-    ask_s = 0.2 if lie in ("nonsense", "no piece") else 60.0  # what is refused is asked for at once
-    FedSync(config, SILOS, out=tmp_path, timing=replace(TIMING, ask_s=ask_s)).start(grid_of(relays))
+    # What is refused is asked for at once.
+    timing = SOON if lie in ("nonsense", "no piece") else replace(TIMING, ask_s=60.0)
+    FedSync(config, SILOS, out=tmp_path, timing=timing).start(grid_of(relays))
     assert lied and len(committed(tmp_path)) == 3 and committed(tmp_path)[-1] == list(NAMES)
     # What cannot be read or added is asked for again, and comes alone; what is told to be in no sum comes in none.
     missing = {"twice": {"b"}, "of nobody": {"a", "b"}}.get(lie, set())
