@@ -25,7 +25,8 @@ import pytest
 import fedsync.trainer.client
 import fedsync.trainer.liveness
 import fedsync.trainer.server
-from fedsync.common.processes import OWNER
+from fedsync.common.forking import NURSERY, start_nursery
+from fedsync.common.processes import OWNER, end_processes
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
@@ -76,13 +77,17 @@ def order(number: int, steps: int = 3) -> WorkOrder:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Trainers are forked, for each would import PyTorch; those of `test_hangs` start by themselves."""
     folder = tmp_path_factory.mktemp("s")
     folder.chmod(0o700)
+    nursery = start_nursery(folder / "n", "fedsync.trainer.preload", [], os.environ, folder / "log")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE, str(folder))
         patch.setenv(OWNER, str(os.getpid()))
+        patch.setenv(NURSERY, str(folder / "n"))
         yield folder
         stop_trainers(folder)
+    end_processes([nursery], grace_s=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -401,6 +406,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
 def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv(STATE, str(tmp_path))
+    monkeypatch.delenv(NURSERY, raising=False)
 
     def start(*arguments: object, **options: object) -> None:
         raise OSError(errno.EAGAIN, "no more processes")
