@@ -16,9 +16,11 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import WorkFailed
 from fedsync.core.journal import JOURNAL, read_journal
+from fedsync.core.transfer import Payload
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.trainer.order_queue import OrderJob
 from fedsync.trainer.protocol import Completed, Identity, Train
 from fedsync.trainer.service import TrainerService
 from tests.e2e.deployed import SMALL
@@ -145,6 +147,14 @@ def test_of_two_orders_that_a_trainer_has_lost_the_one_from_the_newest_version_i
 ) -> None:
     """Its process was started again, and knows of neither: one fails, and the run goes on."""
     killed: list[Identity] = []
+    queued, carry_out = threading.Event(), TrainerService._carry_out
+
+    def not_done_before(service: TrainerService, job: OrderJob, received: Payload) -> Completed:
+        if job.order.update_id == "b/3":
+            assert queued.wait(60.0)
+        return carry_out(service, job, received)
+
+    monkeypatch.setattr(TrainerService, "_carry_out", not_done_before)
 
     def forgets(message: Message, context: Context) -> Message:
         request = asked(message)
@@ -152,6 +162,7 @@ def test_of_two_orders_that_a_trainer_has_lost_the_one_from_the_newest_version_i
         if isinstance(request, Train) and request.order.update_id == "b/4" and not killed:
             killed.extend(identity for identity in trainers if trainers[identity].name == "b")
             trainers[killed[0]] = TrainerService(killed[0])
+            queued.set()
         return reply
 
     out = Run(tmp_path, monkeypatch, "inner: {kind: bsp}").start({2: forgets})
