@@ -366,6 +366,13 @@ def test_the_first_stages_are_those_of_which_most_is_demanded() -> None:
     assert all(each.cells[0].overhead_s != 1.0 for each in found[last_dear + 1 :])
 
 
+def test_what_waiting_costs_is_measured_alone() -> None:
+    found = stages(["digits"], [Cell("contention", each) for each in (1.0, 0.2)], [AUTO, *OURS], waiting=True)
+    assert [(each.strategy, each.cells, each.tuned) for each in found] == [
+        (name, (Cell("contention", 0.0),), False) for name in ("fedavg", "lb-bsp")
+    ]
+
+
 def test_a_stage_for_which_there_is_no_time_is_not_in_the_outcome(tmp_path: Path) -> None:
     """Seconds from a formula: who is not cached by then is left out, and what is whole is there."""
     cells, seeds = [Cell("one-to-three", 1.0)], ((1000,), (100, 101))

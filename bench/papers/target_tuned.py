@@ -262,8 +262,16 @@ class Stage:
         return cells * (2 * (SEARCHED + 10) if self.tuned else 10)
 
 
-def stages(tasks: Iterable[str], cells: Sequence[Cell], strategies: Sequence[str]) -> list[Stage]:
-    """All work in its order: by overhead, by task; FedAvg and ``auto`` first, what is shipped and not demanded last."""
+def stages(
+    tasks: Iterable[str], cells: Sequence[Cell], strategies: Sequence[str], *, waiting: bool = False
+) -> list[Stage]:
+    """All work in its order: by overhead, by task; FedAvg and ``auto`` first, what is shipped and not demanded last.
+
+    With ``waiting`` it is what waiting alone costs, and nothing else.
+    """
+    if waiting:
+        bare = tuple(dict.fromkeys(Cell(cell.cluster, 0.0) for cell in cells))
+        return [Stage(task, each, bare, tuned=False) for task in tasks for each in (FEDAVG, BALANCED)]
     found: list[Stage] = []
     for overhead_s in dict.fromkeys(cell.overhead_s for cell in cells):
         here = tuple(cell for cell in cells if cell.overhead_s == overhead_s)
@@ -287,6 +295,7 @@ def compare(
     seeds: tuple[Sequence[int], Sequence[int]],
     *,
     small: bool = False,
+    waiting: bool = False,
 ) -> Outcome:
     """Tune, and run with fresh seeds; what there was no time for is not in the outcome.
 
@@ -297,8 +306,9 @@ def compare(
         strategies: to tune beside FedAvg; `AUTO` is not tuned.
         seeds: to tune by, and fresh.
         small: see `search`.
+        waiting: see `stages`.
     """
-    out, plan = Outcome(), stages(tasks, cells, strategies)
+    out, plan = Outcome(), stages(tasks, cells, strategies, waiting=waiting)
     courses = {task: Course(task, target, runner) for task, target in tasks.items()}
     runner.planned = sum(stage.runs for stage in plan)
     for stage in plan:

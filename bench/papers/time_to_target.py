@@ -13,7 +13,8 @@ local steps and the learning rate at which they do best on three seeds, from one
 inside it, by successive halving, the same for all; runs that cannot change what is chosen end early
 (``target_search.py``). What is reported is of ten other seeds, paired by seed, as geometric mean over tasks, with 95 %
 intervals, beside the strategies as they are. Where the best of several strategies is named, the tuning seeds say which.
-``auto`` runs untuned; ``overlap`` is LB-BSP with an order queued at each silo.
+``auto`` runs untuned; ``overlap`` is LB-BSP with an order queued at each silo. ``--waiting`` tunes nothing: LB-BSP over
+FedAvg, both as shipped and without overhead, which is what waiting alone costs.
 
 Results of single runs lie beside the JSON: ``--resume`` goes on, where the code is the same. With ``--minutes`` no run
 begins after so many; tables have what is whole by then, so ``--resume --minutes 0`` prints what there is.
@@ -64,7 +65,9 @@ def tuned(options: argparse.Namespace) -> None:
     cache = Cache(options.out.with_suffix(".cache.jsonl"), resume=options.resume)
     runner = Runner(cache, options.processes, until=until)
     try:
-        out = target_tuned.compare(runner, tasks, cells, strategies, seeds, small=options.quick)
+        out = target_tuned.compare(
+            runner, tasks, cells, strategies, seeds, small=options.quick, waiting=options.waiting
+        )
     finally:
         runner.close()
     result = target_tables.show(out, list(tasks), cells, beside(options.out), markdown=options.markdown)
@@ -107,6 +110,7 @@ def main() -> None:
     chosen = parser.add_argument_group("tuned")
     chosen.add_argument("--tasks", nargs="+", choices=list(target_cells.TASKS), default=list(target_cells.USUAL))
     chosen.add_argument("--overheads", type=float, nargs="+", default=list(target_cells.OVERHEADS), metavar="SECONDS")
+    chosen.add_argument("--waiting", action="store_true", help="LB-BSP as shipped without overhead, and nothing else")
     chosen.add_argument("--tuning", type=int, default=3, help="seeds to tune by")
     chosen.add_argument("--minutes", type=float, help="no run begins after so many; by default all are made")
     chosen.add_argument("--resume", action="store_true", help="go on with a run that was cut off")
