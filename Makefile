@@ -22,9 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
 
-# Three processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together,
+# Four processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together,
 # and files begin in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What each change runs: every promise once.
 test: ready
@@ -43,7 +43,7 @@ full: ready
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report=term
 
-# mypy has one processor, and tests are compiled on the other: else each of the three processes would compile them all.
+# mypy has one processor, and tests are compiled on the other: else each of the four processes would compile them all.
 ready: $(STAMP)
 	$(MAKE) --jobs 2 lint compiled
 
