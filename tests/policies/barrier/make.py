@@ -71,6 +71,16 @@ def race(
     return simulate(out, machines(*({"speed": speed, **(silos or {})} for speed in speeds)), config, twists)
 
 
+def steps(result: Result) -> list[dict[str, int]]:
+    """Local steps of each silo, round by round."""
+    return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
+
+
+def actions(result: Result, *kinds: type) -> list[tuple[float, Any]]:
+    """Actions of these kinds, and when [s]."""
+    return [(e.at_s, action) for e in result.entries for action in e.actions if isinstance(action, kinds)]
+
+
 def begins(result: Result) -> dict[str, list[float]]:
     """When each silo was given its orders [s]."""
     at: dict[str, list[float]] = defaultdict(list)

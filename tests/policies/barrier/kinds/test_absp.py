@@ -10,7 +10,7 @@ from fedsync.core.actions import Commit, Dispatch, HaltEarly, Probe
 from fedsync.core.events import Progressed
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.absp import Absp, AbspState
-from tests.policies.barrier.make import begins, commits, meta, race, silo, view
+from tests.policies.barrier.make import actions, begins, commits, meta, race, silo, steps, view
 
 PLANNED = AbspState(dict.fromkeys("abc", 1000))
 
@@ -99,14 +99,6 @@ def absp(**more: Any) -> dict[str, Any]:
 
 
 SPEEDS = [256.0, 128.0, 64.0]
-
-
-def steps(result: Any) -> list[dict[str, int]]:
-    return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
-
-
-def actions(result: Any, *kinds: type) -> list[tuple[float, Any]]:
-    return [(e.at_s, action) for e in result.entries for action in e.actions if isinstance(action, kinds)]
 
 
 def test_the_first_finisher_stops_the_others(tmp_path: Path) -> None:

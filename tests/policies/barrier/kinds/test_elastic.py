@@ -8,7 +8,7 @@ import pytest
 from fedsync.core.orders import LocalWork
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.elastic import Elastic
-from tests.policies.barrier.make import begins, commits, deeds, meta, race, silo, view
+from tests.policies.barrier.make import begins, commits, deeds, meta, race, silo, steps, view
 
 WORK = LocalWork(steps=4, batch_size=10, learning_rate=0.1)
 
@@ -78,10 +78,6 @@ def test_a_floor_above_the_lookahead_is_refused() -> None:
 
 
 # Whole runs.
-
-
-def steps(result: Any) -> list[dict[str, int]]:
-    return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
 
 
 def test_the_second_superstep_is_without_waiting(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedsync.core.views import SiloView, Verdict
 from fedsync.policies.barrier.intervals import Attempt, FixedInterval, IntervalRound
 from fedsync.policies.barrier.kinds.fsp import Fsp, FspRound, FspState, Late, Overhead, WaitFor
 from fedsync.policies.barrier.kinds.sampled import Sampling
-from tests.policies.barrier.make import begins, commits, meta, race, silo, view
+from tests.policies.barrier.make import begins, commits, meta, race, silo, steps, view
 
 KNOWN = {name: Overhead(1, 0.25) for name in "abcd"}
 
@@ -309,11 +309,6 @@ def test_the_sample_is_drawn_round_by_round_from_those_who_begin() -> None:
 
 def fixed(interval_s: float, **more: Any) -> dict[str, Any]:
     return {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": interval_s}, **more}
-
-
-def steps(result: Any) -> list[dict[str, int]]:
-    """Local steps of each silo, round by round."""
-    return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
 
 
 def test_everybody_trains_for_the_interval(tmp_path: Path) -> None:

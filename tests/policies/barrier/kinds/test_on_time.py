@@ -9,8 +9,7 @@ import pytest
 from fedsync.core.actions import Commit, Dispatch, HaltEarly, Probe
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.on_time import OnTime, OnTimeState
-from tests.policies.barrier.make import commits, meta, race, silo, view
-from tests.sim.fake import Result
+from tests.policies.barrier.make import actions, commits, meta, race, silo, steps, view
 
 ORDER = {"steps": 10, "batch": 10}
 BEGUN = OnTimeState(dict.fromkeys("abc", 100), begun_s=1.0)
@@ -137,14 +136,6 @@ def test_an_update_of_another_round_tells_nothing_of_this_one() -> None:
 
 ON_TIME = {"kind": "on-time"}
 SPEEDS = [256.0, 128.0, 64.0]
-
-
-def steps(result: Result) -> list[dict[str, int]]:
-    return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
-
-
-def actions(result: Result, *kinds: type) -> list[tuple[float, Any]]:
-    return [(e.at_s, action) for e in result.entries for action in e.actions if isinstance(action, kinds)]
 
 
 def test_the_first_round_is_as_long_as_one_of_right_sizes(tmp_path: Path) -> None:
