@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
 from fedsync.config.selecting import needs_single_silos
@@ -11,6 +12,8 @@ from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.core.errors import ConfigError
 from fedsync.policies.barrier.base import BarrierPolicy
 from fedsync.policies.tuning.auto import Auto
+
+AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
 
 def check_together(config: StrategySections) -> None:
@@ -38,18 +41,21 @@ def check_together(config: StrategySections) -> None:
         check(config)
 
 
-def check_simulated(config: StrategySections) -> None:
-    """See that a strategy is one for Flower's simulation engine.
+def simulated(config: AnyStrategy) -> AnyStrategy:
+    """The strategy for Flower's simulation engine, which queues no orders: `auto` begins without there.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: there is none.
     """
+    if config.auto is not None:
+        config = config.model_copy(update={"auto": replace(config.auto, queue_linear=False)})
     if queues(config):
         raise ConfigError(
             "barrier",
             "it queues orders at silos, and Flower's simulation engine hands each silo one message at a time",
             "Add --runtime local or --runtime virtual, or write the barrier inside overlap by itself",
         )
+    return config
 
 
 def adds_regions(config: StrategySections) -> bool:
@@ -62,12 +68,24 @@ def adds_regions(config: StrategySections) -> bool:
 
 
 def barriers_of(config: StrategySections) -> tuple[BarrierPolicy[Any], ...]:
-    """Barriers that the run may come to, that of the strategy first; of those that no file names, what it allows."""
+    """Barriers that the run may come to, first the one that it begins with; of those that no file names what it allows.
+
+    That is the strategy's, or `Overlap` around it: see `Auto.queue_linear`.
+    """
     auto = config.auto
     if auto is None:
         return (config.barrier,)
     first, *others = auto.tried(config.barrier)
+    queued = auto.queued(config.barrier) if auto.queue_linear and leads(config) else None
+    if queued is not None and not _untried(config, auto, queued):
+        first, others = queued, [first, *(each for each in others if each != queued)]
     return first, *(each for each in others if auto.barriers is not None or not _untried(config, auto, each))
+
+
+def leads(config: StrategySections) -> bool:
+    """Whether silos are given a model from ahead, so that it costs little if their updates are a version old."""
+    optimizer = config.server_optimizer
+    return config.task.linear and optimizer is not None and optimizer.leads_linear
 
 
 def queues(config: StrategySections) -> bool:

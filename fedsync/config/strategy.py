@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from fedsync.common.names import near_miss
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics
-from fedsync.config.compatibility import barriers_of, check_together
+from fedsync.config.compatibility import barriers_of, check_together, leads
 from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
 from fedsync.config.strategy_sections import StrategySections
@@ -189,17 +189,16 @@ class StrategyConfig(StrategySections):
             sealed.check_sums(metrics)
         work = LocalWork(local.steps, local.batch_size, local.learning_rate)
         weigher = self.aggregation.weigher(self.solver)
-        tuner = None
+        barriers, tuner = barriers_of(self), None
         if self.auto is not None:
             chosen = self.server_optimizer
-            steps = () if chosen is None else (chosen.inertia, chosen.by_direction)
-            tried = barriers_of(self)
-            tuner = tuner_of(self.auto, self.balancer, tried, work, quorum, self.predictor, weigher, *steps)
+            steps = () if chosen is None else (0.0 if leads(self) else chosen.inertia, chosen.by_direction)
+            tuner = tuner_of(self.auto, self.balancer, barriers, work, quorum, self.predictor, weigher, *steps)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
             sizing=self.balancer.sizing(work) if tuner is None else tuner.sizing(tuner.init()),
-            barrier=MinimumSilos(Resting(self.barrier), quorum),
+            barrier=MinimumSilos(Resting(barriers[0]), quorum),
             weigher=weigher,
             stop=self.stop.build(metrics),
             declared_speeds=self.balancer.declared,

@@ -153,6 +153,10 @@ class CsvConfig(TaskSection):
         return self
 
     @property
+    def linear(self) -> bool:
+        return self.model == "logistic"
+
+    @property
     def scores(self) -> Scores:
         return "share"
 

@@ -54,6 +54,11 @@ class TaskSection(Section):
     """Whether the task brings a training loop of its own, so that only silos know its model."""
 
     @property
+    def linear(self) -> bool:
+        """Whether the model is one layer, and its loss convex."""
+        return False
+
+    @property
     def libraries(self) -> tuple[str, ...]:
         """Modules that its trainers import late, and that take long: trainers of one machine can share them."""
         return ()
@@ -221,6 +226,10 @@ class LinearConfig(SourceSection):
 
     l2: NonNegative = 0.0
     """Strength of the L2 penalty, half of which times the squared norm is added."""
+
+    @property
+    def linear(self) -> bool:
+        return True
 
     @property
     def scores(self) -> Scores:

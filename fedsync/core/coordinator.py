@@ -374,12 +374,12 @@ class Coordinator:
         return metas
 
     def _tune(self, verdict: Verdict, metas: tuple[UpdateMeta, ...], now_s: float, actions: list[Action]) -> Verdict:
-        """After a commit of ``metas``: where the tuner chooses anew, the barrier is asked again who goes on."""
-        state = self._state
+        """After a commit of ``metas``: where the tuner chooses anew, the barrier may be asked again who goes on."""
+        state, before = self._state, self._state.tuning.state
         if not state.tuning.advance(state, self._policies.seed, metas, now_s, actions):
             return verdict
         self._retune()
-        return Verdict(commit=verdict.commit, stop_now=verdict.stop_now)
+        return verdict if state.tuning.goes_on(before) else Verdict(commit=verdict.commit, stop_now=verdict.stop_now)
 
     def _retune(self) -> None:
         """Go by what the tuner has chosen, and by what the operator has changed, if there is one."""

@@ -86,6 +86,9 @@ class Tuner(Protocol[S]):
     def barrier(self, state: S) -> AnyBarrier:
         """What decides when to commit."""
 
+    def goes_on(self, before: S, after: S) -> bool:
+        """Whether what the barrier has just said of who goes on holds after a change, too."""
+
     def moved(self, before: S, after: S, state: Any) -> Any:
         """State that the barrier of ``after`` goes on with, where that of ``before`` had come to ``state``."""
 
@@ -141,6 +144,10 @@ class Tuning:
             self.loss = figures.loss
         if figures.norms is not None and self.tuner is not None:
             self.state = self.tuner.folded(self.state, figures.norms)
+
+    def goes_on(self, before: Any) -> bool:
+        """Whether what the barrier has just said of who goes on holds, though the tuner's state was another ``before``."""
+        return self.tuner is not None and self.tuner.goes_on(before, self.state)
 
     def advance(
         self, run: TunedRun, seed: int, metas: tuple[UpdateMeta, ...], at_s: float, actions: list[Action]

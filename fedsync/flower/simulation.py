@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.compatibility import check_simulated
+from fedsync.config.compatibility import simulated
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import FedSyncError, RunError, not_installed
 from fedsync.flower.environment import flower_in_this_process
@@ -44,7 +44,7 @@ def run_simulation(
         ConfigError: strategy and silos do not fit together, or Ray is not installed.
         RunError: the run could not reach its end.
     """
-    check_simulated(config)
+    config = simulated(config)
     with tempfile.TemporaryDirectory(prefix="fedsync-") as folder, flower_in_this_process(Path(folder)):
         return _run(config, cluster, out, Path(folder), target_accuracy, listeners)
 

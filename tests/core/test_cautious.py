@@ -81,11 +81,11 @@ def led(*changes: np.ndarray, leads: bool = True) -> list[np.ndarray]:
     return np.cumsum(walk(optimizer, list(changes))[1], axis=0)
 
 
-def test_a_model_of_one_layer_is_ahead_by_what_momentum_makes_of_the_next_step() -> None:
-    """Changes of 4 are steps of 0.5 by the scale, and half of one ahead; of the statistics nothing is."""
+def test_a_model_of_one_layer_is_ahead_by_what_momentum_makes_of_the_next_two_steps() -> None:
+    """Changes of 4 are steps of 0.5 by the scale, and twice half of one ahead; of the statistics nothing is."""
     ahead, behind = led(*[vector(4, -4, 4)] * 3), led(*[vector(4, -4, 4)] * 3, leads=False)
     np.testing.assert_allclose(behind, [[0.5, -0.5, 4], [1, -1, 8], [1.5, -1.5, 12]], rtol=1e-6)
-    np.testing.assert_allclose(ahead - behind, [[0.25, -0.25, 0]] * 3, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(ahead - behind, [[0.5, -0.5, 0]] * 3, rtol=1e-6, atol=1e-7)
 
 
 def test_where_momentum_falls_the_model_comes_back() -> None:
@@ -93,7 +93,7 @@ def test_where_momentum_falls_the_model_comes_back() -> None:
     changes = vector(4, 4, 0), vector(0.1, 4, 0)
     further = np.diff(led(*changes) - led(*changes, leads=False), axis=0)[0]
     now = 0.5 * (1.05 / 0.75) / math.sqrt((3 + 0.0025) / (1 - 0.75**2))
-    assert further == pytest.approx([0.5 * (now - 0.5), 0, 0], abs=1e-6)
+    assert further == pytest.approx([2 * 0.5 * (now - 0.5), 0, 0], abs=1e-6)
 
 
 def test_only_models_of_one_layer_lead() -> None:
@@ -101,6 +101,13 @@ def test_only_models_of_one_layer_lead() -> None:
     assert CautiousAdam().build().fitted(one).leads
     assert CautiousAdam().build().fitted(Layout(("mean",), ((3,),))).leads
     assert not CautiousAdam().build().fitted(LAYOUT).leads
+
+
+def test_steps_of_one_layer_are_shorter_by_the_root_of_the_versions_that_updates_were_made_beside() -> None:
+    one, deep = CautiousAdam().build().fitted(Layout(("mean",), ((3,),))), CautiousAdam().build().fitted(LAYOUT)
+    assert [one.pace(each) for each in ([], [0, 0], [3, 3], [0, 3])] == [1.0, 1.0, 0.5, 0.75]
+    assert deep.pace([3, 3]) == 1.0
+    assert replace(one, grace=1).pace([3]) == 1 / 3  # what the file says goes before
 
 
 def test_a_step_is_as_long_for_a_short_change_as_for_a_long_one() -> None:

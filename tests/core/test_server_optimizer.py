@@ -156,7 +156,7 @@ GOLDEN = {
     "fedavgm": "9a1b2fd7f1512845",
     "fedadam": "5cc87cc66dc8ec3b",
     "cautious-adam": "bbabd1d26d24eeb1",
-    "cautious-adam, one layer": "a73e32651548c405",
+    "cautious-adam, one layer": "b54fe33bb493eb20",
     "fedyogi": "7e494a4d7e8ec5bc",
     "fedadagrad": "dea7e6af51498ab2",
     "delayed-nesterov": "c5838193d6c15b04",

@@ -25,6 +25,9 @@ class ServerOptimizerPolicy(Policy):
     by_direction: ClassVar[bool] = False
     """Whether a step is as long whether the change is long or short."""
 
+    leads_linear: ClassVar[bool] = False
+    """Whether a model of one layer is given out from so far ahead that updates may well be a version old there."""
+
     rate: Rate
     """What a step is multiplied by: the server's learning rate."""
 

@@ -129,7 +129,11 @@ class CautiousAdam(PacedOptimizerPolicy):
 
     grace: Count | None = None
 
+    """As elsewhere, but that left out, steps of a model of one layer are ``1 / sqrt(1 + s)`` as long."""
+
     by_direction: ClassVar[bool] = True
+
+    leads_linear: ClassVar[bool] = True
 
     @property
     def inertia(self) -> float:

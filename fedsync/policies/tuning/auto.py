@@ -55,6 +55,10 @@ class Auto(Settings):
     """``carry`` of the `overlap` that is tried around each of them that has rounds, if ``barriers`` is left out where
     the rest of the strategy allows it; left out, none is."""
 
+    queue_linear: bool = True
+    """Whether the run of a linear model begins with `overlap` around its barrier, where the server's optimizer is made
+    for that (`cautious-adam`), ``barriers`` is left out, and the rest of the strategy allows it."""
+
     def __post_init__(self) -> None:
         if self.least_steps > self.most_steps:
             raise ValueError(f"least_steps {self.least_steps} is above most_steps {self.most_steps}; lower it")
@@ -69,6 +73,14 @@ class Auto(Settings):
         others = [each for each in map(bare.around, named) if each != barrier]
         if self.overlap is not None:
             around = dict.fromkeys([bare, *others])
-            queued = [Overlap(each, self.overlap) for each in around if each.innermost.rounds and not each.draws]
+            queued = [found for each in around if (found := self._around(each)) is not None]
             others += [each for each in queued if each != barrier]
         return barrier, *others
+
+    def queued(self, barrier: BarrierPolicy[Any]) -> Overlap | None:
+        """What the run of a linear model begins with in the place of this one; None where that has to stay."""
+        return None if self.barriers is not None or barrier.queues else self._around(barrier)
+
+    def _around(self, barrier: BarrierPolicy[Any]) -> Overlap | None:
+        """`Overlap` around this one; None if it has no rounds, or no part for some silos in each."""
+        return Overlap(barrier, self.overlap or 0.0) if barrier.innermost.rounds and not barrier.draws else None

@@ -163,6 +163,10 @@ class AutoTuner:
     def barrier(self, state: AutoState) -> AnyBarrier:
         return MinimumSilos(Resting(self.built(state.choice)), self.quorum)
 
+    def goes_on(self, before: AutoState, after: AutoState) -> bool:
+        """With orders queued, if the barrier stays: asked again it would wait for the round that is in work by now."""
+        return before.choice.barrier == after.choice.barrier and self.barriers[after.choice.barrier].queues
+
     def moved(self, before: AutoState, after: AutoState, state: Any) -> Any:
         """The same state, but for that of another barrier, which begins anew; who rests goes on resting."""
         if before.choice.barrier == after.choice.barrier:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedsync.config.compatibility import check_simulated
+from fedsync.config.compatibility import simulated
 from fedsync.core.actions import Discard, Dispatch
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import UpdateArrived
@@ -213,9 +213,9 @@ def test_overlap_does_not_go_with_masks_nor_a_start_further_on_with_a_mixture() 
 
 
 def test_flowers_simulation_engine_refuses_it() -> None:
-    check_simulated(strategy())
+    simulated(strategy())
     with pytest.raises(ConfigError, match=r"one message at a time.*--runtime local or --runtime virtual"):
-        check_simulated(strategy(barrier=BSP))
+        simulated(strategy(barrier=BSP))
 
 
 def test_the_end_of_a_run_discards_the_order_in_work_and_the_queued_one(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""With which barrier a section `auto` has the run of a linear model begin, and where it goes from there."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedsync.config.compatibility import barriers_of, queues, simulated
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Dispatch
+from fedsync.policies.barrier.wrappers.overlap import Overlap
+from tests.policies.tuning.test_tuner import ALIKE, MASKED, SEALED, overlapped, play
+from tests.sim.fake import strategy
+
+BLOBS: dict[str, Any] = {"kind": "blobs"}
+LINEAR: dict[str, Any] = {"kind": "linear", "data": BLOBS}
+CSV: dict[str, Any] = {"kind": "csv", "files": ["a.csv"], "target": "sick"}
+BSP: dict[str, Any] = {"kind": "bsp"}
+
+
+def linear(**sections: Any) -> StrategyConfig:
+    """Like the shipped `auto`, with a linear model."""
+    return strategy(
+        **{
+            "stop": {"rounds": 1000},
+            "local": {"steps": 1, "batch_size": 32},
+            "balancer": {"kind": "fixed"},
+            "predictor": {"kind": "memoryless"},
+            "aggregation": {"kind": "fednova"},
+            "server_optimizer": {"kind": "cautious-adam"},
+            "task": LINEAR,
+            "auto": {},
+            **sections,
+        }
+    )
+
+
+def begins(config: StrategyConfig) -> bool:
+    """Whether each silo has two orders at once from the beginning; the same says the plan that silos are sent."""
+    run = play(config, 1, **ALIKE)
+    first = [
+        action.silo
+        for entry in run.entries
+        if entry.at_s == 0
+        for action in entry.actions
+        if isinstance(action, Dispatch)
+    ]
+    queued = sorted(first) == sorted([*ALIKE, *ALIKE])
+    assert queued or sorted(first) == sorted(ALIKE)
+    assert queued == isinstance(barriers_of(config)[0], Overlap)
+    assert not queued or RunSpec.of(config, None, 4).queues
+    return queued
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"task": {**LINEAR, "loss": "squared"}},
+        {"task": CSV},
+        {"barrier": {"kind": "capped", "cap_s": 60.0, "inner": BSP}},
+        {"barrier": {"kind": "a-bsp"}},
+        SEALED,
+    ],
+    ids=["logistic", "squared", "csv", "capped", "a-bsp", "sealed"],
+)
+def test_a_linear_model_begins_with_an_order_queued_at_each_silo(sections: dict[str, Any]) -> None:
+    assert begins(linear(**sections))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"task": {"kind": "digits"}},
+        {"task": {**CSV, "model": "mlp"}},
+        {"server_optimizer": {"kind": "fedadam"}},
+        {"server_optimizer": None},
+        {"auto": {"queue_linear": False}},
+        {"auto": {"barriers": [BSP]}},
+        {"auto": None},
+        {"barrier": {"kind": "fraction", "share": 0.5, "inner": BSP}},
+        {"barrier": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 1.0}}},
+        MASKED,
+    ],
+    ids=["deep", "csv deep", "adam", "plain", "not wanted", "named", "no auto", "fraction", "no rounds", "masks"],
+)
+def test_others_begin_with_the_barrier_of_the_strategy(sections: dict[str, Any]) -> None:
+    assert not begins(linear(**sections))
+
+
+def test_the_strategy_s_own_barrier_and_the_usual_ones_are_tried_besides() -> None:
+    assert [each.kind for each in barriers_of(linear())] == ["overlap", "bsp", "a-bsp", "fsp"]
+    both = barriers_of(linear(auto={"overlap": 0.25}))
+    assert [each.kind for each in both] == ["overlap", "bsp", "a-bsp", "fsp", "overlap"]
+    assert len(set(both)) == len(both)
+    assert isinstance(both[0], Overlap)
+    assert both[0].carry == 0.25
+
+
+def test_it_stays_where_orders_cost_more_than_training_and_goes_where_they_do_not() -> None:
+    """Training 0.16 s and overhead 1 s, or 0.1 s of overhead; steps stay at 1, and the balancer at none."""
+    few: dict[str, Any] = {"most_steps": 1, "balancers": [{"kind": "fixed"}]}
+    assert play(linear(auto=few), 12, **ALIKE).reasons == []
+    cheap = {name: replace(curve, overhead_s=0.0) for name, curve in ALIKE.items()}
+    run = play(linear(auto=few), 12, **cheap)
+    assert overlapped(run) == [False]
+    assert "1 steps, fixed, bsp instead of 1 steps, fixed, overlap around bsp" in run.reasons[0]
+
+
+def test_flower_s_simulation_engine_gets_the_same_strategy_without_a_queue() -> None:
+    config = simulated(linear())
+    assert not queues(config)
+    assert [each.kind for each in barriers_of(config)] == ["bsp", "a-bsp", "fsp"]
