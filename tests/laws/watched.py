@@ -49,7 +49,8 @@ class Decision:
 
     Args:
         verdict: what it said.
-        work: what a silo would have been given just then, by name; None where nobody was released.
+        work: what a silo would have been given just then, by name; None where nobody was released, or by a plan that
+            the tuner changed since.
     """
 
     verdict: Verdict
@@ -76,11 +77,13 @@ class Spy:
 class TunerSpied:
     """A tuner under whose barriers the spy stays.
 
-    After a change the barrier is asked again who goes on: what its last answer released counts as not said.
+    After a change the barrier is asked again who goes on: what its last answer released counts as not said. Where the
+    tuner lets it stand, silos go on by the new plan, which nobody was shown.
     """
 
     tuner: AnyTuner
     spy: Spy
+    said: Verdict | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tuner, name)
@@ -88,10 +91,17 @@ class TunerSpied:
     def barrier(self, state: Any) -> AnyBarrier:
         self.spy.inner = self.tuner.barrier(state)
         if self.spy.decisions:
-            last = self.spy.decisions[-1].verdict
+            last = self.said = self.spy.decisions[-1].verdict
             asked_again = Verdict(commit=last.commit, discard=last.discard, stop_now=last.stop_now, reason=last.reason)
             self.spy.decisions[-1] = Decision(asked_again, None)
         return self.spy
+
+    def goes_on(self, before: Any, after: Any) -> bool:
+        goes_on = self.tuner.goes_on(before, after)
+        if goes_on:
+            assert self.said is not None
+            self.spy.decisions[-1] = Decision(self.said, None)
+        return goes_on
 
 
 @dataclass(frozen=True, slots=True)
