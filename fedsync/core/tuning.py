@@ -146,7 +146,7 @@ class Tuning:
             self.state = self.tuner.folded(self.state, figures.norms)
 
     def goes_on(self, before: Any) -> bool:
-        """Whether what the barrier has just said of who goes on holds, though the tuner's state was another ``before``."""
+        """Whether what the barrier has just said of who goes on holds, though it said so with state ``before``."""
         return self.tuner is not None and self.tuner.goes_on(before, self.state)
 
     def advance(

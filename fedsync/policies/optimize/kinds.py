@@ -128,8 +128,8 @@ class CautiousAdam(PacedOptimizerPolicy):
     """Added to the root of that mean: changes far below it count for nothing. Not the local steps of a silo."""
 
     grace: Count | None = None
-
-    """As elsewhere, but that left out, steps of a model of one layer are ``1 / sqrt(1 + s)`` as long."""
+    """As for `fedavgm`; but left out, steps of a model of one layer are ``1 / sqrt(1 + s)`` as long along updates that
+    are s versions old, in the mean over them."""
 
     by_direction: ClassVar[bool] = True
 
