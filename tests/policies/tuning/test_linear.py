@@ -11,6 +11,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Note
 from fedsync.core.curve import Curve
 from fedsync.policies.barrier.wrappers.overlap import Overlap
+from fedsync.policies.tuning.tuner import AutoChoice
 from tests.policies.tuning.test_tuner import ALIKE, MASKED, SEALED, overlapped, play
 from tests.sim.fake import strategy
 
@@ -116,6 +117,17 @@ def test_a_new_choice_that_leaves_the_barrier_has_silos_go_on_by_its_sizes_and_n
     assert [orders[name].batch_size for name in "abcd"] == [51, 34, 26, 17]
     commits = [entry.at_s for entry in run.entries if any(isinstance(action, Commit) for action in entry.actions)]
     assert commits[2] - commits[0] == pytest.approx(1.35, abs=0.01)  # that of an order: 1 s and 2 x 51 / 300 s
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stands"), [(0, 0, True), (1, 0, False), (0, 1, False), (1, 1, False), (2, 2, False)]
+)
+def test_a_barrier_is_asked_again_but_where_it_stays_and_queues(before: int, after: int, stands: bool) -> None:
+    """Of overlap, bsp and a-bsp: a-bsp reckons with what its round is planned to do, and that has changed."""
+    tuner = linear().policies(4).tuner
+    assert tuner is not None
+    old, new = (replace(tuner.init(), choice=AutoChoice(steps, 0, way)) for steps, way in ((1, before), (2, after)))
+    assert tuner.goes_on(old, new) == stands
 
 
 def test_flower_s_simulation_engine_gets_the_same_strategy_without_a_queue() -> None:
