@@ -10,7 +10,7 @@ TESTS = (
     "tests/flower/internals/test_parcels.py",
     "tests/flower/test_outbox.py",
     "tests/flower/test_client_app.py",
-    "tests/trainer/test_server.py",
+    "tests/trainer/test_leaving.py",
 )
 
 _CHANGES: Changes = {
