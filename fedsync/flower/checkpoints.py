@@ -65,8 +65,8 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 11
-"""Of the files; another one is refused."""
+FORMAT = 12
+"""Of the files; another one is refused. Also raised where a server optimizer goes on otherwise from the same state."""
 
 _DIGEST_BYTES = 32
 _SUFFIX, _TORN = ".ckpt", ".torn"

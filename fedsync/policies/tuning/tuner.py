@@ -123,13 +123,13 @@ class AutoTuner:
     longer at later looks, which fades while it is not in use: a silo that claims a speed that it does not have spoils
     a way once, and no rehearsal makes it good again soon. A way that leaves a silo less than ``least_share`` of an
     equal part of the samples, in a rehearsal or in fact, is not taken; batches do not fall below that share either.
-    The way of the strategy itself may always be taken.
+    The way that the run begins with may always be taken.
 
     Args:
         auto: the section of the strategy.
         work: what silos do in the mean at the beginning.
         balancers: that are tried, that of the strategy first.
-        barriers: likewise.
+        barriers: likewise, but first that with which the run begins.
         quorum: silos without which the run does not begin.
         predictor: of the rehearsals.
         weigher: of the run.
