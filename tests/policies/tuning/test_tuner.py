@@ -292,9 +292,7 @@ def test_what_is_queued_counts_when_orders_are_queued_no_more() -> None:
     """
     run = Turning(tuned({**QUEUED, "least_steps": 24, "most_steps": 24}), 40, {}, **ALIKE)
     run.run()
-    changes = overlapped(run)
-    assert True in changes, run.reasons
-    assert False in changes[changes.index(True) :], run.reasons
+    assert overlapped(run) == [True, False], run.reasons
     given = [action.order.update_id for action in run.actions(Dispatch)]
     ended = [update_id for action in run.actions(Commit) for update_id in action.weights]
     discarded = [action.update_id for action in run.actions(Discard)]
