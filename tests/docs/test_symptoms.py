@@ -1,0 +1,33 @@
+"""The messages that docs/when-something-goes-wrong.md quotes are messages of the code."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "when-something-goes-wrong.md"
+
+
+@cache
+def texts() -> str:
+    """The pieces of text in fedsync/, with what differs from case to case cut out."""
+    nodes = (node for path in (ROOT / "fedsync").rglob("*.py") for node in ast.walk(ast.parse(path.read_bytes())))
+    pieces = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return "\0".join(re.sub(r"%[\w.]+", "\0", piece) for piece in pieces)
+
+
+def quoted() -> Iterator[str]:
+    """The messages in the first column of each table of symptoms."""
+    for table in re.findall(r"^\| you see \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"), re.M):
+        for row in table.splitlines():
+            yield from re.findall(r"`([^`]+)`", row.split(" | ")[0])
+
+
+@pytest.mark.parametrize("message", dict.fromkeys(quoted()))
+def test_a_quoted_message_is_in_the_code(message: str) -> None:
+    parts = [part.strip() for part in message.split("...") if part.strip(" ,:")]
+    assert parts and all(part in texts() for part in parts), message
