@@ -21,7 +21,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from fedsync.commands import register
-from fedsync.config.cipher import PlainConfig, sealed_metrics
+from fedsync.config.cipher import sealed_metrics
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.selecting import TOLD
@@ -211,10 +211,6 @@ def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a 
     # Sealed, what metrics are worked out of has to fit a header; the task may say which these are.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
     console.print(f"{file}: strategy {config.name!r}, no errors", highlight=False)
-    if config.auto is not None and not isinstance(config.cipher, PlainConfig):
-        console.print(
-            "auto: nobody sees encrypted updates; what steps are worth follows from the loss", highlight=False
-        )
 
 
 def _lists_machines(path: Path) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fedsync import cli
-from fedsync.config.locate import shipped_folder
 from tests.commands.call import call
 from tests.observe.runs import two_silos
 
@@ -83,15 +82,6 @@ def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("hetero", "a silo file with 5 silos"), ("pssp", "strategy 'pssp'")])
 def test_shipped_files_are_valid(name: str, kind: str) -> None:
     assert kind in call("validate", name)
-
-
-def test_validate_says_what_auto_goes_by_where_updates_are_encrypted(tmp_path: Path) -> None:
-    plain = (shipped_folder() / "auto.yaml").read_text(encoding="utf-8")
-    sealed = plain.replace("cipher: {kind: plain}", "cipher: {kind: bfv, members: 2, examples: 288}")
-    sealed = sealed.replace("weight: examples", "weight: silo")
-    (tmp_path / "sealed.yaml").write_text(sealed, encoding="utf-8")
-    assert "follows from the loss" in call("validate", tmp_path / "sealed.yaml")
-    assert "follows from the loss" not in call("validate", "auto")
 
 
 def test_schema_is_json_schema() -> None:

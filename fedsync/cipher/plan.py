@@ -49,7 +49,6 @@ class EncryptionPlan:
         selection: where `seal_metrics`, by what silos know which version is the best, which they keep; None: they keep
             none.
         optimizer: what every silo makes of the sums before its model moves; None: nothing.
-        norms: where `seal_metrics`, silos tell together how long updates and their mean are.
 
     Raises:
         ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
@@ -69,7 +68,6 @@ class EncryptionPlan:
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection | None = None
     optimizer: ServerOptimizer | None = None
-    norms: bool = False
 
     def __post_init__(self) -> None:
         for pattern in self.only:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
 from fedsync.config.selecting import needs_single_silos
 from fedsync.config.strategy_sections import StrategySections
 from fedsync.config.tasks_kinds import StatisticsSection
 from fedsync.core.errors import ConfigError
-from fedsync.policies.barrier.base import BarrierPolicy
-from fedsync.policies.tuning.auto import Auto
 
 AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
@@ -36,19 +33,16 @@ def check_together(config: StrategySections) -> None:
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
-        _may_be_tuned,
     ):
         check(config)
 
 
 def simulated(config: AnyStrategy) -> AnyStrategy:
-    """The strategy for Flower's simulation engine, which queues no orders: `auto` begins without there.
+    """The strategy for Flower's simulation engine, which queues no orders.
 
     Raises:
         ConfigError: there is none.
     """
-    if config.auto is not None:
-        config = config.model_copy(update={"auto": replace(config.auto, queue_linear=False)})
     if queues(config):
         raise ConfigError(
             "barrier",
@@ -64,64 +58,12 @@ def adds_regions(config: StrategySections) -> bool:
     What each counts must be known by then, and a commit must take all that is there: a sum counts as a whole.
     """
     weighed = config.aggregation.is_shipped() and config.aggregation.weigher(config.solver).weighting is not None
-    return weighed and all(barrier.innermost.most_updates is None for barrier in barriers_of(config))
-
-
-def barriers_of(config: StrategySections) -> tuple[BarrierPolicy[Any], ...]:
-    """Barriers that the run may come to, first the one that it begins with; of those that no file names what it allows.
-
-    That is the strategy's, or `Overlap` around it: see `Auto.queue_linear`.
-    """
-    auto = config.auto
-    if auto is None:
-        return (config.barrier,)
-    first, *others = auto.tried(config.barrier)
-    queued = auto.queued(config.barrier) if auto.queue_linear and leads(config) else None
-    if queued is not None and not _untried(config, auto, queued):
-        first, others = queued, [first, *(each for each in others if each != queued)]
-    return first, *(each for each in others if auto.barriers is not None or not _untried(config, auto, each))
-
-
-def leads(config: StrategySections) -> bool:
-    """Whether silos are given a model from ahead, so that it costs little if their updates are a version old."""
-    optimizer = config.server_optimizer
-    return config.task.linear and optimizer is not None and optimizer.leads_linear
+    return weighed and config.barrier.innermost.most_updates is None
 
 
 def queues(config: StrategySections) -> bool:
     """Whether a silo may be given an order while it has one in work."""
-    return any(barrier.queues for barrier in barriers_of(config))
-
-
-def _may_be_tuned(config: StrategySections) -> None:
-    """Whatever ``auto`` may come to is checked as if it stood in the file."""
-    auto = config.auto
-    if auto is None:
-        return
-    for balancer in (config.balancer, *auto.balancers):
-        if balancer.scales_steps or balancer.scales_rates or balancer.declared or balancer.needs_lockstep:
-            raise ValueError(
-                f"auto rehearses batches by measured speeds, and balancer.kind {balancer.kind!r} as configured sets "
-                "something else, or has no forecasts; choose fixed, proportional or equalise, with scale: batch"
-            )
-    for barrier in barriers_of(config):
-        if problem := _untried(config, auto, barrier):
-            raise ValueError(problem)
-
-
-def _untried(config: StrategySections, auto: Auto, barrier: BarrierPolicy[Any]) -> str:
-    """Why ``auto`` cannot try a barrier, and the remedy; nothing if it can."""
-    if barrier.innermost.unequal_steps and not config.aggregation.normalises:
-        return (
-            f"auto may choose barrier.kind {barrier.innermost.kind!r}, under which silos do unequal numbers of "
-            "steps; write aggregation: {kind: fednova}, or auto.barriers: [{kind: bsp}]"
-        )
-    for balancer in auto.balancers:
-        try:
-            check_together(config.model_copy(update={"balancer": balancer, "barrier": barrier, "auto": None}))
-        except ValueError as error:
-            return f"auto may choose {balancer.kind} with {barrier.innermost.kind}: {error}"
-    return ""
+    return config.barrier.queues
 
 
 def _fits_together(config: StrategySections) -> None:

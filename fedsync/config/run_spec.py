@@ -71,8 +71,6 @@ class RunSpec(Section):
         queues: a silo may be given an order while it has one in work.
         stop: when the server says that the run ends.
         admitted: the silos that it says may take part; empty for all that are registered.
-        tuned: the server chooses steps, sizes and barrier anew; silos that seal their figures tell it, pooled, how long
-            updates are.
     """
 
     seed: int
@@ -95,7 +93,6 @@ class RunSpec(Section):
     queues: bool = False
     stop: StopConfig | None = None
     admitted: list[str] = Field(default_factory=list)
-    tuned: bool = False
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
@@ -120,7 +117,6 @@ class RunSpec(Section):
             admitted=list(config.silos or ()),
             quorum=_quorum(config, config.quorum(None if cluster is None else cluster.at_start)),
             queues=queues(config),
-            tuned=config.auto is not None,
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:
@@ -138,7 +134,7 @@ class RunSpec(Section):
         if plan is None:
             return None
         optimizer = None if self.server_optimizer is None else self.server_optimizer.build().fitted(layout)
-        return replace(plan, optimizer=optimizer, norms=self.tuned and plan.seal_metrics)
+        return replace(plan, optimizer=optimizer)
 
     @property
     def controls(self) -> bool:

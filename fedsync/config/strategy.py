@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from fedsync.common.names import near_miss
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics
-from fedsync.config.compatibility import barriers_of, check_together, leads
+from fedsync.config.compatibility import check_together
 from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
 from fedsync.config.strategy_sections import StrategySections
@@ -22,7 +22,6 @@ from fedsync.core.state import Policies
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.schema import Policy
-from fedsync.policies.tuning.tuner import tuner_of
 
 
 class StrategyConfig(StrategySections):
@@ -138,9 +137,8 @@ class StrategyConfig(StrategySections):
 
     @property
     def report_s(self) -> float | None:
-        """How often the server hears of orders in work [s]; None where no barrier wants to."""
-        wishes = (each.innermost.needs_progress for each in barriers_of(self))
-        return min((wish for wish in wishes if wish is not None), default=None)
+        """How often the server hears of orders in work [s]; None where the barrier does not need it."""
+        return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Iterable[str]) -> None:
         """Check that silos of these names may take part.
@@ -188,18 +186,12 @@ class StrategyConfig(StrategySections):
         if sealed is not None:
             sealed.check_sums(metrics)
         work = LocalWork(local.steps, local.batch_size, local.learning_rate)
-        weigher = self.aggregation.weigher(self.solver)
-        barriers, tuner = barriers_of(self), None
-        if self.auto is not None:
-            chosen = self.server_optimizer
-            steps = () if chosen is None else (0.0 if leads(self) else chosen.inertia, chosen.by_direction)
-            tuner = tuner_of(self.auto, self.balancer, barriers, work, quorum, self.predictor, weigher, *steps)
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
-            sizing=self.balancer.sizing(work) if tuner is None else tuner.sizing(tuner.init()),
-            barrier=MinimumSilos(Resting(barriers[0]), quorum),
-            weigher=weigher,
+            sizing=self.balancer.sizing(work),
+            barrier=MinimumSilos(Resting(self.barrier), quorum),
+            weigher=self.aggregation.weigher(self.solver),
             stop=self.stop.build(metrics),
             declared_speeds=self.balancer.declared,
             tally=0 if sealed is None else sealed.limit,
@@ -207,7 +199,6 @@ class StrategyConfig(StrategySections):
             metrics=metrics,
             selection=self.evaluation.best.build(metrics),
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
-            tuner=tuner,
             controls=self.controlled,
             least=least_silos(self.cipher),
         )

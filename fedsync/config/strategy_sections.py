@@ -30,7 +30,6 @@ from fedsync.policies.optimize.base import ServerOptimizerPolicy
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
 from fedsync.policies.schema import Chosen, PartOfOne
-from fedsync.policies.tuning.auto import Auto
 
 if TYPE_CHECKING:
     from fedsync.core.weighting import Solver
@@ -41,9 +40,8 @@ MAX_SEED = 2**63 - 1
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
     """For the barrier, which stands before."""
-    auto, barrier = sections.get("auto"), sections.get("barrier")
-    tried = () if barrier is None else (barrier,) if auto is None else auto.tried(barrier)
-    return FedNova() if any(each.innermost.unequal_steps for each in tried) else FedAvg()
+    barrier = sections.get("barrier")
+    return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
 
 
 @cache
@@ -91,9 +89,6 @@ class StrategySections(Section):
 
     barrier: Inner
     """When updates are committed, and who may go on."""
-
-    auto: Auto | None = None
-    """Change local steps, balancer and barrier while the run goes on; left out, they stay as they are."""
 
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=_usual_aggregation)
     """How a commit weighs its updates; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""

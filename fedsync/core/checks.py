@@ -158,7 +158,6 @@ def usable_figures(figures: PooledFigures, version: int) -> bool:
         1 <= figures.version <= version
         and (-MAX_LOSS <= figures.loss <= MAX_LOSS if figures.loss is not None else figures.split is Split.TEST)
         and all(score.version < figures.version and _usable_score(score) for score in scores)
-        and all(0 <= norm <= MAX_LOSS for norm in figures.norms or ())
     )
 
 

@@ -63,7 +63,6 @@ from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, Protocol
 from fedsync.core.events import (
     Evaluated,
     Event,
-    Folded,
     OperatorAsked,
     Progressed,
     SiloJoined,
@@ -83,7 +82,6 @@ from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.steering import PAUSED, ReadmitSilo
-from fedsync.core.tuning import Tuning
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 
@@ -101,7 +99,6 @@ class Coordinator:
             Adaptation(policies.sizing),
             barrier=policies.barrier.init(),
             scores=Scores(policies.metrics),
-            tuning=Tuning(policies.tuner),
         )
         self._recent: deque[JournalEntry] = deque(maxlen=5)
         # Nothing is remembered here that could not be worked out again.
@@ -151,7 +148,7 @@ class Coordinator:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the `state` of a coordinator with the same policies. It decides the same from there on."""
         fill(self._state, COORDINATOR, state)
-        self._retune()
+        self._follow_operator()
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
         """Absorb what happened and decide.
@@ -212,8 +209,6 @@ class Coordinator:
                         state.scores.end(version, name, usable(name, evaluation, state.scores.known))
             case Spare(_, epochs):
                 state.forecasts.learn(epochs)
-            case Folded():
-                state.tuning.folded(event)
             case OperatorAsked():
                 self._obey(event, actions)
             case TimerFired():
@@ -278,7 +273,6 @@ class Coordinator:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
         silo = state.silos[meta.silo]
-        state.tuning.observe(silo, meta, report, at_s)
         forecast = state.forecasts.observe(meta.silo, report, at_s - silo.since_s)
         overhead_s = max(at_s - silo.since_s - report.compute_s, 0.0)
         state.silos[meta.silo] = silo.ended(at_s, report.samples, forecast, overhead_s)
@@ -288,7 +282,7 @@ class Coordinator:
         facts = obey(self._state, self._policies, asked, actions)
         if facts is not None and isinstance(asked.question, ReadmitSilo):
             self._admit(asked.at_s, asked.question.silo, facts, actions)
-        self._retune()
+        self._follow_operator()
 
     # Deciding.
 
@@ -329,14 +323,12 @@ class Coordinator:
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
             reasons += [reason for reason in (said, verdict.reason) if reason]
             if verdict.commit or verdict.rollback or verdict.discard or verdict.savepoint:
-                metas = self._change_model(verdict, actions)
+                self._change_model(verdict, actions)
             if verdict.commit:
                 state.closing = closing.due(state, self._policies, now_s)
                 if state.closing is not None:
                     closing.begin(state, self._policies, actions)
                     return "; ".join([*reasons, state.closing])
-                verdict = self._tune(verdict, metas, now_s, actions)
-                work = self._current_plan()
             if (verdict.release or verdict.queue) and state.adaptation.advance(
                 state.version, silos, state.found_caps, actions
             ):
@@ -356,41 +348,27 @@ class Coordinator:
             self._plan = (roster.revision, self._state.adaptation.plan(roster, self._state.found_caps))
         return self._plan[1]
 
-    def _change_model(self, verdict: Verdict, actions: list[Action]) -> tuple[UpdateMeta, ...]:
-        """What the verdict does to the model; returns what is known of the updates that it commits."""
-        state, metas = self._state, tuple[UpdateMeta, ...]()
+    def _change_model(self, verdict: Verdict, actions: list[Action]) -> None:
+        state = self._state
         if verdict.rollback:
             state.version += 1
             actions.append(Rollback(state.version))
         if verdict.commit:
-            commit, metas = self._commit(verdict.commit)
-            actions.append(commit)
+            actions.append(self._commit(verdict.commit))
         for update_id in verdict.discard:
             if state.pending.pop(update_id, None) is None:
                 raise PolicyError(f"the barrier discards {update_id!r}, which is not pending", self._recent)
             actions.append(Discard(update_id, verdict.reason))
         if verdict.savepoint:
             actions.append(Savepoint(state.version))
-        return metas
 
-    def _tune(self, verdict: Verdict, metas: tuple[UpdateMeta, ...], now_s: float, actions: list[Action]) -> Verdict:
-        """After a commit of ``metas``: where the tuner chooses anew, the barrier may be asked again who goes on."""
-        state, before = self._state, self._state.tuning.state
-        if not state.tuning.advance(state, self._policies.seed, metas, now_s, actions):
-            return verdict
-        self._retune()
-        return verdict if state.tuning.goes_on(before) else Verdict(commit=verdict.commit, stop_now=verdict.stop_now)
-
-    def _retune(self) -> None:
-        """Go by what the tuner has chosen, and by what the operator has changed, if there is one."""
-        self._plan, tuning = None, self._state.tuning
+    def _follow_operator(self) -> None:
+        """Go by the stop rules that the operator has set, if there are any."""
+        self._plan = None
         if self._state.steering.stop is not None:
             self._policies = replace(self._policies, stop=self._state.steering.stop)
-        if tuning.tuner is not None:
-            sizing, barrier = tuning.tuner.sizing(tuning.state), tuning.tuner.barrier(tuning.state)
-            self._policies, self._state.adaptation.sizing = replace(self._policies, barrier=barrier), sizing
 
-    def _commit(self, update_ids: tuple[str, ...]) -> tuple[Commit, tuple[UpdateMeta, ...]]:
+    def _commit(self, update_ids: tuple[str, ...]) -> Commit:
         state = self._state
         metas: list[UpdateMeta] = []
         for update_id in sorted(update_ids):
@@ -400,7 +378,7 @@ class Coordinator:
             metas.append(meta)
         state.version += 1
         state.commits += 1
-        return self._policies.weighed(metas, state.version, tuple(self._recent)), tuple(metas)
+        return self._policies.weighed(metas, state.version, tuple(self._recent))
 
     # Ending.
 

@@ -106,23 +106,6 @@ class Spare:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """How large the updates of a commit were. Told where a tuner wants to know, and the server sees updates.
-
-    Args:
-        at_s: seconds since the run began.
-        version: that the commit made.
-        mean: squared norm of their mean, as the commit weighs them.
-        each: mean of their squared norms, weighed likewise; ``mean`` at least, but for rounding.
-    """
-
-    at_s: float
-    version: int
-    mean: float
-    each: float
-
-
-@dataclass(frozen=True, slots=True)
 class OperatorAsked:
     """The server's user wants something changed; see `fedsync.core.steering`.
 
@@ -139,15 +122,4 @@ class OperatorAsked:
     problem: str = ""
 
 
-Event = (
-    SiloJoined
-    | SiloLost
-    | WorkFailed
-    | UpdateArrived
-    | Progressed
-    | Evaluated
-    | TimerFired
-    | Spare
-    | Folded
-    | OperatorAsked
-)
+Event = SiloJoined | SiloLost | WorkFailed | UpdateArrived | Progressed | Evaluated | TimerFired | Spare | OperatorAsked

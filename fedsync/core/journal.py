@@ -24,7 +24,7 @@ from fedsync.core.orders import fast_dataclass
 JOURNAL = "journal.jsonl"
 """Name of the file in a run's folder."""
 
-FORMAT = 2
+FORMAT = 3
 """Number of the format; 1 had every default written out, and no number."""
 
 

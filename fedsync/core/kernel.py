@@ -4,10 +4,7 @@ What is to happen lies on a heap, ordered by (time, priority, serial), so the sa
 byte by byte. The kernel knows orders in work and queued (`fedsync.core.backlog`), halts, probes and timers. Whoever
 builds on it says what comes of an order (`Kernel.ended`), what else happens, and what else is to be done.
 
-| built on it | what an order brings |
-|---|---|
-| `fedsync.sim.engine.VirtualDriver` | training, or the time alone; silos come and go; the run's files |
-| `fedsync.core.rehearsal` | the time alone, of a few rounds |
+`fedsync.sim.engine.VirtualDriver` builds on it: training, or the time alone; silos come and go; the run's files.
 """
 
 from __future__ import annotations

@@ -85,15 +85,6 @@ class Layout:
         return parts
 
 
-def squared_norm(vector: Vector) -> float:
-    """Sum of squares, in float64 without BLAS: where two have the same vector they have the same sum."""
-    squares = []
-    for start, stop in spans(vector.size, vector.itemsize):
-        squares.append(float(np.square(vector[start:stop], dtype=np.float64).sum()))
-        give_back(vector)
-    return math.fsum(squares)
-
-
 def as_bytes(vector: Vector) -> NDArray[np.uint8]:
     """A vector as little-endian bytes, which are not copied where the machine has them so."""
     return vector.astype("<f4", copy=False).view(np.uint8)

@@ -223,7 +223,6 @@ class PooledFigures:
         best: score of the version whose model silos keep as the best so far; None before there is one.
         split: on which samples the score is.
         subject: which model it is of.
-        norms: where the server tunes the run, squared norm of the mean update, and mean of the squared norms, as sent.
     """
 
     version: int
@@ -232,7 +231,6 @@ class PooledFigures:
     best: Score | None = None
     split: Split = Split.VALIDATION
     subject: Subject = Subject.LAST
-    norms: tuple[float, float] | None = None
 
 
 @fast_dataclass

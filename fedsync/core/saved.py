@@ -45,8 +45,6 @@ COORDINATOR: Names = {
     "adaptation.version": "adaptation.version",
     "adaptation.seconds": "adaptation._seconds",
     "adaptation.memory": "adaptation._memory",
-    "tuning.state": "tuning.state",
-    "tuning.loss": "tuning.loss",
     "silos.views": "silos.views",
     "silos.idle": "silos.idle",
     "silos.ranks": "silos._ranks",

@@ -23,7 +23,6 @@ from fedsync.core.selection import Leader, Selection
 from fedsync.core.sizing import Adaptation, Sizing
 from fedsync.core.steering import Steering
 from fedsync.core.stopping import Leaders, Passes, StopRules
-from fedsync.core.tuning import AnyTuner, Tuning
 from fedsync.core.views import SiloView, Verdict
 
 MAX_FAILURES = 3
@@ -50,7 +49,6 @@ class Policies:
         metrics: numbers that are worked out of what silos sum at an evaluation.
         selection: which version is the best.
         cross_site: what silos train apart when training is over.
-        tuner: changes sizing and barrier while the run goes on; None leaves them as they are.
         controls: silos keep control variates, so that commits say what is behind them.
         least: silos that an operator has to leave in the run.
     """
@@ -67,7 +65,6 @@ class Policies:
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection = field(default_factory=Selection)
     cross_site: CrossSite = field(default_factory=CrossSite)
-    tuner: AnyTuner | None = None
     controls: bool = False
     least: int = 1
 
@@ -133,7 +130,6 @@ class CoordinatorState:
     Args:
         forecasts: of all silos that were ever here.
         adaptation: how sizes have adapted.
-        tuning: how sizing and barrier were tuned.
         version: of the model; raised by commits and rollbacks.
         commits: made.
         silos: that are here.
@@ -166,7 +162,6 @@ class CoordinatorState:
     version: int = 0
     commits: int = 0
     silos: Roster = field(default_factory=Roster)
-    tuning: Tuning = field(default_factory=Tuning)
     pending: dict[str, UpdateMeta] = field(default_factory=dict)
     barrier: Any = None
     found_caps: dict[str, int] = field(default_factory=dict)
@@ -221,7 +216,6 @@ class CoordinatorState:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
         newest = max(self.claims.believed, default=-1)
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
-            self.tuning.told(figures)
             if figures.loss is not None:
                 self.passes.attest(figures.loss)
             judged = figures.score if figures.split is Split.VALIDATION else None

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fedsync.core.actions import Commit
 from fedsync.core.errors import FedSyncError, ProtocolError
-from fedsync.core.events import Event, Folded
 from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures, Subject, WorkOrder, WorkReport
 
@@ -119,12 +118,6 @@ class Aggregator(Protocol):
 
     def discard(self, update_id: str) -> None: ...
 
-    def norms(self) -> tuple[float, float] | None:
-        """Squared norm of the last commit's mean update and mean squared norm of its updates, once; None if not known.
-
-        See `fedsync.core.events.Folded`.
-        """
-
     @property
     def blocked(self) -> bool:
         """Whether the last commit waits for silos to answer `questions`; until then nothing goes out."""
@@ -184,21 +177,12 @@ def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload |
         aggregator.put_own(silo, update)
 
 
-def folded(aggregator: Aggregator, version: int, at_s: float) -> list[Event]:
-    """What the coordinator hears of the last commit, which made ``version``: once, and nothing if nobody measures."""
-    norms = aggregator.norms()
-    return [] if norms is None else [Folded(at_s, version, *norms)]
-
-
 class InTheClear:
     """What a `Aggregator` need not do where updates travel in the clear, and nothing is kept at the silos."""
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None: ...
 
     def holds(self, silo: str, version: int) -> None: ...
-
-    def norms(self) -> tuple[float, float] | None:
-        return None
 
     @property
     def seals_figures(self) -> bool:

@@ -65,7 +65,7 @@ FOLDER = "checkpoints"
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 12
+FORMAT = 13
 """Of the files; another one is refused. Also raised where a server optimizer goes on otherwise from the same state."""
 
 _DIGEST_BYTES = 32

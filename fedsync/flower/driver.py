@@ -60,7 +60,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.parts import CommonForm
-from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, folded, store
+from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, store
 from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
@@ -184,7 +184,7 @@ class FlowerDriver:
                     self._vigil.wake(now_s)
                 self._save(entry)
                 # A push that fails at once is an event of its own.
-                events = [*self._flush(), *folded(self._aggregator, self._coordinator.version, now_s)]
+                events = self._flush()
                 if self._operator is not None:
                     self._operator.settle(entry)
                 for action in entry.actions:

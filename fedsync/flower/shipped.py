@@ -219,14 +219,9 @@ class Shipped(Strategy):
         return cls._shipped("pssp-he", options)
 
     @classmethod
-    def auto(cls, *, least_share: float | None = None, **options: Unpack[Options]) -> Self:
-        """Local steps, balancer and barrier are chosen while the run goes on.
-
-        Args:
-            least_share: part of an equal share of all samples that every silo keeps.
-            options: see `Options`.
-        """
-        return cls._shipped("auto", options, least_share=("auto.least_share", least_share))
+    def auto(cls, **options: Unpack[Options]) -> Self:
+        """`lb_bsp` with one local step an order and the server optimizer ``cautious-adam``."""
+        return cls._shipped("auto", options)
 
     @classmethod
     def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:

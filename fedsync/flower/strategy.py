@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.compatibility import adds_regions, barriers_of
+from fedsync.config.compatibility import adds_regions
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.survey import survey_of
@@ -312,7 +312,7 @@ class FedSync(Shipped):
         logger.info(
             "FedSync %s: barrier %s, balancer %s, task %s; files in %s",
             self.config.name,
-            barriers_of(self.config)[0].kind,
+            self.config.barrier.kind,
             self.config.balancer.kind,
             f"{self.config.task.kind} {getattr(self.config.task, 'app', '')}".strip(),
             self.out,

@@ -101,10 +101,7 @@ class RunBuilder:
         if plan is None or keys is None:
             chosen = self.config.server_optimizer
             optimizer = None if chosen is None else chosen.build().fitted(layout)
-            measures = policies.tuner is not None
-            return PlainAggregator(
-                model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer, measures=measures
-            )
+            return PlainAggregator(model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer)
         from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 

@@ -51,7 +51,7 @@ from fedsync.core.kernel import Kernel, Priority
 from fedsync.core.machines import speed_windows
 from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.presence import Presence
-from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, folded, store
+from fedsync.core.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
 from fedsync.observe.recorder import Recorder
 from fedsync.sim.machine import Machine
 from fedsync.sim.outages import Outage, outages
@@ -163,8 +163,7 @@ class VirtualDriver(Kernel[Machine]):
         """After a commit: how large its updates were, and time for predictors to train."""
         if not self._committed:
             return []
-        told = folded(self._aggregator, self._coordinator.version, now_s)
-        return [*told, *([Spare(now_s, SPARE_EPOCHS * len(self._workers))] if self._coordinator.unlearned else [])]
+        return [Spare(now_s, SPARE_EPOCHS * len(self._workers))] if self._coordinator.unlearned else []
 
     def decided(self, entry: JournalEntry) -> None:
         self._recorder.record(entry)

@@ -57,7 +57,7 @@ MISTAKES = [
     ("seed: 7", "sede: 7", 2, "sede", "unknown key", "Did you mean 'seed'?"),
     ("seed: 7", "seed: -1", 2, "seed", "-1 is not allowed", "at least 0"),
     ("seed: 7", f"seed: {2**63}", 2, "seed", f"{2**63} is not allowed", f"at most {2**63 - 1}"),
-    ("seed: 7", "7: 7", 2, "7", "unknown key", "Allowed: aggregation, auto, balancer"),
+    ("seed: 7", "7: 7", 2, "7", "unknown key", "Allowed: aggregation, balancer"),
     ("steps: 20", "steps: many", 5, "local.steps", "'many' is not allowed", "Write a whole number"),
     ("steps: 20", "steps: 20.0", 5, "local.steps", "20.0 is not allowed", "Write a whole number"),
     ("steps: 20", "steps: true", 5, "local.steps", "True is not allowed", "Write a whole number"),

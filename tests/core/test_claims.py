@@ -45,8 +45,6 @@ def test_one_silo_alone_is_never_believed() -> None:
     [
         PooledFigures(4, 0.5),  # of a version that is yet to be
         PooledFigures(0, 0.5),
-        PooledFigures(3, 0.5, norms=(-1.0, 1.0)),
-        PooledFigures(3, 0.5, norms=(1.0, nan)),
         PooledFigures(3, nan),
         PooledFigures(3, 1e31),
         PooledFigures(3, 0.5, Score(3, 0.9, 0.3)),  # updates of a version cannot have evaluated it

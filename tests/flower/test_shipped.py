@@ -75,7 +75,6 @@ def test_any_strategy_takes_a_server_optimizer(given: Any) -> None:
 OWN = [
     ("fsp", "interval_s", 9.0, "barrier.interval.interval_s"),
     ("fsp-he", "interval_s", 9.0, "barrier.interval.interval_s"),
-    ("auto", "least_share", 0.25, "auto.least_share"),
     ("lb-a-bsp", "sync_ratio", 0.75, "barrier.sync_ratio"),
     ("lb-fsp", "interval_s", 9.0, "barrier.interval.interval_s"),
     ("lb-fsp-psp", "interval_s", 9.0, "barrier.interval.interval_s"),

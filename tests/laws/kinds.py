@@ -138,9 +138,6 @@ def configuration(case: tuple[str, str, dict[str, Any]], stop: dict[str, Any], m
         "barrier": {"kind": "bsp"},
         "task": {"kind": "digits"},
     }
-    if section == "auto":  # its kind is that of the barrier which it begins with, where it is one
-        begun = {"barrier": {"kind": kind, **EXAMPLES["barrier"][kind]}} if kind in EXAMPLES["barrier"] else {}
-        return StrategyConfig.model_validate({**plain, **begun, "auto": more})
     return StrategyConfig.model_validate({**plain, section: {"kind": kind, **more}})
 
 

@@ -14,7 +14,7 @@ from tests.laws.fake_cluster import FakeCluster, Outcome
 from tests.laws.kinds import cases, name_of, policies_of
 from tests.laws.watch import Case
 
-BARRIERS = [case for case in cases() if case[0] in ("barrier", "auto")]
+BARRIERS = [case for case in cases() if case[0] == "barrier"]
 PAUSE_S, CONTINUE_S, DROP_S, READMIT_S, END_S = 4.0, 9.0, 11.0, 15.0, 24.0
 OUT = "silo-4"
 ASKED: dict[float, OperatorQuestion] = {

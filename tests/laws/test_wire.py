@@ -31,7 +31,6 @@ BACK = "fsp that goes back"
 """Tries an interval, half of it, and goes back to the model of the better one."""
 CHANGES = {BACK: ["barrier.interval={kind: linear, interval_s: 2.0}", "barrier.passes=1000.0", "stop={seconds: 30.0}"]}
 NAMES = [path.stem for path in sorted(shipped_folder().glob("*.yaml")) if not path.stem.endswith(("-he", "-gpu"))]
-NAMES.remove("auto")  # goes by how long updates are as they come, so what is lost of them may change what it decides
 WIRES = {
     "bf16": "{up: bf16, down: bf16}",
     "fp16": "{up: fp16, down: fp16}",

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -15,7 +15,6 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.state import Policies
-from fedsync.core.tuning import AnyTuner
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.observe.ledger import Ledger
 from tests.laws.corners import Corner, applies, corners
@@ -23,23 +22,7 @@ from tests.laws.fake_cluster import FakeCluster, Outcome
 from tests.laws.kinds import cases, configuration, name_of
 from tests.laws.scenario import Scenario
 
-TUNED: list[tuple[str, str, dict[str, Any]]] = [
-    ("auto", "auto", {"every": 6, "gain": 0.0, "most_steps": 12, "barriers": [{"kind": "a-bsp"}]}),
-    (
-        "auto",
-        "overlap",
-        {
-            "every": 9,
-            "gain": 0.0,
-            "most_steps": 12,
-            "balancers": [{"kind": "proportional"}],
-            "barriers": [{"kind": "bsp"}],
-        },
-    ),
-]
-"""What a tuner tries, seldom enough for rehearsals to take no longer than the runs."""
-
-CASES = [*cases(), *TUNED]
+CASES = cases()
 NAMES = [*map(name_of, CASES)]
 
 
@@ -49,8 +32,7 @@ class Decision:
 
     Args:
         verdict: what it said.
-        work: what a silo would have been given just then, by name; None where nobody was released, or by a plan that
-            the tuner changed since.
+        work: what a silo would have been given just then, by name; None where nobody was released.
     """
 
     verdict: Verdict
@@ -71,37 +53,6 @@ class Spy:
         state, verdict = self.inner.decide(state, view)
         self.decisions.append(Decision(verdict, dict(view.work) if verdict.release or verdict.queue else None))
         return state, verdict
-
-
-@dataclass(slots=True)
-class TunerSpied:
-    """A tuner under whose barriers the spy stays.
-
-    After a change the barrier is asked again who goes on: what its last answer released counts as not said. Where the
-    tuner lets it stand, silos go on by the new plan, which nobody was shown.
-    """
-
-    tuner: AnyTuner
-    spy: Spy
-    said: Verdict | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tuner, name)
-
-    def barrier(self, state: Any) -> AnyBarrier:
-        self.spy.inner = self.tuner.barrier(state)
-        if self.spy.decisions:
-            last = self.said = self.spy.decisions[-1].verdict
-            asked_again = Verdict(commit=last.commit, discard=last.discard, stop_now=last.stop_now, reason=last.reason)
-            self.spy.decisions[-1] = Decision(asked_again, None)
-        return self.spy
-
-    def goes_on(self, before: Any, after: Any) -> bool:
-        goes_on = self.tuner.goes_on(before, after)
-        if goes_on:
-            assert self.said is not None
-            self.spy.decisions[-1] = Decision(self.said, None)
-        return goes_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +108,7 @@ def run(config: StrategyConfig, corner: Corner) -> Run:
     """Run a strategy through a corner."""
     policies = config.policies()
     spy = Spy(policies.barrier, [])
-    tuner = None if policies.tuner is None else cast(AnyTuner, TunerSpied(policies.tuner, spy))
-    coordinator = Coordinator(replace(policies, barrier=spy, tuner=tuner))
+    coordinator = Coordinator(replace(policies, barrier=spy))
     decisions: list[tuple[Decision, ...]] = []
     sizes: list[StateSize] = []
 

@@ -58,13 +58,6 @@ def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
         assert said in card, said
 
 
-def test_a_card_says_that_the_server_chose_and_from_what(tmp_path: Path) -> None:
-    run = told(tmp_path, ["a"])
-    chosen = replace(run, config=f"{run.config}\nauto: {{every: 3, queue_linear: true}}\n")
-    assert "- auto: every 3, queue\\_linear True" in model_card(chosen)
-    assert "- auto:" not in model_card(run)
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("metrics", "noted"), [(None, True), ([], False), (["f1"], False)])
 def test_a_run_whose_metrics_nobody_could_ask_for_says_so(

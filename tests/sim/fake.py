@@ -132,7 +132,7 @@ def simulate(
     )
     policies = config.policies(ClusterConfig(silos=list(silos)).at_start)
     model = np.zeros(size, dtype=np.float32)
-    aggregator = PlainAggregator(model, wire=config.wire.formats, measures=config.auto is not None)
+    aggregator = PlainAggregator(model, wire=config.wire.formats)
     driver = VirtualDriver(
         Coordinator(policies),
         aggregator,

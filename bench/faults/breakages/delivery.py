@@ -352,9 +352,9 @@ _CHANGES: Changes = {
             "silos-hear-of-a-commit-before-it-is-on-disk",
             "                self._save(entry)\n"
             "                # A push that fails at once is an event of its own.\n"
-            "                events = [*self._flush(), *folded(self._aggregator, self._coordinator.version, now_s)]\n",
+            "                events = self._flush()\n",
             "                # A push that fails at once is an event of its own.\n"
-            "                events = [*self._flush(), *folded(self._aggregator, self._coordinator.version, now_s)]\n"
+            "                events = self._flush()\n"
             "                self._save(entry)\n",
         ),
     ),

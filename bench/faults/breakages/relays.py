@@ -136,7 +136,7 @@ _CHANGES: Changes = {
     "config/compatibility.py": (
         (
             "what-a-commit-takes-in-part-is-added-up",
-            "return weighed and all(barrier.innermost.most_updates is None for barrier in barriers_of(config))",
+            "return weighed and config.barrier.innermost.most_updates is None",
             "return weighed",
         ),
     ),

@@ -2,7 +2,7 @@
 
 Each silo puts in a 1, its weight n_i, its weight times its progress |a_i|, one vote a group of tensors for the
 exponent that its update needs and, where figures are sealed, its training loss and the sums of its evaluation, those
-of all statistics included, and where the server tunes the run, the squared length of its update. All silos decrypt the
+of all statistics included. All silos decrypt the
 same sums, so all come to the same mean and the same next exponents, whoever dropped out, and the server learns neither.
 
 A header is the beginning of chunk 0. Its slots are small (24 bits and a sign a summand), so that every suite adds
@@ -19,7 +19,7 @@ them exactly:
     26         silos whose evaluation is of any samples
     27         what silos evaluated, by its number in `QUESTIONS`
     28         its square: if both are what so many silos with one number come to, they have one number
-    29 .. 31   squared length of the update as it is sent, in units of 2^-40
+    29 .. 31   free: 0
     32 ..      votes: one counter of 8 bits a group and exponent, four to a slot
     behind     sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
 
@@ -107,8 +107,7 @@ class HeaderForm:
 
 
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
-_HOLDERS, _QUESTION, _SQUARE, _LENGTH = 26, 27, 28, 29
-_LENGTH_LIMBS, _LENGTH_POINT = 3, 40
+_HOLDERS, _QUESTION, _SQUARE = 26, 27, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ class Contribution:
         evaluation: if the silo is to report it encrypted.
         loss: mean training loss a sample, likewise; 0 if not.
         question: of which model the evaluation is, and on which samples.
-        length: squared norm of the update as it is sent, at most 2^31; 0 where nobody asks for it.
     """
 
     weight: int
@@ -131,7 +129,6 @@ class Contribution:
     evaluation: Evaluation | None = None
     loss: float = 0.0
     question: Question = ROUNDS
-    length: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,6 @@ class Tally:
         fault: why an evaluation that is there counts for nothing.
         holders: of the evaluators, those who have samples.
         question: what they evaluated.
-        lengths: sum of the squared norms of all updates as they were sent.
     """
 
     count: int
@@ -164,7 +160,6 @@ class Tally:
     fault: str = ""
     holders: int = 0
     question: Question = ROUNDS
-    lengths: float = 0.0
 
     @property
     def effective_progress(self) -> float:
@@ -198,7 +193,6 @@ def together(tallies: Sequence[Tally]) -> Tally:
         fault="; ".join(tally.fault for tally in tallies if tally.fault),
         holders=sum(tally.holders for tally in tallies),
         question=asked.pop() if len(asked) == 1 else ROUNDS,
-        lengths=sum(tally.lengths for tally in tallies),
     )
 
 
@@ -233,7 +227,6 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
     put(slots, _WEIGHT, own.weight)
     put(slots, _PROGRESS, fixed(own.weight * own.progress))
     put(slots, _TRAINING, figure(own.loss))
-    put(slots, _LENGTH, figure(own.length, _LENGTH_POINT, _LENGTH_LIMBS), _LENGTH_LIMBS)
     if own.evaluation is not None:
         slots[_EVALUATED], slots[_HOLDERS] = 1, own.evaluation.samples > 0
         slots[_QUESTION] = QUESTIONS.index(own.question)
@@ -287,10 +280,7 @@ def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) ->
         fault = fault or fault_of(evaluation, evaluators, form.statistics)
     loss = number(flat, _TRAINING)
     sound = None if fault else evaluation
-    lengths = math.ldexp(get(flat, _LENGTH, _LENGTH_LIMBS), -_LENGTH_POINT)
-    return Tally(
-        *(count, weight, progress, votes, form.tensors, evaluators, sound, loss, fault, holders, question, lengths)
-    )
+    return Tally(count, weight, progress, votes, form.tensors, evaluators, sound, loss, fault, holders, question)
 
 
 def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headroom: int = 1) -> tuple[int, ...]:

@@ -125,9 +125,6 @@ class EncryptedAggregator:
         annex = wire.MAX_ANNEX if self._plan.masked else 0
         return region_sum.most_bytes(members, self.upload_bytes, annex)
 
-    def norms(self) -> None:
-        """Nobody here sees an update."""
-
     @property
     def seals_figures(self) -> bool:
         return self._plan.seal_metrics

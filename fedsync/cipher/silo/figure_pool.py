@@ -69,7 +69,6 @@ class FigurePool:
         began: newest version when the pool began.
         offered: newest version that one of them evaluated and whose model silos can still keep: that with which the
             pool began, or one that was the newest when that evaluation came; -1 for none.
-        norms: sum over updates of the squared norm of their version's mean, and of their own.
     """
 
     silos: frozenset[str] = frozenset()
@@ -80,7 +79,6 @@ class FigurePool:
     evaluation: Evaluation | None = None
     began: int = 0
     offered: int = -1
-    norms: tuple[float, float] = (0.0, 0.0)
 
     def after(
         self,
@@ -89,7 +87,6 @@ class FigurePool:
         members: Sequence[Member],
         quorum: int,
         metrics: Sequence[AnyMetric] = (),
-        mean: float = 0.0,
     ) -> tuple[FigurePool, PooledFigures | None]:
         """The pool once ``version`` is in it, and what the server is told if that was enough.
 
@@ -99,18 +96,15 @@ class FigurePool:
             members: of all of them.
             quorum: silos whose figures are enough.
             metrics: what is worked out of the sums of evaluations.
-            mean: squared norm of the mean of the version's updates, as they were sent; 0 where nobody asks for it.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
         least = fewest(quorum)
         counts = _counts(tally, silos, least)
-        norms = self.norms[0] + tally.count * mean, self.norms[1] + tally.lengths
         pool = replace(
             self,
             silos=self.silos | silos,
             updates=self.updates + tally.count,
             loss=self.loss + tally.loss,
-            norms=norms,
         )
         if tally.evaluation is not None and counts:
             # Where all silos evaluated, what few found in versions before is told by nobody.
@@ -133,26 +127,23 @@ class FigurePool:
         score = None
         if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
             score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
-        mean, each = (_rounded(total / self.updates) for total in self.norms)
-        norms = (mean, each) if min(mean, each) > 0 else None
-        return PooledFigures(version, _rounded(self.loss / self.updates), score, norms=norms)
+        return PooledFigures(version, _rounded(self.loss / self.updates), score)
 
     def to_json(self) -> list[Any]:
         """For a silo's file; floats come back bit by bit."""
         found = self.evaluation
         sums = None if found is None else [found.loss, found.correct, found.samples, dict(found.sums)]
         versions = self.evaluated, self.began, self.offered
-        return [sorted(self.silos), self.updates, self.loss, sorted(self.evaluators), sums, *versions, *self.norms]
+        return [sorted(self.silos), self.updates, self.loss, sorted(self.evaluators), sums, *versions]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> FigurePool:
         """The inverse of `to_json`; raises `TypeError` or `ValueError` if it is none."""
-        silos, updates, loss, evaluators, sums, evaluated, began, offered, *norms = value
+        silos, updates, loss, evaluators, sums, evaluated, began, offered = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
         found = None if sums is None else _evaluation(*sums)
-        mean, each = map(float, norms)
         versions = int(evaluated), found, int(began), int(offered)
-        return cls(names[0], int(updates), float(loss), names[1], *versions, (mean, each))
+        return cls(names[0], int(updates), float(loss), names[1], *versions)
 
 
 def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:

@@ -54,7 +54,7 @@ from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.control_downlink import serial_of
 from fedsync.core.errors import SERVER, ProtocolError
-from fedsync.core.layout import Vector, squared_norm
+from fedsync.core.layout import Vector
 from fedsync.core.orders import PooledFigures, Subject
 from fedsync.core.server_optimizer import Backing, ServerOptimizer
 from fedsync.core.spans import give_back, spans
@@ -77,7 +77,6 @@ class _Opened:
         tally: of its headers; None if no sum counts.
         counted: sums that count.
         shown: exponents of the tensors that its largest values need, as of a single update; empty if no sum counts.
-        mean: squared norm of the mean of the updates, as they were sent; 0 where nobody asks for it.
     """
 
     change: Vector
@@ -203,7 +202,7 @@ class Opener:
             if figures is not None and figures.score is not None and figures.subject is Subject.BEST and state.best:
                 figures = replace(figures, score=replace(figures.score, version=state.best.version))
             return replace(state, panel=panel), figures
-        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics, opened.mean)
+        pool, figures = state.pool.after(at + 1, added_up, members, plan.quorum, plan.metrics)
         if plan.selection is None:
             return replace(state, pool=pool), figures
         if figures is None:
@@ -290,9 +289,7 @@ class Opener:
                 grids[one.head.grid].decode(slots, factor, change, len(one.head.members), SERVER)
         sane = _bounded(change)
         shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
-        sent = weighting.rate * (added_up.effective_progress if weighting.normalised else 1.0)
-        mean = squared_norm(change) / sent**2 if plan.norms and sane else 0.0
-        return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown, mean)
+        return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         return state.scales.grids(self._plan, self._ring.group)

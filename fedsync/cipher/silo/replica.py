@@ -42,7 +42,7 @@ from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
-from fedsync.core.layout import Vector, as_bytes, squared_norm
+from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
 from fedsync.core.rng import Stream, generator
 from fedsync.core.spans import digest
@@ -210,9 +210,7 @@ class EncryptedReplica:
         weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
         factor = self._factor(report.steps, report.samples)
         sealed, clear = plan.divide(update)
-        length = squared_norm(sealed) / progress**2 if plan.norms else 0.0
-        figures = *self._figures(order, report), length
-        own = Contribution(weight, self._needed(sealed, factor), progress, *figures)
+        own = Contribution(weight, self._needed(sealed, factor), progress, *self._figures(order, report))
         header = tally.build(own, plan.cap, plan.statistics)
         chain = self._state.history.chain(order.base_version)
         if chain is None:

@@ -188,7 +188,7 @@ class ReplicaState:
         added = dict.fromkeys(names, (number,) * SEEN)
         sums = {one.key: (_LONGEST,) * one.size for one in plan.statistics}
         found = Evaluation(_LONGEST, _LONGEST, number**3, sums=sums)
-        figures = FigurePool(names, number, _LONGEST, names, number, found, number, number, (_LONGEST, _LONGEST))
+        figures = FigurePool(names, number, _LONGEST, names, number, found, number, number)
         score = Score(number, _LONGEST, _LONGEST, {each.name: _LONGEST for each in plan.metrics})
         kept = KeptModel(number, none, "0" * 64, score)
         moments = Moments(number, (_LONGEST,) * MOST_POWERS, (none,))

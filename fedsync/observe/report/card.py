@@ -21,7 +21,7 @@ from fedsync.observe.report.text_tables import markdown, plain
 CARD = "model-card.md"
 
 _SETTINGS = (
-    *("task", "local", "predictor", "balancer", "barrier", "auto", "aggregation", "server_optimizer"),
+    *("task", "local", "predictor", "balancer", "barrier", "aggregation", "server_optimizer"),
     *("stop", "wire", "model", "evaluation"),
 )
 """Sections of the strategy that say how a model came about."""

@@ -19,7 +19,6 @@ from fedsync.core.server_optimizer import Backing, Moments, Part, ServerOptimize
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
-from fedsync.policies.aggregate.norms import norms_of
 from fedsync.policies.aggregate.waiting import Taken, WaitingUpdates
 
 _NAMES: Names = {
@@ -68,7 +67,6 @@ class PlainAggregator(InTheClear):
         wire: how models and updates travel.
         keeper: keeps models and updates; by default in memory.
         optimizer: makes steps of the commits' sums; None has the model move by the sums.
-        measures: tell how large the updates of each commit were.
     """
 
     def __init__(
@@ -78,10 +76,7 @@ class PlainAggregator(InTheClear):
         wire: Wire | None = None,
         keeper: ArrayKeeper | None = None,
         optimizer: ServerOptimizer | None = None,
-        measures: bool = False,
     ) -> None:
-        self._measures = measures
-        self._norms: tuple[float, float] | None = None
         self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
         self._exact: Vector = self._keeper.keep(model)
@@ -192,20 +187,12 @@ class PlainAggregator(InTheClear):
         """
         taken = self._waiting.take(commit.weights)
         bases = self._begun(commit)
-        if self._measures and len(taken.members) == len(
-            taken.payloads
-        ):  # of a sum nobody knows how large its parts are
-            self._norms = norms_of(taken.weights, taken.payloads, self._exact.size, self._wire.up)
         if self._optimizer is None:
             folded = self._folded(self._exact, commit, taken, bases)
             self._exact = self._keeper.make(np.float32, self._exact.size, folded)
         else:
             self._step(self._optimizer, commit, taken, bases)
         self._public.advance(self._exact)
-
-    def norms(self) -> tuple[float, float] | None:
-        norms, self._norms = self._norms, None
-        return norms
 
     def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
         """The versions that a commit's orders began with, as far as they are known."""

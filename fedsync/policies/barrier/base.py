@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Annotated, Any, Generic, TypeVar
 
 from fedsync.core.views import ClusterView, Verdict
@@ -108,11 +107,6 @@ class BarrierPolicy(Policy, Generic[S]):
     def sampled(self, silos: int) -> int:
         """How many of ``silos`` silos take part in a round."""
         return silos
-
-    def around(self, inner: BarrierPolicy[Any]) -> BarrierPolicy[Any]:
-        """Its wrappers around another barrier, ``inner``; that alone where there are none."""
-        whole: Any = self
-        return inner if self.innermost is self else replace(whole, inner=whole.inner.around(inner))
 
     def paced(self, seconds: float) -> BarrierPolicy[S]:
         """The same with rounds of so many seconds, if its rounds have a length; else as it is."""

@@ -22,19 +22,8 @@ class ServerOptimizerPolicy(Policy):
     controls: ClassVar[bool] = False
     """Whether silos keep control variates, which correct their local steps."""
 
-    by_direction: ClassVar[bool] = False
-    """Whether a step is as long whether the change is long or short."""
-
-    leads_linear: ClassVar[bool] = False
-    """Whether a model of one layer is given out from so far ahead that updates may well be a version old there."""
-
     rate: Rate
     """What a step is multiplied by: the server's learning rate."""
-
-    @property
-    def inertia(self) -> float:
-        """Part of a step that the next one goes on with, 0 to below 1."""
-        return 0.0
 
     @abstractmethod
     def build(self) -> ServerOptimizer:

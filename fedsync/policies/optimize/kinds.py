@@ -30,10 +30,6 @@ class FedAvgM(PacedOptimizerPolicy):
 
     grace: Count | None = None
 
-    @property
-    def inertia(self) -> float:
-        return self.momentum
-
     def build(self) -> ServerOptimizer:
         return HeavyBall(self.momentum, self.rate, self.grace)
 
@@ -57,10 +53,6 @@ class FedAdam(PacedOptimizerPolicy):
 
     grace: Count | None = None
 
-    @property
-    def inertia(self) -> float:
-        return self.beta_1
-
     def build(self) -> ServerOptimizer:
         return Adaptive("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
 
@@ -83,10 +75,6 @@ class FedYogi(PacedOptimizerPolicy):
     """Added to the root of that mean: the larger, the less rates differ. Not the local steps of a silo."""
 
     grace: Count | None = None
-
-    @property
-    def inertia(self) -> float:
-        return self.beta_1
 
     def build(self) -> ServerOptimizer:
         return Adaptive("yogi", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
@@ -131,14 +119,6 @@ class CautiousAdam(PacedOptimizerPolicy):
     """As for `fedavgm`; but left out, steps of a model of one layer are ``1 / sqrt(1 + s)`` as long along updates that
     are s versions old, in the mean over them."""
 
-    by_direction: ClassVar[bool] = True
-
-    leads_linear: ClassVar[bool] = True
-
-    @property
-    def inertia(self) -> float:
-        return self.beta_1
-
     def build(self) -> ServerOptimizer:
         return Cautious("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
 
@@ -167,10 +147,6 @@ class DelayedNesterov(PacedOptimizerPolicy):
     def __post_init__(self) -> None:
         if self.spread * self.every > 1:
             raise ValueError(f"spread {self.spread:g} exceeds one over every ({self.every}); lower it")
-
-    @property
-    def inertia(self) -> float:
-        return self.momentum
 
     def build(self) -> ServerOptimizer:
         return Delayed(self.momentum, self.every, self.spread, self.rate, self.grace)

@@ -55,13 +55,6 @@ def test_sums_by_hand() -> None:
     assert tally.mean_factor(CAP, normalised=True) == pytest.approx(4096 / 4496 * 4796 / 4496)
 
 
-def test_squared_lengths_add_up_and_the_largest_are_cut() -> None:
-    together_ = tally_of(*(Contribution(1, (0,), length=length) for length in (2.0**-40, 3.25, 2.0**30)))
-    assert together_.lengths == 2.0**-40 + 3.25 + 2.0**30
-    assert together([together_, together_]).lengths == 2 * together_.lengths
-    assert tally_of(Contribution(1, (0,), length=1e30)).lengths == 2.0**31
-
-
 def test_nobody_evaluated() -> None:
     tally = tally_of(Contribution(1, (0,)))
     assert (tally.evaluators, tally.evaluation) == (0, None)

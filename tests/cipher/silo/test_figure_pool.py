@@ -59,17 +59,6 @@ def test_a_loss_is_the_mean_over_updates_in_four_digits() -> None:
     assert figures == PooledFigures(1, 1.235, None)
 
 
-def test_norms_are_means_over_updates_of_all_versions_in_a_pool() -> None:
-    pool, norms = FigurePool(), []
-    for version, (silos, mean, lengths) in enumerate([("abc", 0.5, 6.0), ("de", 2.0, 9.0), ("abcde", 0.0, 5.0)], 1):
-        members = [member_of(silo, version - 1) for silo in silos]
-        of = replace(tally(len(silos)), lengths=lengths)
-        pool, figures = pool.after(version, of, members, QUORUM, mean=mean)
-        assert FigurePool.from_json(json.loads(json.dumps(pool.to_json()))) == pool
-        norms += [] if figures is None else [figures.norms]
-    assert norms == [((3 * 0.5 + 2 * 2.0) / 5, 15.0 / 5), None], "the last pool has no mean"
-
-
 def test_an_evaluation_counts_if_all_silos_of_its_version_evaluated() -> None:
     """By hand: 3 of 4 right, a loss of 2 / 4."""
     assert told(["abcde"], {1: 5})[0].score == Score(0, 0.75, 0.5)

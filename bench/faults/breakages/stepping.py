@@ -1,0 +1,72 @@
+"""Mutants of the server optimizer `cautious-adam` and of queued orders."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/core/test_cautious.py",
+    "tests/core/test_server_optimizer.py",
+    "tests/policies/barrier/wrappers/test_overlap.py",
+)
+
+_CHANGES: Changes = {
+    "core/cautious.py": (
+        ("layers-of-any-width-step-alike", "1.0 / (depth * math.sqrt(inputs))", "1.0 / depth"),
+        ("depth-does-not-count", "1.0 / (depth * math.sqrt(inputs))", "1.0 / math.sqrt(inputs)"),
+        (
+            "a-bias-has-inputs-of-its-own",
+            "math.prod(shape[1:])) if len(shape) > 1 else inputs",
+            "math.prod(shape[1:]))",
+        ),
+        ("norms-averages-step-as-weights-do", "None if matches(name, STATISTICS) else", ""),
+        ("who-turns-back-moves-all-the-same", "made[~_agrees(moments[0], change)] = 0", "pass"),
+        ("what-stands-still-is-shared-out-to-one", "/ change.size, LEAST_SHARE)", "/ change.size, 1e-9)"),
+        ("what-stands-still-is-lost", "np.float32(scale / share)", "np.float32(scale)"),
+        ("momentum-that-went-too-far-is-kept", "old[0] * np.float32(KEPT), old[0]", "old[0], old[0]"),
+        ("noise-ends-momentum", " & (np.abs(change) < np.abs(old[0]))", ""),
+        ("deep-models-lead-too", "leads=_layers(layout) <= 1", "leads=True"),
+        ("no-model-leads", "leads=_layers(layout) <= 1", "leads=False"),
+        ("each-step-leads-anew", " - self._lead(before, start, stop)", ""),
+        ("a-lead-goes-by-no-layer", "further[here] * np.float32(scale)", "further[here]"),
+        ("a-lead-is-a-whole-step", "self._factor(moments) * self.beta_1", "self._factor(moments)"),
+        ("a-span-knows-only-its-own-share", "found += int(", "found = int("),
+        ("what-some-processors-take-for-nothing-counts", "tiny = np.float32(TINY)", "tiny = np.float32(1e-44)"),
+    ),
+    "core/kernel.py": (
+        (
+            "virtual-orders-cost-nothing-besides",
+            "return machine.overhead_s + machine.transfer_s",
+            "return machine.transfer_s",
+        ),
+    ),
+    "core/backlog.py": (
+        (
+            "a-machine-trains-two-orders-at-once",
+            "if before is None or before.last_s <= work.start_s:",
+            "if before is None or place:",
+        ),
+        ("a-queued-order-waits-for-what-was-cut-off", "if other.course is None:", "if other is work:"),
+    ),
+    "policies/barrier/wrappers/overlap.py": (
+        ("one-that-fails-gets-two-orders-to-fail", "wanted = 2 - bool(silo.failures) -", "wanted = 2 -"),
+        (
+            "what-was-sent-ahead-is-committed-a-round-early",
+            "oldest.setdefault(meta.silo, meta)",
+            "oldest[meta.silo] = meta",
+        ),
+        ("nothing-is-carried-on", "queue=tuple(queue), carry=self.carry)", "queue=tuple(queue))"),
+        (
+            "one-that-is-busy-with-the-next-round-counts-as-late",
+            "return replace(silo, order=order, since_s=silo.queued_s, queued=None)",
+            "return replace(silo, order=order, queued=None)",
+        ),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)
