@@ -16,9 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from click.core import ParameterSource
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.markup import escape
 
 from fedsync.commands import register
 from fedsync.config.cipher import sealed_metrics
@@ -27,20 +25,22 @@ from fedsync.config.locate import shipped_folder
 from fedsync.config.selecting import TOLD
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.errors import ConfigError, FedSyncError, PolicyError
+from fedsync.core.foreign import SHOWN
 from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.beside import files_beside
 from fedsync.observe.report.data import read_runs
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tables import Comparison, comparison_table, seed_table, seed_tests, silo_table, statistics_table
+from fedsync.observe.terminal import Terminal, words
 
 app = typer.Typer(
     help="Federated learning for silos of unequal speed, on Flower.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-console = Console(width=None if sys.stdout.isatty() else 120)
+console = Terminal()
 
 Runner = Callable[..., dict[str, Any]]
 
@@ -126,8 +126,8 @@ def run(
         highlight=False,
     )
     for note in summary["notes"]:
-        console.print(f"Note: {note}", highlight=False, markup=False)
-    console.print(f"Files: {folder}", highlight=False)
+        console.print(f"Note: {note}")
+    console.print(f"Files: {folder}")
 
 
 @app.command()
@@ -191,7 +191,7 @@ def compare(
         for file, text in files_beside(read_runs(folders)).items():
             (out / file).write_text(text, encoding="utf-8")
     (out / "compare.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    console.print(f"Files: {out}", highlight=False)
+    console.print(f"Files: {out}")
 
 
 @app.command()
@@ -204,13 +204,13 @@ def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a 
     shipped = shipped_folder() / "silos" / f"{file}.yaml"
     if _lists_machines(path) if path.is_file() else shipped.is_file():
         cluster = ClusterConfig.load(file)
-        console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors", highlight=False)
+        console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors")
         return
     config = StrategyConfig.load(file)
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
     # Sealed, what metrics are worked out of has to fit a header; the task may say which these are.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
-    console.print(f"{file}: strategy {config.name!r}, no errors", highlight=False)
+    console.print(f"{file}: strategy {config.name!r}, no errors")
 
 
 def _lists_machines(path: Path) -> bool:
@@ -336,7 +336,8 @@ register(app)
 
 def main() -> None:
     """Entry point: the user's mistakes exit with 2, failed runs with 1, Ctrl-C with 130."""
-    handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
+    handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     # A polite kill is to clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -350,16 +351,19 @@ def main() -> None:
             raise
         sys.exit(_say(unusable))
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
+        Terminal(stderr=True).print("stopped")
         sys.exit(EXIT_INTERRUPTED)
 
 
 def _say(error: FedSyncError) -> int:
     """One line about what went wrong; returns the exit status."""
     users = isinstance(error, ConfigError)
-    # Escaped: a message may well hold brackets, which are markup to rich.
-    line = f"[bold red]{'error' if users else 'failed'}:[/] {escape(str(error))}"
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    # The entries of a journal come on lines of their own, and each is a `repr`.
+    first, *story = str(error).split("\n") if isinstance(error, PolicyError) else [str(error)]
+    terminal = Terminal(stderr=True)
+    terminal.print(words("error:" if users else "failed:", "bold red"), first, soft_wrap=True)
+    for line in story:
+        terminal.print(line, soft_wrap=True)
     return EXIT_USER if users else EXIT_FAILED
 
 

@@ -32,7 +32,11 @@ LAYERS = (
     {"cli"},
 )
 # What parts of one row may import of each other.
-BESIDE = {"common": {"core.errors"}, "core": {"common.files"}, "train": {"tasks.protocol", "tasks.metrics", "client"}}
+BESIDE = {
+    "common": {"core.errors", "core.foreign"},
+    "core": {"common.files"},
+    "train": {"tasks.protocol", "tasks.metrics", "client"},
+}
 # These are for users, who may import anything; `templates` are files of users' projects.
 OPEN = {"__init__", "__main__", "templates"}
 

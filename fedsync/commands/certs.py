@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -52,9 +53,9 @@ def init(
     now = datetime.now(UTC).replace(microsecond=0)
     authority = Authority.at(folder) if renew else make_authority(folder, now=now)
     server = make_server_certificate(authority, hosts, folder, days, now)
-    typer.echo(f"{authority.certificate}: to the server and to every silo")
-    typer.echo(f"{server.certificate}, {server.key}: to the server")
-    typer.echo(f"{authority.key}: secret; keep it offline, it signs renewals")
+    say(f"{authority.certificate}: to the server and to every silo")
+    say(f"{server.certificate}, {server.key}: to the server")
+    say(f"{authority.key}: secret; keep it offline, it signs renewals")
 
 
 @app.command()
@@ -66,10 +67,10 @@ def silo(
     from fedsync.identity.node_keys import make_node_key
 
     key = make_node_key(name, folder)
-    typer.echo(f"{name} {key.fingerprint}")
-    typer.echo(f"{key.private}: secret; it stays here, as node_key in silo.yaml")
-    typer.echo(f"{key.public}: to the server's operator, who names it in server.yaml:")
-    typer.echo(f"  silos: {{{name}: nodes/{key.public.name}}}")
+    say(f"{name} {key.fingerprint}")
+    say(f"{key.private}: secret; it stays here, as node_key in silo.yaml")
+    say(f"{key.public}: to the server's operator, who names it in server.yaml:")
+    say(f"  silos: {{{name}: nodes/{key.public.name}}}")
 
 
 @app.command()
@@ -88,11 +89,11 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder with certificates o
         raise ConfigError(str(folder), "there are no certificates and no node keys here", remedy)
     for path in paths:
         for line in describe(path, read_certificate(path), datetime.now(UTC)):
-            typer.echo(line)
+            say(line)
     if len(paths) == 2:
         check_server_certificate(authority.certificate, server)
     for key in nodes:
-        typer.echo(f"{key.private}: node key of {key.name}, {key.fingerprint}")
+        say(f"{key.private}: node key of {key.name}, {key.fingerprint}")
 
 
 def describe(path: Path, facts: CertificateFacts, now: datetime) -> list[str]:

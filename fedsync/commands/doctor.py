@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsync.observe.terminal import say
+
 if TYPE_CHECKING:
     from fedsync.ops.doctor.checks import Check
 
@@ -56,5 +58,5 @@ def report(found: Iterable[Check]) -> bool:
     for check in found:
         good &= check.ok
         remedy = f". {check.remedy}" if check.remedy else ""
-        typer.echo(f"{'ok' if check.ok else 'FAIL':<5} {check.name:<{_WIDTH}} {check.detail}{remedy}")
+        say(f"{'ok' if check.ok else 'FAIL':<5} {check.name:<{_WIDTH}} {check.detail}{remedy}")
     return good

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from fedsync.common.files import check_result, write_result
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
     from fedsync.ops.site_evaluation import Site
@@ -54,7 +53,7 @@ def evaluate(
     if not matrix.cells:
         raise ConfigError("fedsync evaluate", "there is no model here", "Name one: --model FILE")
     document = matrix.document()
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = Terminal()
     for row, each in enumerate(document["models"]):
         console.print(_table(document, row, each))
     if out is not None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
     from fedsync.observe.exporters.base import Exporter
@@ -36,22 +36,22 @@ def export(
     for entry in tail.entries():
         ledger.add(entry)
     exporters: list[Exporter] = []
-    console = Console()
+    console = Terminal()
     try:
         if csv is not None:
             exporters.append(CsvExporter(csv))
-            console.print(f"Tables: {', '.join(map(str, tables(csv)))}", highlight=False, soft_wrap=True)
+            console.print(f"Tables: {', '.join(map(str, tables(csv)))}", soft_wrap=True)
         if tensorboard is not None:
             from fedsync.observe.exporters.tensorboard_exporter import TensorBoardExporter
 
             exporters.append(TensorBoardExporter(tensorboard))
-            console.print(f"TensorBoard: {tensorboard}", highlight=False, soft_wrap=True)
+            console.print(f"TensorBoard: {tensorboard}", soft_wrap=True)
         if mlflow is not None:
             from fedsync.observe.exporters.mlflow_exporter import MlflowExporter
 
             header = tail.header or {}
             exporters.append(MlflowExporter(mlflow, {**header.get("config", {}), "runtime": header.get("runtime")}))
-            console.print("MLflow: one run in the experiment fedsync", highlight=False)
+            console.print("MLflow: one run in the experiment fedsync")
         for exporter in exporters:
             exporter.follow(ledger)
     finally:

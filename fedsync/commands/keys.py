@@ -11,6 +11,7 @@ import typer
 
 from fedsync.common.files import read_input
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.authority import Issue
@@ -37,7 +38,7 @@ def encrypt(
     from fedsync.cipher.keys.files import set_passphrase
 
     for path in set_passphrase(folder, _passphrase(descriptor, "New passphrase")):
-        typer.echo(f"{path}: under the passphrase; without it, nobody opens it again")
+        say(f"{path}: under the passphrase; without it, nobody opens it again")
 
 
 @app.command()
@@ -48,7 +49,7 @@ def decrypt(
     from fedsync.cipher.keys.files import set_passphrase
 
     for path in set_passphrase(folder, None):
-        typer.echo(f"{path}: plain, for its owner alone")
+        say(f"{path}: plain, for its owner alone")
 
 
 @app.command()
@@ -125,7 +126,7 @@ def accept(
 
     pin = None if admin is None else _public_key(admin)
     group = keyring.accept(folder, keyring.read_bundle(bundle), pin)
-    typer.echo(f"epoch {group.epoch}, group {group.fingerprint.hex()}, silos: {', '.join(group.members)}")
+    say(f"epoch {group.epoch}, group {group.fingerprint.hex()}, silos: {', '.join(group.members)}")
 
 
 @app.command()
@@ -141,7 +142,7 @@ def show(
         if (folder / name).exists():
             shown = True
             for line in describe(folder):
-                typer.echo(line)
+                say(line)
     if not shown:
         remedy = "Begin with `fedsync keys init` (administrator) or `fedsync keys silo NAME` (silo)"
         raise ConfigError(str(folder), "there are no keys here", remedy)
@@ -191,7 +192,7 @@ def _server(folder: Path) -> list[str]:
 def _say_issued(issued: Issue) -> None:
     _tell(f"Epoch {issued.epoch}. To the server goes {issued.server}; to each silo its bundle:")
     for name, path in issued.bundles.items():
-        typer.echo(f"{name} {path}")
+        say(f"{name} {path}")
 
 
 def _line(text: str) -> tuple[str, bytes]:
@@ -235,4 +236,4 @@ def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:
 def _tell(*lines: str) -> None:
     """Say something to people; the standard output is for what other programs read."""
     for line in lines:
-        typer.echo(line, err=True)
+        say(line, err=True)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import say
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 """A folder of files for each kind of task, besides ``shared``, which all projects get."""
@@ -29,11 +30,11 @@ def new(
 ) -> None:
     """Make a small working project: a task of your own, a strategy, silos, and how to run them."""
     files = make_project(folder, task)
-    typer.echo(f"{folder}: {', '.join(str(file) for file in files)}")
-    typer.echo("Try it:")
-    typer.echo(f"  cd {shlex.quote(str(folder))}")
-    typer.echo("  fedsync run strategy.yaml --silos silos.yaml --runtime virtual --out runs/virtual")
-    typer.echo("README.md goes on from there.")
+    say(f"{folder}: {', '.join(str(file) for file in files)}")
+    say("Try it:")
+    say(f"  cd {shlex.quote(str(folder))}")
+    say("  fedsync run strategy.yaml --silos silos.yaml --runtime virtual --out runs/virtual")
+    say("README.md goes on from there.")
 
 
 def make_project(folder: Path, task: TaskKind) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import say
 
 
 def page(
@@ -30,9 +31,9 @@ def page(
     except OSError as error:
         raise ConfigError("--port", f"{port} cannot be listened on: {error.strerror}", "Leave it out") from None
     with server:
-        typer.echo(f"Open once, in one tab of a browser on this machine: {server.link}")
+        say(f"Open once, in one tab of a browser on this machine: {server.link}")
         tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} this-machine"
-        typer.echo(f"From elsewhere: {tunnel}, then the same link")
+        say(f"From elsewhere: {tunnel}, then the same link")
         if open_it:
             typer.launch(server.link)
         server.serve_forever()

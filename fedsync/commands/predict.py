@@ -5,21 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
 from fedsync.core.checks import MAX_SPEED, MIN_SPEED
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import Terminal, WordsColumn
 from fedsync.policies.predict.base import predictors as all_predictors
 
 if TYPE_CHECKING:
@@ -54,14 +53,14 @@ def predict(
     # The moving average is what the others are compared with.
     asked = kinds if "ema" in kinds else ["ema", *kinds]
     scores: dict[str, BacktestErrors] = {}
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (WordsColumn("{task.description}", "bold"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Terminal(stderr=True), transient=True) as bar:
         line = bar.add_task("", total=len(asked) * len(steps))
         for kind in asked:
             bar.update(line, description=kind)
             scores[kind] = backtest(known[kind], steps, warmup, lambda: bar.advance(line))
     table = _table(scores, kinds, len(steps), warmup)
-    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+    Terminal().print(table)
     if out is not None:
         errors = {kind: {"rmse": scores[kind].rmse, "mae": scores[kind].mae} for kind in kinds}
         content = {"predictors": errors, "steps": len(steps), "warmup": warmup}

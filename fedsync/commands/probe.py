@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from fedsync.common.files import check_result, write_result
@@ -21,6 +20,7 @@ from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, LinearCurve
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks import CsvConfig
 from fedsync.core.curve import Curve
+from fedsync.observe.terminal import Terminal, WordsColumn
 
 if TYPE_CHECKING:
     from fedsync.train.loop import Trainer
@@ -48,7 +48,7 @@ def probe(
         check_result(out, "--out")
     trainer, name = _trainer(task, device)
     bar = Progress(
-        TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True)
+        WordsColumn("{task.description}", "bold"), BarColumn(), TimeElapsedColumn(), console=Terminal(stderr=True)
     )
     with bar:
         line = bar.add_task("batch", total=1.0)
@@ -57,7 +57,7 @@ def probe(
         )
         bar.update(line, completed=1.0)
     curve = measured.fit()
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = Terminal()
     console.print(f"{name} on {trainer.device}, {trainer.examples} training samples")
     console.print(_table(measured, curve))
     text = silo_file(curve, measured.timings[-1].batch, measured.memory_samples)

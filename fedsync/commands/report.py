@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedsync.common.files import check_result, write_result
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import Terminal
 
 
 class FigureName(StrEnum):
@@ -58,8 +58,8 @@ def report(
         others = files_beside(runs)
         for name, text in others.items():
             write_result(path.with_name(name), text.encode())
-    Console().print(f"Report: {path}", highlight=False, soft_wrap=True)
+    Terminal().print(f"Report: {path}", soft_wrap=True)
     if others:
-        Console().print(f"Beside it: {', '.join(others)}", highlight=False, soft_wrap=True)
+        Terminal().print(f"Beside it: {', '.join(others)}", soft_wrap=True)
     if open_it:
         typer.launch(path.resolve().as_uri())

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedsync.observe.terminal import say
+
 app = typer.Typer(help="A real server: its processes, kept running, and its runs.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Option("--server", metavar="FILE", help="The server's file.")]
@@ -23,9 +25,9 @@ def start(file: File) -> None:
     from fedsync.ops.start import start_server
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
-    typer.echo(f"server on {config.host}:{config.port}, {way()} way; files in {config.state}")
+    say(f"server on {config.host}:{config.port}, {way()} way; files in {config.state}")
     if way() == "stock":
-        typer.echo("warning: this flwr is not a tested version; let silos reach /v1/fleet/ only, by a proxy", err=True)
+        say("warning: this flwr is not a tested version; let silos reach /v1/fleet/ only, by a proxy", err=True)
     start_server(config)
 
 
@@ -42,7 +44,7 @@ def register(file: File) -> None:
     from fedsync.ops.start import register_silos
 
     found = register_silos(config)
-    typer.echo(f"registered: {', '.join(name for name in config.node_keys if name not in found.problems) or 'none'}")
+    say(f"registered: {', '.join(name for name in config.node_keys if name not in found.problems) or 'none'}")
     tell_what_else(found)
     found.check()
 
@@ -58,7 +60,7 @@ def revoke(
     from fedsync.ops.start import revoke_silo
 
     revoke_silo(config, name)
-    typer.echo(f"revoked: {name}")
+    say(f"revoked: {name}")
 
 
 @app.command()
@@ -88,7 +90,7 @@ def run(
         from fedsync.ops.runs import resume_run
 
         resume_run(config, resume)
-        typer.echo(f"Resumed. Files: {resume}")
+        say(f"Resumed. Files: {resume}")
         return
     if strategy is None or resume is not None:
         remedy = "Name a strategy, or a folder with --resume and nothing else"
@@ -98,7 +100,7 @@ def run(
     from fedsync.ops.runs import submit_run
 
     folder = submit_run(config, wanted, out=out, target_accuracy=target_accuracy)
-    typer.echo(f"Started. Files: {folder}")
+    say(f"Started. Files: {folder}")
 
 
 @app.command()
@@ -107,4 +109,4 @@ def stop(folder: Annotated[Path, typer.Argument(help="Folder of the run's files.
     from fedsync.ops.runs import stop_run
 
     stop_run(folder)
-    typer.echo(f"Stopped: {folder}")
+    say(f"Stopped: {folder}")

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fedsync.observe.terminal import say
+
 app = typer.Typer(help="A real silo: its processes, kept running.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's file.")]
@@ -24,7 +26,7 @@ def start(file: File) -> None:
     from fedsync.ops.start import start_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
-    typer.echo(f"silo {config.name}, server {config.server}, {way(config.code)} way; files in {config.state}")
+    say(f"silo {config.name}, server {config.server}, {way(config.code)} way; files in {config.state}")
     start_silo(config)
 
 
@@ -55,11 +57,11 @@ def export(
     from fedsync.trainer.model_export import export_kept
 
     done = export_kept(config, out, run)
-    typer.echo(f"{done.file}: version {done.version} of run {done.run}")
+    say(f"{done.file}: version {done.version} of run {done.run}")
     if done.best is not None:
-        typer.echo(f"{out / 'best.pt'}: version {done.best}; best.json says how good it is")
+        say(f"{out / 'best.pt'}: version {done.best}; best.json says how good it is")
     for other in done.others:
-        typer.echo(f"not written: run {other}; for its model add --run {other.name}")
+        say(f"not written: run {other}; for its model add --run {other.name}")
 
 
 @app.command()
@@ -67,7 +69,7 @@ def digest(model: Annotated[Path, typer.Argument(help="A model.pt, as runs and `
     """Print what to write as first_model, so that encrypted runs may begin with this model."""
     from fedsync.train.weights import model_digest
 
-    typer.echo(model_digest(model))
+    say(model_digest(model))
 
 
 @app.command()
@@ -87,10 +89,10 @@ def unlock(file: File) -> None:
 
     happened = Lockout(open_ring(Path(config.keys))).unlock()
     if happened is None:
-        typer.echo("the count of failures was missing or damaged")
+        say("the count of failures was missing or damaged")
     for failure in happened or ():
-        typer.echo(f"{failure.at} {failure.reason}")
-    typer.echo(f"silo {config.name} is open; failures of integrity are counted from zero")
+        say(f"{failure.at} {failure.reason}")
+    say(f"silo {config.name} is open; failures of integrity are counted from zero")
 
 
 @app.command()
@@ -114,18 +116,18 @@ def approve(
         if refuse:
             raise ConfigError("--refuse", "no run is named", "Name the digest of one that waits")
         for run in approvals.waiting():
-            typer.echo("\n".join(summary(run, config)))
+            say(*summary(run, config), most=None)
         for known, yes in approvals.decided():
-            typer.echo(f"{'approved' if yes else 'refused'} {known}")
+            say(f"{'approved' if yes else 'refused'} {known}")
         if not (approvals.waiting() or approvals.decided()):
-            typer.echo("no run waits" if config.approve == "ask" else "no run waits: approve is not ask in silo.yaml")
+            say("no run waits" if config.approve == "ask" else "no run waits: approve is not ask in silo.yaml")
         return
     decided = approvals.decide(digest, approve=not refuse)
     if decided is not None:
-        typer.echo("\n".join(summary(decided, config)))
+        say(*summary(decided, config), most=None)
     said = "refused" if refuse else "approved"
     AuditLog(audit_place(config)).add("decided", {"who": "owner", "spec": digest, "said": said})
-    typer.echo(f"{said} {digest}")
+    say(f"{said} {digest}")
 
 
 @app.command()
@@ -142,9 +144,9 @@ def audit(
     from fedsync.ops.audit_check import check_audit, table
 
     found = check_audit(config, heads)
-    typer.echo("\n".join(table(found)))
+    say(*table(found))
     for note in found.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"FAIL {found.broken}" if found.broken else f"ok   {found.lines} lines, each as it was written")
+        say(f"note: {note}")
+    say(f"FAIL {found.broken}" if found.broken else f"ok   {found.lines} lines, each as it was written")
     if found.broken:
         raise typer.Exit(1)

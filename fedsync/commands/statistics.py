@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import Terminal
 
 
 def statistics(
@@ -30,4 +30,4 @@ def statistics(
         raise ConfigError(str(path), "there are no statistics of this run", remedy) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(str(path), "this is no file of statistics", "Name the folder of a run") from error
-    Console().print(table)
+    Terminal().print(table)

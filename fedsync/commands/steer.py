@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsync.observe.terminal import say
+
 if TYPE_CHECKING:
     from fedsync.core.steering import OperatorQuestion
 
@@ -70,4 +72,4 @@ def _ask(folder: Path, question: OperatorQuestion) -> None:
     from fedsync.flower.operator_requests import ask
 
     ask(folder, question)
-    typer.echo(f"Done: {said(question)}")
+    say(f"Done: {said(question)}")

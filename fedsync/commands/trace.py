@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedsync.common.files import check_result, read_input, write_result
+from fedsync.observe.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from fedsync.cipher.tracing.trace import Finding
@@ -39,15 +38,15 @@ def consent(
     done = consent_to(SiloStartConfig.load(silo), read_input(notice, _MAX_FILE_BYTES), examiner)
     write_result(out, done.consent.canonical() + b"\n")
     about = done.consent
-    typer.echo(f"{out}: {about.silo} consents that {', '.join(about.examiners)} examine version {about.version}")
+    say(f"{out}: {about.silo} consents that {', '.join(about.examiners)} examine version {about.version}")
     ids = ", ".join(one.head.members[0].update_id for one in done.notice.updates)
-    typer.echo(f"of run {about.run}, key epoch {about.epoch}: {ids}")
+    say(f"of run {about.run}, key epoch {about.epoch}: {ids}")
     if done.known is None:
-        typer.echo("this silo keeps nothing of the run: what went into the version is the server's word")
+        say("this silo keeps nothing of the run: what went into the version is the server's word")
     elif not done.known:
-        typer.echo("this silo has not come to that version: what went into it is the server's word")
+        say("this silo has not come to that version: what went into it is the server's word")
     if done.unmasks is False:
-        typer.echo("the masks of this silo's update are not known here any more: it cannot be examined")
+        say("the masks of this silo's update are not known here any more: it cannot be examined")
 
 
 def trace(
@@ -60,17 +59,17 @@ def trace(
 
     done = examine(SiloStartConfig.load(silo), file)
     for reason in done.consents.refused:
-        typer.echo(f"does not count: {reason}", err=True)
+        say(f"does not count: {reason}", err=True)
     if not done.known:
-        typer.echo("this silo has not come to that version: what went into it is the server's word", err=True)
+        say("this silo has not come to that version: what went into it is the server's word", err=True)
     consenting = ", ".join(sorted(done.consents.by_silo))
     title = f"run {done.notice.run}, version {done.notice.version}; with the consent of {consenting}"
-    Console(width=_WIDTH).print(_table(done.findings, title))
+    Terminal(width=_WIDTH).print(_table(done.findings, title))
     if any(one.faults for one in done.findings):
         raise typer.Exit(1)
     unseen = [one.silo for one in done.findings if one.unexamined]
     if unseen:
-        typer.echo(f"What was examined is in order. What is wrong, if anything is, came from {', '.join(unseen)}.")
+        say(f"What was examined is in order. What is wrong, if anything is, came from {', '.join(unseen)}.")
 
 
 def disclose(
@@ -92,12 +91,12 @@ def disclose(
     given = [(f"the file {path}", read_input(path, _MAX_FILE_BYTES)) for path in consents]
     found = give_out(folder / FOLDER, version, examiner, given, known, out)
     for reason in found.refused:
-        typer.echo(f"does not count: {reason}", err=True)
-    typer.echo(f"{out}: for {examiner}, with the consent of {', '.join(sorted(found.by_silo))}")
+        say(f"does not count: {reason}", err=True)
+    say(f"{out}: for {examiner}, with the consent of {', '.join(sorted(found.by_silo))}")
 
 
 def _table(findings: Sequence[Finding], title: str) -> Table:
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("silo", "update", "what is wrong"):
         table.add_column(column, no_wrap=column != "what is wrong")
     table.add_column("largest / limit", justify="right", no_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
 from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
     from fedsync.sim.twin.fit import SiloFit
@@ -67,19 +65,19 @@ def tune(
     base.check_target(target)
     taus = [base.local.steps] if steps is None else _whole(steps)
     names = search.shipped() if strategies is None else strategies.split(",")
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = Terminal()
     with console.status("replaying the run's strategy on its twin") as status:
         twin, replayed = Twin.of(record).checked()
         console.print(_machines(twin.fits))
-        console.print(_said(twin, replayed), markup=False)
+        console.print(_said(twin, replayed))
         field, left = search.candidates(twin, base, names, taus, _kinds(optimizers))
         watch = _Watch(console, status.update)
         ranked, note = _rank(twin, field, target, watch)
     for why in left:
-        console.print(f"Left out: {why}", markup=False)
+        console.print(f"Left out: {why}")
     console.print(_ranking(ranked, target if not note else None))
     said = note or (f"ranked by time to {target:g}" if target is not None else "ranked by samples a second")
-    console.print(said, markup=False)
+    console.print(said)
     figures: dict[str, Any] = {
         "silos": [fit.report() for fit in twin.fits],
         "replay": _replay(twin, replayed),
@@ -88,29 +86,29 @@ def tune(
     }
     if silos is not None:
         files = twin.write(silos)
-        console.print(f"Silo file: {', '.join(map(str, files))}", markup=False)
+        console.print(f"Silo file: {', '.join(map(str, files))}")
     if apply is not None:
         if not ranked:
             raise ConfigError("--apply", "there is no candidate", "Name others by --strategies")
         text = search.strategy_file(ranked[0], _why(ranked[0], said))
         write_result(apply, text.encode())
-        console.print(f"Strategy file: {apply}", markup=False)
+        console.print(f"Strategy file: {apply}")
     if out is not None:
         write_result(out, (json.dumps(figures, indent=2) + "\n").encode())
-        console.print(f"File: {out}", markup=False)
+        console.print(f"File: {out}")
 
 
 class _Watch:
     """Says what is played: in place on a terminal, as lines elsewhere."""
 
-    def __init__(self, console: Console, show: Callable[[str], None]) -> None:
+    def __init__(self, console: Terminal, show: Callable[[str], None]) -> None:
         self._console, self._show = console, show
 
     def __call__(self, what: str) -> None:
         if self._console.is_terminal:
-            self._show(escape(what))
+            self._show(what)
         else:
-            self._console.print(what, markup=False)
+            self._console.print(what)
 
 
 def _rank(twin: Twin, field: Sequence[Candidate], target: float | None, watch: _Watch) -> tuple[list[Ranked], str]:
@@ -168,7 +166,7 @@ def _ranking(ranked: Sequence[Ranked], target: float | None) -> Table:
         reached = "-" if one.accuracy is None else f"never, at {one.accuracy:.3f}"
         reached = reached if one.once_s is None else f"{one.once_s:.3g}, played once"
         table.add_row(
-            escape(candidate.strategy),
+            candidate.strategy,
             str(candidate.steps),
             "-" if candidate.interval_s is None else f"{candidate.interval_s:g}",
             candidate.optimizer or "-",
@@ -212,7 +210,7 @@ def _machines(fits: tuple[SiloFit, ...]) -> Table:
         config = fit.config
         launch_s = getattr(config.curve, "launch_s", 0.0)
         table.add_row(
-            escape(config.name),
+            config.name,
             str(fit.orders),
             f"{config.speed:.4g}",
             f"{1e3 * launch_s:.3g}" if launch_s else "-",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from fedsync.observe.terminal import Terminal
 
 
 def watch(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
     """Show who works and who waits in a run until it ends; Ctrl-C ends only the showing."""
     from fedsync.observe.live import watch as show
 
-    show(folder, Console())
+    show(folder, Terminal())

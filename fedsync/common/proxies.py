@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 import psutil
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.foreign import shown
 
 DIRECT = "direct"
 """In place of a proxy's address: none, whatever the environment says."""
@@ -219,7 +220,7 @@ def _judge(proxy: Proxy, target: str, head: bytes) -> None:
     version, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     if not head.endswith(b"\r\n\r\n") or not version.startswith("HTTP/1.") or not rest[:3].isdigit():
         raise ProxyRefused(f"the proxy {proxy} does not answer as an HTTP proxy does", _remedy(target))
-    status, told = int(rest[:3]), "".join(each for each in rest[:80] if each.isprintable())
+    status, told = int(rest[:3]), shown(rest, 80)
     if 200 <= status < 300:
         return
     if status == _AUTHENTICATE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 from pydantic import Field
@@ -11,11 +10,12 @@ from fedsync.config.cross_site import CrossSiteConfig
 from fedsync.config.section import Section
 from fedsync.config.selecting import BestConfig
 from fedsync.config.tasks_kinds import TaskSection
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric, statistics_of
 from fedsync.core.metrics.named import Wanted
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 UNASKED = (
     "Beside loss and score nothing is measured, for the strategy names no metrics and the server cannot ask the task "

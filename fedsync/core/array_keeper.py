@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
@@ -15,10 +14,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedsync.common.files import private_folder
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError
 from fedsync.core.spans import file_part, map_file, pieces, spans
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 LARGE_BYTES = 2**20
 

@@ -1,0 +1,7 @@
+import logging
+
+from fedsync.core.foreign import SHOWN
+
+# Flower's own loggers write what peers say, too.
+for library in ("flwr", "uvicorn.error"):
+    logging.getLogger(library).addFilter(SHOWN)

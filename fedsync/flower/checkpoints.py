@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -48,6 +47,7 @@ from fedsync.common.files import (
 )
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core import foreign
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError, RunError
@@ -57,7 +57,7 @@ from fedsync.core.layout import Layout
 from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, read
 from fedsync.flower.named_pickle import dump, load
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 FOLDER = "checkpoints"
 """Name of the folder, in that of the run's files."""

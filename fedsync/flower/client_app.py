@@ -11,7 +11,6 @@ Nothing is raised to Flower, which would send the error's words to the server.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import time
@@ -28,6 +27,7 @@ from flwr.common.constant import APP_DIR
 from flwr.supercore.utils import get_flwr_home
 
 from fedsync.common.fence import ALLOWED
+from fedsync.core import foreign
 from fedsync.core.errors import SERVER, ConfigError, FedSyncError, ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages, payloads
@@ -39,7 +39,7 @@ from fedsync.trainer.client import TrainerClient, trainer_folder
 from fedsync.trainer.protocol import RESOURCES, Ask, Identity, Refused, write_reply
 from fedsync.trainer.refusals import code_of, refuse
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 app = ClientApp()
 

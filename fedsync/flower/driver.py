@@ -23,7 +23,6 @@ Replies are pulled by this loop, not by Flower's `send_and_receive`, which looks
 from __future__ import annotations
 
 import heapq
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from dataclasses import replace
 from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
+from fedsync.core import foreign
 from fedsync.core.actions import (
     Action,
     Commit,
@@ -87,7 +87,7 @@ from fedsync.trainer.protocol import (
 )
 from fedsync.trainer.refusals import explained
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 class FlowerDriver:

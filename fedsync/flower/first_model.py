@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from flwr.serverapp import Grid
 
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, ProtocolError, RunError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.transfer import Payload
@@ -26,7 +26,7 @@ from fedsync.trainer.refusals import explained
 if TYPE_CHECKING:
     from fedsync.train.weights import TaskModel
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 Answered = TypeVar("Answered")
 

@@ -17,6 +17,7 @@ from itertools import takewhile
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.core.foreign import shown
 from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 from fedsync.flower.payloads import Packed, unpack
@@ -200,9 +201,7 @@ def shortened(reason: str | None) -> str:
     text = reason or ""
     if len(text) > 2 * _READ:
         text = f"{text[:_READ]} ... {text[-_READ:]}"
-    text = " ".join(text.split())
-    text = text if len(text) <= 600 else f"{text[:200]} ... {text[-400:]}"
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown(" ".join(text.split()), 560)
 
 
 def _text(message: Message, key: str, sender: str) -> str:

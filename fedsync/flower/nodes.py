@@ -7,7 +7,6 @@ says of itself has to agree. Without registration there is only the node's own w
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from math import inf
 from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
+from fedsync.core import foreign
 from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import ProtocolError, RunError
 from fedsync.flower.internals.pull import Arrival
@@ -23,7 +23,7 @@ from fedsync.flower.regions import Regions
 from fedsync.trainer.protocol import Hello, Refused
 from fedsync.trainer.refusals import AT_ONCE, PASSING, explained_together
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MOST_OF_ALL = 0.99
 """Share of all samples; of a silo that says that it has more of them, people should know."""

@@ -14,7 +14,6 @@ A question that is there when a server process dies is read by the next one, and
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import held, taken
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.actions import OperatorAnswered
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.core.events import OperatorAsked
@@ -35,7 +34,7 @@ from fedsync.observe.fate import LISTENING, OPERATOR, why_deaf
 if TYPE_CHECKING:
     from fedsync.config.strategy import StrategyConfig
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MOST_WAITING = 16
 """Questions that wait for their answer at most."""

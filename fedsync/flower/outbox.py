@@ -20,7 +20,6 @@ answer that they can fetch them, and of all nodes that leave theirs there.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
@@ -28,6 +27,7 @@ from math import inf
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsync.core import foreign
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
@@ -55,7 +55,7 @@ from fedsync.trainer.protocol import (
     write_request,
 )
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import logging
 import os
 import secrets
 import shutil
@@ -34,11 +33,12 @@ from typing import Self
 
 from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.locks import held, taken
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.spans import digest, link_file, map_file, pieces
 from fedsync.core.transfer import Payload
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 PARCELS = "FEDSYNC_PARCELS"
 """Environment variable of a ServerApp: the folder of parcels, where a gate serves them."""

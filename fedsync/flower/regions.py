@@ -13,7 +13,6 @@ bundle to answer at any time, so it is heard of at once.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Container, Iterable, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsync.core import foreign
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.transfer import DurableAggregator, Payload
@@ -43,7 +43,7 @@ from fedsync.trainer.regions import (
     write,
 )
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _LOST_S = 35.0
 _PAUSE_S = 1.0

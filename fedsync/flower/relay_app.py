@@ -5,7 +5,6 @@ the server's gate <- SuperNode of the relay -> socket -> this app -> the relay's
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.flower.parcels import ParcelStore
@@ -25,7 +24,7 @@ from fedsync.trainer.refusals import refuse
 from fedsync.trainer.regions import RelayCall, write
 from fedsync.trainer.relay import RelayService
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 UPDATES = "updates"
 """Folder of updates that wait for a sum, in that of the relay's run."""

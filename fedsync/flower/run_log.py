@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
+from fedsync.core import foreign
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
 
-logger = logging.getLogger("flwr.fedsync")
+logger = foreign.logger("flwr.fedsync")
 """Below Flower's logger, whose handler writes what users see; others' messages of level INFO it does not."""
 
 _NAMED = 6

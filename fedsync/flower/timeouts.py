@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isinf
 
 from fedsync.common.backoff import Backoff
 from fedsync.config.waiting import WaitingConfig
+from fedsync.core import foreign
 from fedsync.core.errors import RunError
 from fedsync.core.events import Event, Spare
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _JOIN_S, _WARN_S = 180.0, 60.0
 _MOST_PATIENCE = 64

@@ -9,6 +9,7 @@ from cryptography import x509
 
 from fedsync.common.proxies import ProxyRefused, Way
 from fedsync.core.errors import ConfigError
+from fedsync.core.foreign import shown
 
 _UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
 """OpenSSL's codes of a chain that does not lead to who is trusted."""
@@ -49,7 +50,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> str:
         remedy = f"Have who runs it pass TLS to {way} on as it is; a silo trusts the federation's authority alone"
         if way.proxy is None:
             remedy += ". If no proxy is there, another server has the address"
-        name = "".join(each for each in issuer.rfc4514_string()[:200] if each.isprintable())
+        name = shown(issuer.rfc4514_string(), 200)
         raise CertificateReplaced(f"{through} replaces the certificate: issuer {name}", remedy) from error
 
 

@@ -14,7 +14,6 @@ has the best model too: the file, which may be newer or older, is then written a
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import time
@@ -24,12 +23,13 @@ from typing import Any
 
 from fedsync.common.checksums import file_digest
 from fedsync.common.files import write_atomically
+from fedsync.core import foreign
 from fedsync.core.actions import KeepBest
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.selection import stated
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 BEST, LAST, MODEL, STATED = "best.pt", "last.pt", "model.pt", "best.json"
 _NEXT = "best.next.pt"

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
@@ -24,6 +23,7 @@ from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import silo_table
 from fedsync.observe.tail import Tail
+from fedsync.observe.terminal import Terminal, words
 
 MOST_ROWS = 40
 """Silos that are shown; of more, the first by name."""
@@ -139,10 +139,10 @@ class LiveRun:
             quiet_s: since its last entry [s].
             way_on: how it goes on, if it was cut off.
         """
-        rows = [self._headline(quiet_s, over=bool(way_on)), *([Text(way_on)] if way_on else [])]
+        rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
         return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
 
-    def _headline(self, quiet_s: float, over: bool) -> Text:
+    def _headline(self, quiet_s: float, over: bool) -> RenderableType:
         ledger, total = self.ledger, self.steered.stop.get("rounds")
         rounds, accuracy, left_s = ledger.rounds, ledger.accuracy, self.left_s()
         unit = "virtual s" if self.virtual else "s"
@@ -163,7 +163,7 @@ class LiveRun:
             parts.append("ETA -" if left_s is None else f"ETA {left_s:.0f} {unit}")
             if quiet_s >= 10:
                 parts.append(f"nothing new for {quiet_s:.0f} s")
-        return Text("  ".join(parts), style="bold")
+        return words("  ".join(parts), "bold")
 
     def _table(self, now_s: float) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -178,7 +178,7 @@ class LiveRun:
             silo = silos[name]
             pace, left_s = self._paces.get(name), self.order_left_s(name, now_s)
             table.add_row(
-                Text(name),
+                name,
                 self.state_of(name, now_s),
                 str(silo.order.round if silo.order is not None else silo.orders + silo.failures + silo.taken),
                 str(silo.batch_size or "-"),
@@ -193,7 +193,7 @@ class LiveRun:
 
 def watch(
     folder: Path,
-    console: Console,
+    console: Terminal,
     *,
     wall: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
@@ -228,7 +228,7 @@ def watch(
                 run = run or LiveRun(tail.header or {})
                 run.add(entry)
                 news_s = wall()
-            view: Text | Group = Text("nothing has happened yet")
+            view: Group = Group(words("nothing has happened yet"))
             if run is not None:
                 cut = run.is_cut_off(summary=ended, gone=gone)
                 # A deployed run goes on by itself. Of others somebody at a terminal may wait for the next begin.

@@ -7,11 +7,11 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
+from fedsync.observe.terminal import Terminal, WordsColumn
 
 
 class RunProgress(AbstractContextManager["RunProgress"]):
@@ -26,7 +26,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
     """
 
     def __init__(
-        self, console: Console, label: str, rounds: int | None, every_s: float = 0.0, *, trained: bool = True
+        self, console: Terminal, label: str, rounds: int | None, every_s: float = 0.0, *, trained: bool = True
     ) -> None:
         self._console = console
         self._label = label
@@ -41,11 +41,11 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._bar = (
             Progress(
                 SpinnerColumn(),
-                TextColumn("[bold]{task.description}"),
+                WordsColumn("{task.description}", "bold"),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                TextColumn("{task.fields[state]}"),
+                WordsColumn("{task.fields[state]}"),
                 console=console,
             )
             if console.is_terminal
@@ -88,7 +88,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             )
             self._console.print(
                 f"{self._label:<12} {text}, {mark.at_s:.1f} s after the run began",
-                markup=False, highlight=False, soft_wrap=True,
+                markup=False, soft_wrap=True,
             )  # fmt: skip
         if self._asked < ledger.steered.asked and self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=self._rounds)
@@ -111,7 +111,6 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._console.print(
             f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  "
             f"{scores}{slowest}  {self._eta(row.round)}",
-            highlight=False,
             soft_wrap=True,
         )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 from pathlib import Path
 
 from fedsync.config.run_spec import RunSpec, SealedSurvey
 from fedsync.config.survey import rounds_of, standardised, surveyed_task
+from fedsync.core import foreign
 from fedsync.core.errors import PolicyError, RunError
 from fedsync.core.layout import Layout
 from fedsync.core.survey.findings import STATISTICS, scales_of, told
@@ -16,7 +16,7 @@ from fedsync.core.survey.sums import SurveyForm, read_sums
 from fedsync.core.transfer import Aggregator
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 FOLDER = "survey"
 """Files of the survey, in the folder of the run that it comes before."""

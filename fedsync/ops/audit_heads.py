@@ -11,7 +11,6 @@ the owner names a place elsewhere, each day's first head, and the one at the end
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -19,12 +18,12 @@ from pathlib import Path
 
 from fedsync.common.files import OWNER_FILE, private_folder, read_input, write_atomically, write_private
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.identity.node_keys import is_signed_by_node, make_node_key, node_key_fingerprint, sign_by_node
 from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader, canonical
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 HEAD = "head.json"
 """File in the log's folder."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import random
 import shutil
 import socket
@@ -23,6 +22,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.flower.checkpoints import digest, newest_version, prepare
@@ -44,7 +44,7 @@ from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.model_export import export_model
 from fedsync.trainer.protocol import STATE_FOLDER as STATE
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 LOCK_FILE = ".lock"
 """In the folder of the run: locked while it is at work."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fedsync.common.backoff import Backoff
+from fedsync.core import foreign
 from fedsync.core.errors import RunError
 from fedsync.flower.internals.registration import Registered
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 ATTEMPTS = Backoff(0.5, 60.0)
 """Pause before the next attempt."""

@@ -6,7 +6,6 @@ it, as after every run: an app that died is started again.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from pathlib import Path
@@ -14,11 +13,12 @@ from pathlib import Path
 from fedsync.common.backoff import Backoff
 from fedsync.common.files import private_folder
 from fedsync.config.server_start import ServerStartConfig
+from fedsync.core import foreign
 from fedsync.core.errors import FedSyncError
 from fedsync.ops.programs import RELAY_SOCKET
 from fedsync.ops.runs import RUN_FILE, RUNS, hand_over
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 RELAY_RUN = "relay"
 """Name of the run, below the state folder's runs."""

@@ -8,7 +8,6 @@ wrong with one run costs no other run its care. An operator ends all this by `fe
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +17,13 @@ from pathlib import Path
 
 from fedsync.common.backoff import Backoff
 from fedsync.common.locks import held
+from fedsync.core import foreign
 from fedsync.core.errors import FedSyncError
 from fedsync.flower.checkpoints import newest_version
 from fedsync.flower.run_folder import DONE_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
 from fedsync.ops.runs import RUN_FILE, RUNS, BusyError
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 DIED = Backoff(2.0, 600.0)
 """Pause after a resumption of a run before the next; each death at the same version doubles it."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import re
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ from fedsync.common.locks import PATIENCE_S, held, taken
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.checkpoints import newest_version
 from fedsync.flower.environment import flower_environment
@@ -52,7 +52,7 @@ from fedsync.flower.run_folder import (
 from fedsync.identity.certificates import Authority
 from fedsync.ops.programs import CONNECTION
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 RUNS = "runs"
 """Folder in a server's state folder that has all of its runs, or links to them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -14,6 +13,7 @@ from fedsync.common.files import private_folder
 from fedsync.common.processes import raise_file_limit
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.environment import flower_environment, trainer_environment
 from fedsync.flower.internals.lines import LINES_OF_A_SUPERNODE, most_lines
@@ -44,7 +44,7 @@ from fedsync.trainer.protocol import (
 )
 from fedsync.trainer.refusals import MEANINGS, last_refusals
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _CONNECT_S = 1.0
 _LOOK_S = 1.0

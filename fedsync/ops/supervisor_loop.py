@@ -27,10 +27,11 @@ from fedsync.common.forking import Nursery
 from fedsync.common.locks import taken
 from fedsync.common.processes import Child, end_processes
 from fedsync.config.silo_start import LogsConfig
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError
 from fedsync.ops.supervisor import Program, Supervisor
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 HEALTH_FILE, LOGS_FOLDER, LOCK_FILE = "health.json", "logs", "supervisor.lock"
 FRESH_S = 30.0
@@ -98,7 +99,7 @@ class LoggedProcess:
     def _copy(self, handler: logging.Handler) -> None:
         with contextlib.closing(handler), self._output:
             for raw in self._output:
-                line = _COLOUR.sub("", raw.decode("utf-8", "replace")).rstrip()
+                line = foreign.shown(_COLOUR.sub("", raw.decode("utf-8", "replace")).rstrip(), None)
                 if line:
                     self._last.append(line)
                     handler.emit(logging.makeLogRecord({"msg": line}))

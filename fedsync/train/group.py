@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +33,7 @@ import psutil
 import torch
 
 from fedsync.common.processes import exit_with_parent
+from fedsync.core import foreign
 from fedsync.core.errors import Diverged, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
@@ -52,6 +52,8 @@ from fedsync.train.throttle import Throttle
 
 MakeTask = Callable[[], Task]
 """Builds the task; it pickles."""
+
+logger = foreign.logger(__name__)
 
 _Asked = tuple[WorkOrder | Split, Cursor]
 """An order, or the split of an evaluation, and the place in the data."""
@@ -332,7 +334,7 @@ def _follow(
             pipe.send(float(devices.held_bytes(device)))
     except Exception as error:
         if not isinstance(error, OthersGone):
-            traceback.print_exc()
+            logger.exception("another rank failed")
         with contextlib.suppress(OSError):
             pipe.send(_told(error))
         sys.exit(1)

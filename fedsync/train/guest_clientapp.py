@@ -11,7 +11,6 @@ last order on disk, so an order that is repeated finds what it found the first t
 from __future__ import annotations
 
 import json
-import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -29,6 +28,7 @@ from torch import nn
 
 from fedsync.client.silo import Scalar, Silo
 from fedsync.client.work import Steps, counted
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.metrics.base import statistics_of
@@ -54,7 +54,7 @@ from fedsync.train.pace import Pace
 from fedsync.train.private import MOST_BYTES
 from fedsync.train.sampler import Cursor
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import shutil
 import struct
@@ -18,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-logger = logging.getLogger(__name__)
+from fedsync.core import foreign
+
+logger = foreign.logger(__name__)
 
 _RECENT_S = 3600.0
 """A folder that was used so recently [s] stays: its trainer may be about to start, or its run may pause."""

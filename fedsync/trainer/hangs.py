@@ -14,7 +14,6 @@ it has told who asks; the next message starts another.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import traceback
@@ -25,10 +24,11 @@ from typing import Self
 
 import psutil
 
+from fedsync.core import foreign
 from fedsync.core.errors import Hanging
 from fedsync.train.guest_code import innermost
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 LOOK_S = 5.0
 """Pause between two looks [s]."""
@@ -109,7 +109,9 @@ class HangWatch:
     def _error(self, signs: StepSigns) -> Hanging:
         frame = sys._current_frames().get(self._thread)
         stack = [] if frame is None else traceback.extract_stack(frame)
-        logger.warning("%s hangs here:\n%s", self._what, "".join(traceback.format_list(stack)))
+        logger.warning("%s hangs here:", self._what)
+        for line in traceback.format_list(stack):
+            logger.warning("%s", line)
         return Hanging(
             f"{self._what} hangs, after {signs.steps} steps, in {innermost(stack)}: for {signs.still_s:.0f} s no step "
             "ended and no processor time was taken. The trainer ends, and the next message starts another"

@@ -12,7 +12,6 @@ that take turns: an answer lies where it is until the order after the next is do
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.core import foreign
 from fedsync.core.codec import decode, encode
 from fedsync.core.errors import PolicyError
 from fedsync.core.layout import Vector
@@ -30,7 +30,7 @@ from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import ANSWERS, Completed
 from fedsync.trainer.vector_file import VectorFile
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _UPDATE = ""
 """Name of the update among a file's vectors; the others are named by who goes by them."""

@@ -9,7 +9,6 @@ computation that lets no other thread run, and is let be.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +19,12 @@ from typing import Any, Self
 
 import psutil
 
+from fedsync.core import foreign
 from fedsync.trainer.connection import call, hang_up, receive, send
 from fedsync.trainer.folder import tenant
 from fedsync.trainer.protocol import SOCKET, Ping, TrainerState
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 PROBE_S = 5.0
 """How long a probe waits for its answer, and pause between two [s]."""

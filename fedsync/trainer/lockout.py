@@ -16,7 +16,6 @@ run begins it anew. Keys in memory are counted in memory.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from fedsync.common.files import read_private, write_private
 from fedsync.common.locks import taken
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.errors import ConfigError, SiloLocked
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 LIMIT = 3
 """Failures of integrity in one key epoch after which a silo takes no further part."""

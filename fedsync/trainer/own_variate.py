@@ -13,12 +13,12 @@ commit.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from fedsync.core import foreign
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.control_downlink import serial_of
 from fedsync.core.errors import SERVER, ProtocolError
@@ -28,7 +28,7 @@ from fedsync.core.spans import give_back
 from fedsync.core.transfer import Replica
 from fedsync.trainer.vector_file import VectorFile
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 VARIATE = "variate.bin"
 """File in a resident trainer's folder."""

@@ -11,7 +11,6 @@ All failures of what was sealed are one code, whatever was wrong with it, and so
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from fedsync.common.fence import ALLOWED
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.errors import (
     ConfigError,
     Diverged,
@@ -38,7 +37,7 @@ from fedsync.core.errors import (
 from fedsync.trainer.approvals import AwaitsApproval
 from fedsync.trainer.protocol import STATE, Refusal, Refused
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 NOTES = "refusals.json"
 """File in the folder of trainers: the last refusals, with their reasons. The owner's alone."""
@@ -238,8 +237,7 @@ def _texts_may_go() -> bool:
 
 def _printing(reason: str) -> str:
     """A text that the server's codec takes."""
-    text = " ".join(reason.split())[:_MOST_TEXT]
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return foreign.shown(" ".join(reason.split())[:_MOST_TEXT])[:_MOST_TEXT]
 
 
 def _note(code: Refusal, reason: str) -> None:

@@ -18,7 +18,6 @@ slow keeps nobody waiting for long.
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedsync.config.run_spec import RunSpec
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.checks import check_report, check_sealed
 from fedsync.core.errors import ConfigError, ProtocolError
@@ -56,7 +55,7 @@ from fedsync.trainer.regions import (
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 LINGER = 0.1
 """Share of the time that the first answer took for which it waits for others."""

@@ -21,7 +21,6 @@ is unknown to it. There are two orders at most, one queued behind the other: wit
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +31,7 @@ import numpy as np
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.tasks import SurveyConfig
+from fedsync.core import foreign
 from fedsync.core.errors import SERVER, ConfigError, Hanging, ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.spans import digest
@@ -63,7 +63,7 @@ from fedsync.trainer.protocol import (
 from fedsync.trainer.refusals import refuse
 from fedsync.trainer.session import SiloSession
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _Reply = tuple[Reply, Payload | None]
 

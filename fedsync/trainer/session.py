@@ -8,7 +8,6 @@ session is at work, or with `fedsync.core.transfer.Replica`, the session's copy 
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
@@ -22,6 +21,7 @@ import numpy as np
 
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.core import foreign
 from fedsync.core.checks import usable
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
@@ -51,7 +51,7 @@ from fedsync.trainer.survey import open_survey, surveyed
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 OWED, OWN = "owed", "own"
 """Beside a last order: what the next update makes up for, and what the next order may begin with; see

@@ -244,6 +244,6 @@ def test_the_server_can_ask_nothing_else(text: str) -> None:
 def test_a_reason_is_short_and_prints() -> None:
     assert shortened(None) == ""
     assert shortened("out\n of\t memory") == "out of memory"
-    assert shortened("\x1b[2J\x07red") == "?[2J?red"
+    assert shortened("\x1b[2J\x07red") == "\\x1b[2J\\x07red"
     long = shortened("b" + " x" * 2**22 + "e")
     assert len(long) <= 605 and long.startswith("b x x") and long.endswith("x xe")

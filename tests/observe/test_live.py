@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fedsync.common.locks import taken
 from fedsync.core.coordinator import Coordinator
@@ -15,12 +14,13 @@ from fedsync.core.steering import ChangeStop, DropSilo, PauseRun
 from fedsync.observe.fate import LISTENING, OPERATOR
 from fedsync.observe.live import MOST_ROWS, LiveRun, watch
 from fedsync.observe.run_view import RunView
+from fedsync.observe.terminal import Terminal
 from tests.core.make import answer, joined, orders, policies
 from tests.observe.runs import two_silos
 
 
 def text(run: LiveRun, quiet_s: float = 0.0) -> str:
-    console = Console(width=120)
+    console = Terminal(width=120)
     with console.capture() as capture:
         console.print(run.view(quiet_s))
     return capture.get()
@@ -101,7 +101,7 @@ def test_of_very_many_silos_some_are_shown() -> None:
     assert "and 3 more" in text(run)
 
 
-def shown(console: Console, action: Callable[[], None]) -> str:
+def shown(console: Terminal, action: Callable[[], None]) -> str:
     with console.capture() as capture:
         action()
     return capture.get()
@@ -109,7 +109,7 @@ def shown(console: Console, action: Callable[[], None]) -> str:
 
 def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
     two_silos(tmp_path)
-    console = Console(width=120)
+    console = Terminal(width=120)
     output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
     assert "stopped: 3 rounds done" in " ".join(output.split())
     assert "60.0%" in output, "a waits 4.5 s of 7.5 s"
@@ -127,7 +127,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
         with (live / "journal.jsonl").open("a") as file:
             file.write(lines[len(pauses)])
 
-    console = Console(width=120, force_terminal=True)
+    console = Terminal(width=120, force_terminal=True)
     output = shown(console, lambda: watch(live, console, wall=lambda: 0.0, pause=grow))
     assert len(pauses) == len(lines) - 1
     assert "nothing has happened yet" in output
@@ -138,7 +138,7 @@ def test_a_run_that_failed_and_left_a_summary_ends_the_watch(tmp_path: Path) -> 
     done = two_silos(tmp_path)
     kept = [entry.at_s < 7.5 for entry in done.entries]
     (tmp_path / "journal.jsonl").write_text("".join(done.text.splitlines(keepends=True)[: 1 + sum(kept)]))
-    console = Console(width=120)
+    console = Terminal(width=120)
     output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
     assert "round 2/3" in output
     assert "cut off" in output
@@ -153,7 +153,7 @@ def test_a_run_whose_server_process_was_killed_is_cut_off_and_says_how_it_goes_o
     journal.append(coordinator.handle(joined("a", "b"), 0.0))
     journal.append(coordinator.handle([OperatorAsked(1.0, "1", PauseRun())], 1.0))
     journal.close()
-    console = Console(width=160, force_terminal=True)
+    console = Terminal(width=160, force_terminal=True)
 
     class Enough(Exception):
         pass
@@ -186,7 +186,7 @@ def test_a_watch_without_a_terminal_ends_with_a_local_run_that_was_killed(tmp_pa
     journal.close()
     (tmp_path / OPERATOR).mkdir(mode=0o700)
     (tmp_path / OPERATOR / LISTENING).touch()
-    console = Console(width=160)
+    console = Terminal(width=160)
     output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("nothing more comes")))
     assert f"`fedsync run --resume {tmp_path}`" in output.replace("\n", "")
 
@@ -194,10 +194,10 @@ def test_a_watch_without_a_terminal_ends_with_a_local_run_that_was_killed(tmp_pa
 def test_a_run_without_a_journal_shows_its_summary(tmp_path: Path) -> None:
     two_silos(tmp_path)
     (tmp_path / "journal.jsonl").unlink()
-    console = Console(width=120)
+    console = Terminal(width=120)
     assert "who waited for whom" in shown(console, lambda: watch(tmp_path, console))
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run"):
-        watch(tmp_path, Console())
+        watch(tmp_path, Terminal())

@@ -4,7 +4,6 @@ import io
 import logging
 
 import pytest
-from rich.console import Console
 
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked
@@ -15,6 +14,7 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import SiloShare
+from fedsync.observe.terminal import Terminal
 from tests.core.make import answer, joined, orders, policies
 
 
@@ -27,7 +27,7 @@ def lines_of(versions: list[int], before: int = 0) -> list[str]:
     """Of a run that goes on behind this many rounds, the same for each version."""
     text = io.StringIO()
     ledger = Ledger(rounds=Rounds(row(version) for version in range(1, before + 1)))
-    with RunProgress(Console(file=text, width=200), "mine", rounds=9) as progress:
+    with RunProgress(Terminal(file=text, width=200), "mine", rounds=9) as progress:
         progress.follow(ledger)
         for version in versions:
             ledger.rounds.append(row(version))
@@ -65,7 +65,7 @@ def test_what_an_operator_did_is_told_and_the_rule_that_was_changed_is_gone_by(
     caplog.set_level(logging.INFO, logger=run_log.logger.name)
     text, ledger, coordinator = io.StringIO(), Ledger(), Coordinator(policies(stop=StopRules(rounds=9)))
     asked = [PauseRun(), PauseRun(), ContinueRun(), ChangeStop(rounds=20), DropSilo("c")]
-    console = Console(file=text, width=200, force_terminal=terminal)
+    console = Terminal(file=text, width=200, force_terminal=terminal)
     with RunProgress(console, "mine", rounds=9) as progress:
         log = run_log.RoundLog(9)
         first = coordinator.handle(joined("a", "b", "c"), 0.0)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from fedsync.observe.tables import Comparison, comparison_table, seed_tests
+from fedsync.observe.terminal import Terminal
 
 
 def summary(seed: int, seconds: float, accuracy: float | None) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def summary(seed: int, seconds: float, accuracy: float | None) -> dict[str, Any]
 
 def shown(comparisons: list[Comparison], *, trained: bool) -> list[list[str]]:
     """Words of the heading and of each row."""
-    console = Console(width=120)
+    console = Terminal(width=120)
     with console.capture() as capture:
         console.print(comparison_table(comparisons, "title", trained=trained))
     lines = [line.split("  ") for line in capture.get().splitlines()]

@@ -107,7 +107,7 @@ def test_every_word_has_a_meaning_and_is_read_back() -> None:
 
 def test_an_emulated_silo_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = refuse(ConfigError("task", "no file\n\tx\x1b[2J", "Make it"))
-    assert refused == Refused(Refusal.CONFIG, "task: no file x?[2J. Make it")
+    assert refused == Refused(Refusal.CONFIG, "task: no file x\\x1b[2J. Make it")
     assert read_reply(write_reply(refused), "a") == refused, "the codec takes only what prints"
 
 

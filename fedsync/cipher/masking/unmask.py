@@ -14,7 +14,6 @@ So nobody waits for the slowest silos: with t answers the sum is open, whoever e
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 
 from fedsync.cipher.masking.annex import Annex, Seeds
@@ -29,10 +28,11 @@ from fedsync.cipher.masking.questions import (
 )
 from fedsync.cipher.masking.roster import threshold
 from fedsync.cipher.masking.shamir import join
+from fedsync.core import foreign
 from fedsync.core.errors import ProtocolError
 from fedsync.core.transfer import Payload
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 class Unmasking:

@@ -11,7 +11,6 @@ its own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.inbox import Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder
+from fedsync.core import foreign
 from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import PolicyError, ProtocolError, RunError
@@ -42,7 +42,7 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import NO_PAYLOAD, Payload
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MAX_LINKS = 48
 """Links kept before a silo is asked for a snapshot, which replaces those before it."""

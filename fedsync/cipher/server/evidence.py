@@ -11,7 +11,6 @@ An update that waited for its commit in a file is that file under another name, 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,10 +25,11 @@ from fedsync.cipher.tracing.consent import Consents
 from fedsync.cipher.tracing.disclosure import KeptUpdate, disclose
 from fedsync.cipher.tracing.notice import Notice
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces, write_private
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.spans import file_part
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 FOLDER = "evidence"
 """Name of the folder, in that of the run's files."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,14 @@ from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
+from fedsync.core import foreign
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.saved import Names, fill, named
 from fedsync.core.transfer import Payload
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}
 """What a checkpoint holds besides updates as they came; attempts begin anew in another process."""

@@ -13,15 +13,15 @@ a silo that begins with a snapshot wants them from so many silos that with its a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.suites.suite import Member
+from fedsync.core import foreign
 from fedsync.core.transfer import Payload
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

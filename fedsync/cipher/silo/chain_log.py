@@ -20,7 +20,6 @@ Runs of an earlier key epoch are forgotten: nothing that was sealed then can be 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,9 +29,10 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 KEPT_VERSIONS = 8
 """Newest versions that are entered: a server keeps three checkpoints, so an honest one goes back less far."""

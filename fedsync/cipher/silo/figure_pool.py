@@ -35,7 +35,6 @@ each. Four digits, because a longer fraction tells how many samples are behind i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,12 +44,13 @@ import numpy as np
 from fedsync.cipher.encoding.sums import MAX_CELL
 from fedsync.cipher.encoding.tally import Tally, evaluations_together
 from fedsync.cipher.suites.suite import Member
+from fedsync.core import foreign
 from fedsync.core.checks import usable
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric, Statistic, number
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 _DIGITS = 4
 

@@ -27,7 +27,6 @@ refused then: no silo knows what the moments were.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +50,7 @@ from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
+from fedsync.core import foreign
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.control_downlink import serial_of
 from fedsync.core.errors import SERVER, ProtocolError
@@ -59,7 +59,7 @@ from fedsync.core.orders import PooledFigures, Subject
 from fedsync.core.server_optimizer import Backing, ServerOptimizer
 from fedsync.core.spans import give_back, spans
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 _MEMORY = ArrayKeeper()

@@ -7,7 +7,6 @@ What a sum weighs and on which grid the next updates are sealed is in the sums, 
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +39,7 @@ from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
+from fedsync.core import foreign
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.core.layout import Vector, as_bytes
@@ -48,7 +48,7 @@ from fedsync.core.rng import Stream, generator
 from fedsync.core.spans import digest
 from fedsync.core.transfer import OtherVersion, Payload
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 # What follows the silo's name in the name of its update: 1 and on, written in one way.
 _SERIAL = "/[1-9][0-9]*"

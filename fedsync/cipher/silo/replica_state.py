@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +21,13 @@ from fedsync.cipher.silo.history import History, digest_of
 from fedsync.cipher.silo.kept_model import FOLDER, KeptModel, file_of, remove_others
 from fedsync.common.checksums import checksum, undigested
 from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.core import foreign
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, Score
 from fedsync.core.server_optimizer import MOST_POWERS, Moments, ServerOptimizer
 from fedsync.core.spans import map_file
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MAX_GRIDS = 64
 """Grids remembered: an update sealed on an older one cannot be opened any more."""

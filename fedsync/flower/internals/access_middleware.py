@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsync.config.gate import GateConfig
+from fedsync.core import foreign
 from fedsync.flower.internals.bundle_routes import BundleRoutes
 from fedsync.flower.internals.bundles import APP_PREFIX, MOST_BYTES, NODE_PATHS, PUSH
 from fedsync.flower.internals.callers import Callers, Headers
@@ -42,7 +42,7 @@ from fedsync.flower.internals.serving import LINE, serve_within, time_for
 from fedsync.flower.internals.shares import NoPlaceError, Shares
 from fedsync.flower.parcels import FOLDER, tidy_up
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -7,9 +7,9 @@ silo's keys and data.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
+from fedsync.core import foreign
 from fedsync.core.errors import SERVER, OwnerRefusal, ProtocolError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 OWN = "fedsync.flower.client_app:app"
 """The client as it is installed."""

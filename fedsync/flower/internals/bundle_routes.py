@@ -19,7 +19,6 @@ All decisions about messages are Flower's: its handlers are called, as they are 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -27,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from fedsync.core import foreign
 from fedsync.flower.internals.answer_looks import AnswerLooks
 from fedsync.flower.internals.app_tasks import AppTasks
 from fedsync.flower.internals.bundles import (
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
     from flwr.server.superlink.linkstate import LinkState
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 HOLD_S = 16.0
 """How long a request waits [s]. Firewalls forget a silent line after a minute, some after half of one; and who looks so

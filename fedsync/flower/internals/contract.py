@@ -20,6 +20,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
+from fedsync.observe.terminal import say
+
 _DIGITS = 12
 _GONE = "is not there"
 _OTHER = "is another"
@@ -292,9 +294,9 @@ def _text(found: Any) -> str:
 def main() -> None:
     """Print what changed."""
     found = changes()
-    print(f"flwr {version('flwr')}: {sum(map(len, POINTS.values()))} points, {len(found)} of them changed")
+    say(f"flwr {version('flwr')}: {sum(map(len, POINTS.values()))} points, {len(found)} of them changed")
     for change in found:
-        print(f"{change}: {change.print}")
+        say(f"{change}: {change.print}")
 
 
 if __name__ == "__main__":

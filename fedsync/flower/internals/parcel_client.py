@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import http.client
-import logging
 import os
 import ssl
 import time
@@ -26,6 +25,7 @@ from weakref import WeakValueDictionary
 
 from fedsync.common.backoff import Backoff
 from fedsync.common.proxies import DIRECT, way_to
+from fedsync.core import foreign
 from fedsync.core.errors import SERVER, ProtocolError, RunError
 from fedsync.core.spans import SPAN_BYTES, Hash, digest, file_part, map_file, pieces
 from fedsync.core.transfer import Payload
@@ -33,7 +33,7 @@ from fedsync.flower.internals.node_proof import share_proofs
 from fedsync.flower.internals.parcel_routes import MAX_PART_BYTES, PREFIX
 from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 TELL_S = 10.0
 """A transfer that takes longer says so often how far it is [s]."""

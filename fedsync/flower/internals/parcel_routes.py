@@ -17,7 +17,6 @@ quota from its head on. Files are never shortened, nor is what is there written 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -28,10 +27,11 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
+from fedsync.core import foreign
 from fedsync.core.spans import SPAN_BYTES
 from fedsync.flower.parcels import node_folder, still_written, upload_path
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

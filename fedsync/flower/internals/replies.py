@@ -16,7 +16,6 @@ This takes Flower's handlers apart, so it serves only the versions in `fedsync.f
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -26,13 +25,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsync.config.gate import GateConfig
+from fedsync.core import foreign
 
 if TYPE_CHECKING:
     from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
     from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
     from flwr.supercore.object_store import ObjectStore
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MOST_PARTS = 2**16
 """Parts of one silo's answers that wait. Each costs the database three rows."""

@@ -32,9 +32,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from fedsync.common.allocation import settle
 from fedsync.common.processes import raise_file_limit
 from fedsync.config.gate import GateConfig
+from fedsync.core import foreign
 from fedsync.flower.internals.lines import Line, Lines, most_lines
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MOST_HEAD = 2**15
 """Bytes of a request's head; Flower's have less than 2 KiB."""

@@ -5,16 +5,16 @@ An exporter sees the ledger after every entry, as a progress bar does. What one 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.config.exporters import ExportConfig
+from fedsync.core import foreign
 from fedsync.observe.ledger import Ledger
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 class Exporter(Protocol):

@@ -7,8 +7,8 @@ the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
+from fedsync.core.foreign import escape
 from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimate, short
 from fedsync.observe.report.style import thin
 

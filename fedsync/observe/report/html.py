@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
+from fedsync.core.foreign import escape
 from fedsync.observe.report.style import Picture, inline, to_svg
 
 

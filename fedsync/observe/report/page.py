@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
 from fedsync import __version__
+from fedsync.core.foreign import escape
 from fedsync.observe.report import draw, page_results
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.html import FigureIds, amount, number, table
@@ -153,9 +153,10 @@ def _end(run: RunData) -> str:
 def _configuration(run: RunData) -> str:
     if not run.config:
         return ""
+    config = "\n".join(map(escape, run.config.splitlines()))
     return (
         f"<details open><summary>{escape(run.label)}: config.yaml, resolved</summary>"
-        f'<pre tabindex="0" aria-label="{escape(run.label)}">{escape(run.config)}</pre></details>'
+        f'<pre tabindex="0" aria-label="{escape(run.label)}">{config}</pre></details>'
     )
 
 

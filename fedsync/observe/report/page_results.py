@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
+from fedsync.core.foreign import escape
 from fedsync.observe.report import draw_results, fairness, seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.heat_map import gains, heat_map, signed

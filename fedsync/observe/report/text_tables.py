@@ -6,8 +6,8 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
 
+from fedsync.core.foreign import escape
 from fedsync.observe.exporters.csv_exporter import without_formulas
 
 _LATEX = {
@@ -29,7 +29,7 @@ _LATEX = {
 
 def plain(text: str) -> str:
     """A text for Markdown, on one line: neither HTML nor marks."""
-    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split()), quote=False))
+    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -30,13 +29,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedsync.core import codec
+from fedsync.core import codec, foreign
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.steering import OperatorQuestion, said
 from fedsync.flower.operator_requests import ask, listens
 from fedsync.observe.run_view import RunView
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 MOST_BYTES = 4096
 """Of what a browser may send."""

@@ -6,15 +6,15 @@ counts as a whole: where one of its members is discarded, or not in the commit o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsync.core import foreign
 from fedsync.core.errors import ProtocolError
 from fedsync.core.transfer import Payload
 from fedsync.core.wire import FP32, WireFormat
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
