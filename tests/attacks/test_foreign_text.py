@@ -26,7 +26,8 @@ from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.html import table as html_table
 from fedsync.observe.report.text_tables import plain
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
-from fedsync.ops.supervisor_loop import LoggedProcess, Program
+from fedsync.ops.supervisor import Program
+from fedsync.ops.supervisor_loop import LoggedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [path for path in sorted((ROOT / "fedsync").rglob("*.py")) if "templates" not in path.parts]
@@ -130,7 +131,7 @@ def test_the_bar_of_a_run() -> None:
         assert progress
     column = WordsColumn("{task.description}", style="bold")
     task = type("Task", (), {"description": HOSTILE})()
-    harmless(column.render(task).plain)  # type: ignore[arg-type]
+    harmless(column.render(task).plain)
     assert written.getvalue().replace("\n", "").isprintable()
 
 
