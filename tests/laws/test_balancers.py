@@ -68,11 +68,15 @@ def test_work_is_shared_to_the_sample_and_within_all_limits(case: Case, data: st
 
 @pytest.mark.parametrize("order", permutations("abcd"))
 def test_one_that_nobody_has_measured_counts_as_the_median_of_the_others(order: tuple[str, ...]) -> None:
-    """Wherever it stands among them; 40 samples go by 100, 300, 400 and the 300 in their middle."""
+    """Wherever it stands among them; 40 samples go by 100, 300, 400 and the 300 in their middle.
+
+    3.6, 10.9, 14.5, 10.9: of the last three b and d end their 11th in 0.0367 s, c its 15th in 0.0375, a its 4th
+    in 0.04.
+    """
     speed = {"a": 100.0, "b": 300.0, "c": 400.0}
     views = {name: SiloView(SiloFacts(5000), forecast=Curve(speed[name]) if name in speed else None) for name in order}
     work = policies_of(("balancer", "proportional", {}), STOP).sizing.plan(views, {})
-    assert {name: work[name].batch_size for name in "abcd"} == {"a": 4, "b": 11, "c": 14, "d": 11}
+    assert {name: work[name].batch_size for name in "abcd"} == {"a": 3, "b": 11, "c": 15, "d": 11}
 
 
 @st.composite
@@ -92,7 +96,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Curve], int, Bounds]:
 @settings(max_examples=100)
 @given(problem=problems())
 def test_shares_are_proportional_to_speed_within_one_sample(problem: tuple[list[Curve], int, Bounds]) -> None:
-    """Ideal shares are ``clip(level x speed)`` for the one level at which they sum to the total."""
+    """As the paper rounds: ideal shares are ``clip(level x speed)`` for the level at which they sum to the total."""
     curves, total, bounds = problem
     rates = np.array([curve.speed for curve in curves])
     low, high = 0.0, 1e9
@@ -100,7 +104,7 @@ def test_shares_are_proportional_to_speed_within_one_sample(problem: tuple[list[
         level = (low + high) / 2
         low, high = (level, high) if np.clip(level * rates, bounds.floor, bounds.cap).sum() < total else (low, level)
     ideal = np.clip(high * rates, bounds.floor, bounds.cap)
-    sizes = ProportionalBalancer().plan(curves, total, bounds)
+    sizes = ProportionalBalancer(rounding="largest-remainder").plan(curves, total, bounds)
     assert sizes.sum() == total
     assert ((bounds.floor <= sizes) & (sizes <= bounds.cap)).all()
     assert (np.abs(sizes - ideal) < 1 + 1e-6).all()
@@ -110,12 +114,19 @@ def test_shares_are_proportional_to_speed_within_one_sample(problem: tuple[list[
     assert not (len(up) and len(down)) or up.min() >= down.max() - 1e-6
 
 
+@pytest.mark.parametrize("kind", ["proportional", "equalise"])
 @settings(max_examples=100)
 @given(problem=problems())
-def test_the_slowest_cannot_be_faster_than_equalise_makes_it(problem: tuple[list[Curve], int, Bounds]) -> None:
-    """Nothing within the bounds that is all faster adds up to the total."""
+def test_the_slowest_cannot_be_faster_than_whole_numbers_let_it(
+    kind: str, problem: tuple[list[Curve], int, Bounds]
+) -> None:
+    """LB-BSP's problem 3: nothing within the bounds that is all faster adds up to the total; `proportional` is for
+    lines through the origin."""
     curves, total, bounds = problem
-    sizes = EqualisingBalancer().plan(curves, total, bounds)
+    if kind == "proportional":
+        curves = [Curve(curve.speed) for curve in curves]
+    balancer = ProportionalBalancer() if kind == "proportional" else EqualisingBalancer()
+    sizes = balancer.plan(curves, total, bounds)
     assert sizes.sum() == total
     assert ((bounds.floor <= sizes) & (sizes <= bounds.cap)).all()
     times = [curve.step_s(int(size)) for curve, size in zip(curves, sizes, strict=True)]
@@ -152,7 +163,9 @@ def test_sizes_are_multiples_where_bounds_allow(data: st.DataObject, multiple: i
     rates = [data.draw(speeds) for _ in range(count)]
     total = multiple * data.draw(st.integers(1, 50))
     bounds = Bounds(np.zeros(count, dtype=np.int64), np.full(count, total, dtype=np.int64))
-    sizes = InMultiples(ProportionalBalancer(), multiple).plan([Curve(rate) for rate in rates], total, bounds)
+    sizes = InMultiples(ProportionalBalancer(rounding="largest-remainder"), multiple).plan(
+        [Curve(rate) for rate in rates], total, bounds
+    )
     assert (sizes % multiple == 0).all()
     assert (np.abs(sizes - total * np.array(rates) / sum(rates)) < multiple + 1e-6).all()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
 from fedsync.policies.balance.base import CurvePolicy, ForecastBalancer, LinearCurve
-from fedsync.policies.balance.whole import check_total, round_shares
+from fedsync.policies.balance.whole import check_total, round_shares, round_soonest
 from fedsync.policies.schema import Chosen, register
 
 
@@ -22,20 +22,27 @@ class ProportionalBalancer(ForecastBalancer):
     """Work in proportion to predicted speed; what a cap cuts off is shared among the others.
 
     ``x_i = X v_i / sum v``: all silos finish a step together. Looks at the speeds alone, so it is exact for linear
-    curves. Integers by largest remainder, ties to the lowest index. Where a floor or a cap binds, the rest is shared in
-    proportion among the others.
+    curves. Where a floor or a cap binds, the rest is shared in proportion among the others. Shares are rounded down,
+    and the samples that are left are given out by `rounding`.
 
     Source: LB-BSP, Algorithm 1 (section 3.2) and section 3.5 for federated learning.
     """
 
     curve: Annotated[CurvePolicy, Chosen("curve")] = field(default_factory=LinearCurve)
 
+    rounding: Literal["soonest", "largest-remainder"] = "soonest"
+    """Who gets a sample that is left: the silo that would end its step first with it, which makes the slowest silo as
+    fast as whole numbers let it be (LB-BSP's problem 3); or the one with the largest remainder, as in the paper."""
+
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
         speeds = np.array([curve.speed for curve in curves], dtype=np.float64)
         if not (np.isfinite(speeds) & (speeds > 0)).all():
             raise ValueError(f"speeds must be finite and positive, not {speeds}")
         check_total(total, bounds)
-        return round_shares(_clamped_shares(speeds, total, bounds), total, bounds.cap)
+        shares = _clamped_shares(speeds, total, bounds)
+        if self.rounding == "soonest":
+            return round_soonest(shares, total, bounds.cap, speeds)
+        return round_shares(shares, total, bounds.cap)
 
 
 def _clamped_shares(speeds: NDArray[np.float64], total: int, bounds: Bounds) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ def plan(
     return InMultiples(inner, multiple).plan(curves, total, Bounds(np.array(floor), np.array(cap))).tolist()
 
 
+PAPER = ProportionalBalancer(rounding="largest-remainder")
 LINEAR = [Curve(3.0), Curve(2.0), Curve(1.0)]
 
 
@@ -41,9 +42,14 @@ LINEAR = [Curve(3.0), Curve(2.0), Curve(1.0)]
     ],
 )
 def test_plan_by_hand(total: int, floor: list[int], cap: list[int], expected: list[int]) -> None:
-    sizes = plan(ProportionalBalancer(), LINEAR, total, floor, cap)
+    sizes = plan(PAPER, LINEAR, total, floor, cap)
     assert sum(sizes) == total
     assert sizes == expected
+
+
+def test_a_multiple_that_is_left_goes_to_the_silo_that_ends_it_first() -> None:
+    """Of 8 eights 7.2 and 0.8: the 8th ends at 0.89 of the second's first."""
+    assert plan(ProportionalBalancer(), [Curve(9.0), Curve(1.0)], 64, [0, 0], [99, 99]) == [64, 0]
 
 
 def test_the_curves_are_those_of_multiples() -> None:

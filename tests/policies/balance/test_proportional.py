@@ -1,5 +1,7 @@
 """Batches in proportion to speed: a table by hand, and what holds for every table."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,10 +16,19 @@ from fedsync.policies.balance.proportional import ProportionalBalancer
 ROOMY = 10**6
 
 
-def plan(speeds: list[float], total: int, floor: list[int] | int = 1, cap: list[int] | int = ROOMY) -> list[int]:
+PAPER = ProportionalBalancer(rounding="largest-remainder")
+
+
+def plan(
+    speeds: list[float],
+    total: int,
+    floor: list[int] | int = 1,
+    cap: list[int] | int = ROOMY,
+    balancer: ProportionalBalancer = ProportionalBalancer(),  # noqa: B008
+) -> list[int]:
     n = len(speeds)
     bounds = Bounds(np.broadcast_to(np.int64(floor), n), np.broadcast_to(np.int64(cap), n))
-    sizes = ProportionalBalancer().plan([Curve(speed) for speed in speeds], total, bounds)
+    sizes = balancer.plan([Curve(speed) for speed in speeds], total, bounds)
     assert sizes.dtype == np.int64
     return sizes.tolist()
 
@@ -29,8 +40,11 @@ def plan(speeds: list[float], total: int, floor: list[int] | int = 1, cap: list[
         ([300, 250, 200, 150, 100], 160, 1, ROOMY, [48, 40, 32, 24, 16]),  # a thousandth a unit of speed: 0.16
         ([1, 1, 1], 10, 1, ROOMY, [4, 3, 3]),  # the remainder goes to index 0
         ([1, 1, 1], 11, 1, ROOMY, [4, 4, 3]),
-        ([5, 3, 2], 7, 1, ROOMY, [4, 2, 1]),  # 3.5, 2.1, 1.4: the largest remainder is .5
-        ([6, 3, 1], 12, 1, ROOMY, [7, 4, 1]),  # 7.2, 3.6, 1.2
+        ([5, 3, 2], 7, 1, ROOMY, [4, 2, 1]),  # 3.5, 2.1, 1.4: a fourth of the first ends after 0.8, others after 1
+        ([6, 3, 1], 12, 1, ROOMY, [7, 4, 1]),  # 7.2, 3.6, 1.2: the first's 8th would end with the second's 4th
+        ([200] * 7 + [20], 256, 1, ROOMY, [37, *[36] * 6, 3]),  # 36.06 and 3.6: 37 / 200 is 0.185, 4 / 20 would be 0.2
+        ([100, 10, 10, 10], 22, 1, ROOMY, [19, 1, 1, 1]),  # 16.9, 1.7: three are left, all for the first, by 0.19
+        ([100, 10, 10, 10], 22, 1, [18, 99, 99, 99], [18, 2, 1, 1]),  # it may take one of them only
         ([0.3, 0.1], 4, 1, ROOMY, [3, 1]),  # 2.9999999999999996 is 3
         ([3, 1], 8, 0, [4, 8], [4, 4]),  # 6, 2: capped at 4, the rest is the other's
         ([3, 1, 1], 100, 1, [40, 100, 100], [40, 30, 30]),  # 60, 20, 20: 20 are cut off and shared 1:1
@@ -51,6 +65,50 @@ def test_plan_by_hand(
     speeds: list[float], total: int, floor: list[int] | int, cap: list[int] | int, expected: list[int]
 ) -> None:
     assert plan(speeds, total, floor, cap) == expected
+
+
+@pytest.mark.parametrize(
+    ("speeds", "total", "expected"),
+    [
+        ([200] * 7 + [20], 256, [*[36] * 7, 4]),  # 36.06 and 3.6
+        ([0.3, 0.1], 4, [3, 1]),  # 2.9999999999999996 is 3
+    ],
+)
+def test_largest_remainders_are_a_choice(speeds: list[float], total: int, expected: list[int]) -> None:
+    assert plan(speeds, total, balancer=PAPER) == expected
+
+
+def slowest_s(speeds: NDArray[np.float64], sizes: list[int]) -> float:
+    return float((np.array(sizes) / speeds).max())
+
+
+def test_one_slow_silo_never_makes_the_slowest_slower_than_largest_remainders_do() -> None:
+    """500 clusters of 3 to 10 silos of 100 to 300 samples/s, and one that has 5 % to 30 % of the usual speed."""
+    rng = np.random.default_rng(7)
+    ratios = []
+    for _ in range(500):
+        speeds = rng.uniform(100, 300, rng.integers(3, 11))
+        speeds[rng.integers(len(speeds))] = 200 * rng.uniform(0.05, 0.3)
+        total = 32 * len(speeds)
+        sizes = [plan(speeds.tolist(), total, balancer=one) for one in (ProportionalBalancer(), PAPER)]
+        ratios.append(slowest_s(speeds, sizes[0]) / slowest_s(speeds, sizes[1]))
+    assert max(ratios) <= 1
+    assert np.mean(ratios) < 0.99
+
+
+@given(
+    st.lists(st.sampled_from([1.0, 2.0, 3.0, 10.0]) | st.floats(0.1, 100), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=4, max_size=4),
+    st.data(),
+)
+def test_no_other_sizes_are_faster(speeds: list[float], ranges: list[tuple[int, int]], data: st.DataObject) -> None:
+    """By trying all that there are; exact, for the same divisions are compared."""
+    floor = [low for low, _ in ranges[: len(speeds)]]
+    cap = [low + more for low, more in ranges[: len(speeds)]]
+    total = data.draw(st.integers(sum(floor), sum(cap)))
+    every = itertools.product(*[range(low, high + 1) for low, high in zip(floor, cap, strict=True)])
+    best = min(slowest_s(np.array(speeds), list(sizes)) for sizes in every if sum(sizes) == total)
+    assert slowest_s(np.array(speeds), plan(speeds, total, floor, cap)) <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("total", "floor", "cap"), [(5, 3, 10), (21, 1, 10)])
@@ -78,38 +136,46 @@ def problems(draw: st.DrawFn) -> Problem:
     return speeds, draw(st.integers(int(floor.sum()), int(cap.sum()))), floor, cap
 
 
-def solve(problem: Problem) -> NDArray[np.int64]:
+def solve(problem: Problem, balancer: ProportionalBalancer = PAPER) -> NDArray[np.int64]:
     speeds, total, floor, cap = problem
-    return ProportionalBalancer().plan([Curve(speed) for speed in speeds], total, Bounds(floor, cap))
+    return balancer.plan([Curve(speed) for speed in speeds], total, Bounds(floor, cap))
 
 
-@given(problems())
-def test_sizes_sum_exactly_and_keep_their_bounds(problem: Problem) -> None:
+BOTH = pytest.mark.parametrize("balancer", [ProportionalBalancer(), PAPER], ids=lambda one: one.rounding)
+
+
+@BOTH
+@given(problem=problems())
+def test_sizes_sum_exactly_and_keep_their_bounds(balancer: ProportionalBalancer, problem: Problem) -> None:
     _, total, floor, cap = problem
-    sizes = solve(problem)
+    sizes = solve(problem, balancer)
     assert sizes.sum() == total
     assert (floor <= sizes).all()
     assert (sizes <= cap).all()
 
 
-@given(problems())
-def test_a_faster_silo_with_the_same_bounds_gets_no_less(problem: Problem) -> None:
+@BOTH
+@given(problem=problems())
+def test_a_faster_silo_with_the_same_bounds_gets_no_less(balancer: ProportionalBalancer, problem: Problem) -> None:
     speeds, total, floor, cap = problem
     low, high = int(floor.min()), int(cap.max())
     n = len(speeds)
-    sizes = solve((speeds, min(max(total, n * low), n * high), np.full(n, low), np.full(n, high)))
+    sizes = solve((speeds, min(max(total, n * low), n * high), np.full(n, low), np.full(n, high)), balancer)
     order = np.argsort(speeds, kind="stable")
     gains = np.diff(sizes[order])
     faster = np.diff(np.array(speeds)[order]) > 1e-6 * np.array(speeds)[order][:-1]
     assert (gains[faster] >= 0).all()
 
 
-@given(problems(), st.randoms(use_true_random=False))
-def test_the_order_of_the_silos_moves_a_remainder_at_most(problem: Problem, random: object) -> None:
+@BOTH
+@given(problem=problems(), random=st.randoms(use_true_random=False))
+def test_the_order_of_the_silos_moves_a_remainder_at_most(
+    balancer: ProportionalBalancer, problem: Problem, random: object
+) -> None:
     speeds, total, floor, cap = problem
     shuffle = np.array(random.sample(range(len(speeds)), len(speeds)))  # type: ignore[attr-defined]
-    permuted = solve(([speeds[i] for i in shuffle], total, floor[shuffle], cap[shuffle]))
-    difference = np.abs(permuted - solve(problem)[shuffle])
+    permuted = solve(([speeds[i] for i in shuffle], total, floor[shuffle], cap[shuffle]), balancer)
+    difference = np.abs(permuted - solve(problem, balancer)[shuffle])
     assert difference.max() <= 1
 
 
