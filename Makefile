@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # The main job: FedAvg and LB-BSP on a real SuperLink and five SuperNode processes.
 demo: $(STAMP)
-	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo
+	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo --overwrite
 
 # Four processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together,
 # and files begin in the order of tests/conftest.py.

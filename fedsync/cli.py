@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -19,13 +20,16 @@ from click.core import ParameterSource
 from rich.logging import RichHandler
 
 from fedsync.commands import register
+from fedsync.common.files import write_result
+from fedsync.common.output import guard_output, output_may_be_lost
+from fedsync.common.run_claim import Claim, Existing, claim
 from fedsync.config.cipher import sealed_metrics
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.selecting import TOLD
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError, FedSyncError, PolicyError
+from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, RunError
 from fedsync.core.foreign import SHOWN
 from fedsync.core.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
@@ -72,6 +76,7 @@ ModelBytes = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Local runtime: leave out TLS and the authentication of nodes.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")]
 Journal = Annotated[
     bool,
     typer.Option(
@@ -95,7 +100,10 @@ def run(
     model_bytes: ModelBytes = None,
     journal: Journal = True,
     insecure: Insecure = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's files.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the run's files; left out, a new one below runs.")
+    ] = None,
+    overwrite: Overwrite = False,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Local runtime: go on with the run in this folder; no STRATEGY."),
@@ -107,14 +115,16 @@ def run(
         start = _without_tls(start, runtime)
     if resume is not None:
         named = context.get_parameter_source("silos") is not ParameterSource.DEFAULT
-        start = _resuming(start, runtime, strategy or named or out or _overrides(assignments, seed))
+        start = _resuming(start, runtime, strategy or named or out or overwrite or _overrides(assignments, seed))
         strategy, silos, out = str(resume / "config.yaml"), str(resume / "silos.yaml"), resume
     if strategy is None:
         raise ConfigError("STRATEGY", "no strategy is named", "Name a file or a shipped strategy, or give --resume DIR")
     config = StrategyConfig.load(strategy, _overrides(assignments, seed))
     cluster = ClusterConfig.load(silos)
-    folder = out or Path("runs") / f"{config.name}-{runtime}-{config.seed}"
-    summary = _run(start, config, cluster, folder, target_accuracy, timing_only=timing_only)
+    default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
+    mine = _claim(out, default, overwrite=overwrite, resume=resume is not None)
+    folder = mine.path
+    summary = _run(start, config, cluster, mine, target_accuracy, timing_only=timing_only)
     if (folder / STATISTICS).exists():
         console.print(statistics_table(json.loads((folder / STATISTICS).read_text(encoding="utf-8"))))
     console.print(silo_table(summary))
@@ -123,11 +133,10 @@ def run(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, accuracy {accuracy}, "
         f"utilisation {summary['utilisation']:.1%}, waiting {summary['wait_fraction']:.1%}; "
         f"stopped by: {summary['stopped_by']}",
-        highlight=False,
     )
     for note in summary["notes"]:
         console.print(f"Note: {note}")
-    console.print(f"Files: {folder}")
+    console.print(f"Files: {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -143,7 +152,10 @@ def compare(
     model_bytes: ModelBytes = None,
     journal: Journal = True,
     insecure: Insecure = False,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the runs' files.")] = Path("runs/compare"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the runs' files; left out, a new one below runs.")
+    ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Run several strategies and compare them.
 
@@ -161,15 +173,15 @@ def compare(
             raise ConfigError(
                 "compare", f"two of the strategies are named {name!r}", "Give each file a name of its own"
             )
+    planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
+    out = _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned).path
     summaries: list[list[dict[str, Any]]] = []
-    folders: list[Path] = []
     for name, first in zip(strategies, first_seeds, strict=True):
         summaries.append([])
         for number in range(first.seed, first.seed + seeds):
             config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
-            folders.append(out / f"{config.name}-{number}")
-            done = _run(start, config, cluster, folders[-1], target_accuracy, timing_only=timing_only)
-            summaries[-1].append(done)
+            mine = _claim(out / f"{config.name}-{number}", out, overwrite=overwrite)
+            summaries[-1].append(_run(start, config, cluster, mine, target_accuracy, timing_only=timing_only))
     comparisons = _compare(summaries, out, target_accuracy)
     if timing_only:
         target = "no training"
@@ -188,10 +200,10 @@ def compare(
             for row in rows[1:]:
                 row.setdefault("tests", {})[figure] = asdict(tests[row["strategy"]])
     if seeds > 1 and not timing_only:
-        for file, text in files_beside(read_runs(folders)).items():
-            (out / file).write_text(text, encoding="utf-8")
-    (out / "compare.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    console.print(f"Files: {out}")
+        for file, text in files_beside(read_runs([out / each for each in planned])).items():
+            write_result(out / file, text.encode())
+    write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
+    console.print(f"Files: {out}", soft_wrap=True)
 
 
 @app.command()
@@ -240,6 +252,19 @@ def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
     return [*(assignments or []), *([] if seed is None else [f"seed={seed}"])]
 
 
+def _claim(
+    out: Path | None, default: Path, *, overwrite: bool, resume: bool = False, runs: Sequence[str] = ()
+) -> Claim:
+    """The folder that was named, which must be free, or a free one beside the default."""
+    output_may_be_lost()
+    if out is not None:
+        return claim(out, Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE, runs)
+    found = claim(default, Existing.OVERWRITE if overwrite else Existing.NUMBER, runs)
+    if found.path != default:
+        console.print(f"{default} has a run: this one goes to {found.path}")
+    return found
+
+
 def _starter(
     runtime: Runtime, target_accuracy: float | None, *, timing_only: bool, model_bytes: int | None, journal: bool
 ) -> Runner:
@@ -274,7 +299,7 @@ def _resuming(start: Runner, runtime: Runtime, given: object) -> Runner:
         remedy = "Run it again, it comes to the same" if runtime is Runtime.VIRTUAL else "Run it again"
         raise ConfigError("--resume", problem, remedy)
     if given:
-        remedy = "Leave out STRATEGY, --silos, --set, --seed and --out"
+        remedy = "Leave out STRATEGY, --silos, --set, --seed, --out and --overwrite"
         raise ConfigError("--resume", "the folder says what is run and where", remedy)
     return partial(start, resume=True)
 
@@ -283,19 +308,22 @@ def _run(
     start: Runner,
     config: StrategyConfig,
     cluster: ClusterConfig,
-    folder: Path,
+    folder: Claim,
     target_accuracy: float | None,
     *,
     timing_only: bool,
 ) -> dict[str, Any]:
-    """One run with its progress."""
-    config.check_silos(silo.name for silo in cluster.silos)
-    config.check_target(target_accuracy)
+    """One run with its progress; the folder is released."""
     # Without training, rounds may pass faster than anybody reads.
     every_s = 0.5 if timing_only else 0.0
     label = f"{config.name} {config.seed}"
-    with RunProgress(console, label, config.stop.rounds, every_s, trained=not timing_only) as progress:
-        return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
+    try:
+        config.check_silos(silo.name for silo in cluster.silos)
+        config.check_target(target_accuracy)
+        with RunProgress(console, label, config.stop.rounds, every_s, trained=not timing_only) as progress:
+            return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
+    finally:
+        folder.release()
 
 
 def runner(runtime: Runtime) -> Runner:
@@ -336,13 +364,17 @@ register(app)
 
 def main() -> None:
     """Entry point: the user's mistakes exit with 2, failed runs with 1, Ctrl-C with 130."""
+    guard_output()
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     # A polite kill is to clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except FedSyncError as error:
         sys.exit(_say(error))
     except OSError as error:
@@ -367,10 +399,16 @@ def _say(error: FedSyncError) -> int:
     return EXIT_USER if users else EXIT_FAILED
 
 
-def _unusable(error: OSError) -> ConfigError | None:
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""Errors of a disk, also of a file that the error does not name."""
+
+
+def _unusable(error: OSError) -> FedSyncError | None:
     """What to tell the user of a path that could not be used; None where the fault is ours, or where a pipe broke."""
     # A descriptor may stand in for a name; the user knows none.
     names = [name for name in (error.filename, error.filename2) if name is not None and not isinstance(name, int)]
+    if not names and error.errno in _DISK:
+        return RunError(f"a file cannot be written: {error.strerror}. Make room on the disk, and run it again")
     if not names or isinstance(error, BrokenPipeError):
         return None
     place = " -> ".join(os.fsdecode(name) for name in names)

@@ -137,7 +137,7 @@ def test_who_interrupts_a_run_or_asks_it_to_end_has_130(monkeypatch: pytest.Monk
     ("arguments", "said"),
     [
         (["run", "lb-bsp", *TIMING, "--out", "file"], "file: File exists"),
-        (["compare", "lb-bsp", *TIMING, "--out", "file"], "file/lb-bsp-7: Not a directory"),
+        (["compare", "lb-bsp", *TIMING, "--out", "file"], "file: File exists"),
         (["validate", 300 * "x"], f"{300 * 'x'}: File name too long"),
         (["run", 300 * "x"], f"{300 * 'x'}: File name too long"),
         (["export", "run", "--tensorboard", "file"], "file/events.out.tfevents."),
@@ -184,7 +184,6 @@ def test_whatever_the_path_is_given_as(
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.ENOSPC, "No space left on device"),
         OSError("only words"),
         OSError(errno.EBADF, "Bad file descriptor", 7),
         BrokenPipeError(errno.EPIPE, "Broken pipe", "a"),
@@ -196,3 +195,42 @@ def test_an_error_that_names_no_path_of_the_users_is_ours(monkeypatch: pytest.Mo
     with pytest.raises(type(error)) as caught:
         cli.main()
     assert caught.value is error
+
+
+def test_a_full_disk_is_one_line_although_the_error_names_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    assert main(monkeypatch) == cli.EXIT_FAILED
+    assert capsys.readouterr().err.startswith("failed: a file cannot be written: No space left on device. Make room")
+
+
+def test_a_default_folder_is_never_used_twice_and_a_named_one_only_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(monkeypatch, "run", "lb-bsp", *TIMING) == 0
+        assert main(monkeypatch, "compare", "lb-bsp", *TIMING) == 0
+    assert {path.name for path in Path("runs").iterdir()} == {
+        *("lb-bsp-virtual-7", "lb-bsp-virtual-7-2", "compare", "compare-2")
+    }
+    for command in ("run", "compare"):
+        folder = {"run": "runs/lb-bsp-virtual-7", "compare": "runs/compare"}[command]
+        kept = sorted((path, path.stat().st_mtime_ns) for path in Path(folder).rglob("*"))
+        assert main(monkeypatch, command, "lb-bsp", *TIMING, "--out", folder) == cli.EXIT_USER
+        assert f"{folder}: the folder has the files of a run" in " ".join(capsys.readouterr().err.split())
+        assert sorted((path, path.stat().st_mtime_ns) for path in Path(folder).rglob("*")) == kept
+        assert main(monkeypatch, command, "lb-bsp", *TIMING, "--out", folder, "--overwrite") == 0
+        assert sorted((path, path.stat().st_mtime_ns) for path in Path(folder).rglob("*")) != kept
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = "[bold]x[/nothing] :warning:"
+    assert main(monkeypatch, "run", "lb-bsp", *TIMING, "--out", odd) == 0
+    assert f"Files: {odd}\n" in capsys.readouterr().out
+    assert main(monkeypatch, "report", odd) == 0
+    assert f"Report: {odd}/report.html\n" in capsys.readouterr().out

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.flower.internals import versions
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ("huggingface", "keras", "lightning", "sklearn")
 
@@ -35,19 +37,45 @@ def test_the_wheel_brings_every_file_of_a_project_to_start_from(wheel: list[str]
     assert {str(path.relative_to(ROOT)) for path in files if path.is_file()} <= set(wheel)
 
 
-def test_exact_pins_satisfy_the_ranges() -> None:
+CONSTRAINTS = {
+    "constraints.txt": ("sim", "dev", "examples", *EXAMPLES),
+    "constraints-lowest.txt": ("sim", "dev"),
+    "constraints-highest.txt": ("sim", "dev"),
+}
+"""Extras that each file pins."""
+
+
+def pins_of(file: str) -> dict[str, str]:
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
+    return {name.lower().replace("_", "-"): pin for name, pin in (line.split("==") for line in lines)}
+
+
+@pytest.mark.parametrize("file", CONSTRAINTS)
+def test_exact_pins_satisfy_the_ranges(file: str) -> None:
     from packaging.requirements import Requirement
 
-    pins = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
-    )
+    pins = pins_of(file)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = ("sim", "dev", "examples", *EXAMPLES)
-    for text in (*project["dependencies"], *(text for name in named for text in extras[name])):
+    for text in (*project["dependencies"], *(text for name in CONSTRAINTS[file] for text in extras[name])):
         requirement = Requirement(text)
         if requirement.name == "fedsync":  # itself, with extras
             assert requirement.extras == set(EXAMPLES)
             continue
-        pin = {name.lower(): version for name, version in pins.items()}[requirement.name.lower()]
+        pin = pins[requirement.name.lower().replace("_", "-")]
         assert requirement.specifier.contains(pin), f"{text} is pinned to {pin}"
+
+
+def test_every_tested_version_of_flower_is_in_one_of_the_files() -> None:
+    assert {pins_of(file)["flwr"] for file in CONSTRAINTS} == versions.TESTED
+    assert len({pins_of(file)["torch"] for file in CONSTRAINTS}) == 1, "another build brings gigabytes along"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("file", CONSTRAINTS)
+def test_the_pinned_versions_can_be_installed_together(file: str) -> None:
+    """A dry run, which asks the package index."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    command += ["--constraint", str(ROOT / file), f"{ROOT}[sim,dev]"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedsync.common.output import output_may_be_lost
 from fedsync.observe.terminal import say
 
 app = typer.Typer(help="A real server: its processes, kept running, and its runs.", no_args_is_help=True)
@@ -25,6 +26,7 @@ def start(file: File) -> None:
     from fedsync.ops.start import start_server
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
+    output_may_be_lost()
     say(f"server on {config.host}:{config.port}, {way()} way; files in {config.state}")
     if way() == "stock":
         say("warning: this flwr is not a tested version; let silos reach /v1/fleet/ only, by a proxy", err=True)
@@ -76,6 +78,9 @@ def run(
     target_accuracy: Annotated[
         float | None, typer.Option("--target-accuracy", help="Report the seconds to this accuracy.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")
+    ] = False,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder instead.")
     ] = None,
@@ -86,7 +91,7 @@ def run(
     from fedsync.core.errors import ConfigError
 
     config = ServerStartConfig.load(file)
-    if resume is not None and not (strategy or assignments or out or target_accuracy is not None):
+    if resume is not None and not (strategy or assignments or out or overwrite or target_accuracy is not None):
         from fedsync.ops.runs import resume_run
 
         resume_run(config, resume)
@@ -99,7 +104,7 @@ def run(
     wanted.check_target(target_accuracy)
     from fedsync.ops.runs import submit_run
 
-    folder = submit_run(config, wanted, out=out, target_accuracy=target_accuracy)
+    folder = submit_run(config, wanted, out=out, target_accuracy=target_accuracy, overwrite=overwrite)
     say(f"Started. Files: {folder}")
 
 

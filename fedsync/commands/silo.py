@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedsync.common.output import output_may_be_lost
 from fedsync.observe.terminal import say
 
 app = typer.Typer(help="A real silo: its processes, kept running.", no_args_is_help=True)
@@ -26,6 +27,7 @@ def start(file: File) -> None:
     from fedsync.ops.start import start_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
+    output_may_be_lost()
     say(f"silo {config.name}, server {config.server}, {way(config.code)} way; files in {config.state}")
     start_silo(config)
 
@@ -39,6 +41,7 @@ def serve(file: File) -> None:
     from fedsync.ops.start import serve_silo
 
     logging.getLogger("fedsync").setLevel(logging.INFO)
+    output_may_be_lost()
     serve_silo(config)
 
 

@@ -55,13 +55,13 @@ def read_input(path: Path, most: int) -> bytes:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None
 
 
-def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE, *, settle: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, mode: int | None = None, *, settle: bool = True) -> None:
     """Replace a file as a whole: a reader, or a restart after a crash, finds the old content or the new one.
 
     Args:
         path: the file.
         data: its content.
-        mode: its permissions, from its first byte on.
+        mode: its permissions, from its first byte on; None for those that the process gives any new file.
         settle: wait for the disk. Without it that holds as long as the machine lives; see `settle_file`.
 
     Raises:
@@ -71,7 +71,7 @@ def write_atomically(path: Path, data: bytes, mode: int = ANYBODY_FILE, *, settl
 
 
 def write_pieces(
-    path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int = ANYBODY_FILE, *, settle: bool = True
+    path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int | None = None, *, settle: bool = True
 ) -> None:
     """As `write_atomically`, piece by piece: what is large need not be in memory as a whole."""
     with written_atomically(path, mode, settle=settle) as file:
@@ -79,15 +79,18 @@ def write_pieces(
 
 
 @contextlib.contextmanager
-def written_atomically(path: Path, mode: int = ANYBODY_FILE, *, settle: bool = True) -> Iterator[BinaryIO]:
+def written_atomically(path: Path, mode: int | None = None, *, settle: bool = True) -> Iterator[BinaryIO]:
     """As `write_atomically`, by whoever writes into what this yields; an error leaves the old content."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        descriptor = os.open(
+            unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode
+        )
         try:
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), mode)  # The process may mask bits that were asked for.
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)  # The process may mask bits that were asked for.
                 yield file
                 file.flush()
                 if settle:
@@ -138,14 +141,7 @@ def write_result(path: Path, data: bytes) -> None:
         with file.open("wb") as device:
             device.write(data)
         return
-    if file.exists():
-        mode = stat.S_IMODE(file.stat().st_mode)
-    else:
-        # The mask can only be read by setting another: a strict one, for other threads may write meanwhile.
-        mask = os.umask(0o077)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    write_atomically(file, data, mode)
+    write_atomically(file, data, stat.S_IMODE(file.stat().st_mode) if file.exists() else None)
 
 
 def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], bool] = lambda pid: False) -> None:

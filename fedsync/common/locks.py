@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,4 +45,4 @@ def _try(file: TextIO) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    return True
+    return os.fstat(file.fileno()).st_nlink > 0  # one that was removed meanwhile locks nothing

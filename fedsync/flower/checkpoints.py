@@ -45,6 +45,7 @@ from fedsync.common.files import (
     settle_file,
     write_atomically,
 )
+from fedsync.common.run_claim import CHECKPOINTS
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core import foreign
@@ -59,7 +60,7 @@ from fedsync.flower.named_pickle import dump, load
 
 logger = foreign.logger(__name__)
 
-FOLDER = "checkpoints"
+FOLDER = CHECKPOINTS
 """Name of the folder, in that of the run's files."""
 
 KEPT = 3

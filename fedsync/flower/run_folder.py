@@ -12,11 +12,13 @@ from pathlib import Path
 
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import held
+from fedsync.common.run_claim import DONE_FILE as DONE_FILE
+from fedsync.common.run_claim import ERROR_FILE as ERROR_FILE
+from fedsync.common.run_claim import RUN_LOCK as RUN_LOCK
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 
-PID_FILE, ERROR_FILE, DONE_FILE, RUN_LOCK = "server.pid", "error.json", "done", "server.lock"
-"""Its number; why the run failed; that all of the run's files are written; the last is locked while it lives."""
-
+PID_FILE = "server.pid"
+"""Number of the server process."""
 
 APP = "app"
 """Folder in it, while the run is handed over: the Flower app of the run."""

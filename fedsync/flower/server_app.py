@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -24,6 +25,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsync.common.files import write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import exit_with_owner
+from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
@@ -80,7 +82,7 @@ def _folder(settings: dict[str, str], key: str) -> Path | None:
 
 
 def _run(grid: Grid, settings: dict[str, str]) -> Path:
-    """Run to the end; returns the folder of the run's files."""
+    """Run to the end; returns the folder of the run's files, which is claimed here unless ``control`` is locked."""
     overrides = json.loads(settings.get("overrides") or "[]")
     config = StrategyConfig.load(settings["strategy"], overrides)
     cluster = ClusterConfig.load(settings["silos"]) if settings.get("silos") else None
@@ -99,5 +101,7 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
     if isinstance(config.cipher, PlainConfig):
         # The model is written by torch, whose import takes seconds: better now, while silos load, than before the end.
         Thread(target=import_module, args=["fedsync.train.weights"], daemon=True).start()
-    strategy.run(grid)
+    existing = Existing.RESUME if settings.get("resume") else Existing.REFUSE
+    with nullcontext() if settings.get("control") else claimed(strategy.out, existing):
+        strategy.run(grid)
     return strategy.out

@@ -70,6 +70,9 @@ class Options(TypedDict, total=False):
     resume: bool
     """Go on with the run in ``out``, from its newest checkpoint."""
 
+    overwrite: bool
+    """Replace the run that ``out`` has; by default its folder is refused."""
+
 
 _PLACES = {
     "batch_size": "local.batch_size",
@@ -326,7 +329,9 @@ class Shipped(Strategy):
             available = options.get("min_available_nodes") or _LEAST
             file.put("min_silos", max(least, available), f"{here}, min_train_nodes")
         file.override(options.get("overrides", ()))
-        more: dict[str, Any] = {key: value for key, value in options.items() if key in ("out", "keys", "resume")}
+        more: dict[str, Any] = {
+            key: value for key, value in options.items() if key in ("out", "keys", "resume", "overwrite")
+        }
         return cls(file.validate(StrategyConfig), **more)  # type: ignore[call-arg]  # as `FedSync` takes them
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import simulated
 from fedsync.config.strategy import StrategyConfig
@@ -23,7 +24,7 @@ from fedsync.trainer.model_export import export_model
 def run_simulation(
     config: StrategyConfig,
     cluster: ClusterConfig,
-    out: Path,
+    out: Path | Claim,
     *,
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
@@ -33,7 +34,7 @@ def run_simulation(
     Args:
         config: the strategy.
         cluster: the machines that the silos emulate.
-        out: folder for the run's files.
+        out: folder for the run's files, claimed already or not.
         target_accuracy: for ``seconds_to_target``.
         listeners: called after every entry of the journal.
 
@@ -45,8 +46,12 @@ def run_simulation(
         RunError: the run could not reach its end.
     """
     config = simulated(config)
-    with tempfile.TemporaryDirectory(prefix="fedsync-") as folder, flower_in_this_process(Path(folder)):
-        return _run(config, cluster, out, Path(folder), target_accuracy, listeners)
+    with (
+        claimed(out) as run,
+        tempfile.TemporaryDirectory(prefix="fedsync-") as home,
+        flower_in_this_process(Path(home)),
+    ):
+        return _run(config, cluster, run, Path(home), target_accuracy, listeners)
 
 
 def _run(

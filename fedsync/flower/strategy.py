@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import adds_regions
@@ -81,8 +82,7 @@ class FedSync(Shipped):
     Args:
         config: the strategy.
         cluster: machines that the silos emulate, by partition; None in a real federation.
-        policies: ready policies by section, as in ``{"barrier": MyBarrier()}``, in the place of what the strategy says
-            there; they need not be registered.
+        policies: ready policies by section, as in ``{"barrier": MyBarrier()}``; they need not be registered.
         out: folder for the run's files; a new temporary one by default.
         runtime: what the summary calls this runtime.
         target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
@@ -93,6 +93,7 @@ class FedSync(Shipped):
         registered: accept only nodes that are registered by name, as the SuperLink of `fedsync server` demands.
         regions: as in `Admission`.
         resume: go on with the run in ``out``, from its newest checkpoint.
+        overwrite: replace the run that ``out`` has; by default `start` refuses its folder.
         checkpoints: how many of the newest to keep in ``out``; 0 writes none.
     """
 
@@ -112,6 +113,7 @@ class FedSync(Shipped):
         registered: bool = False,
         regions: Mapping[str, Sequence[str]] | None = None,
         resume: bool = False,
+        overwrite: bool = False,
         checkpoints: int = KEPT,
     ) -> None:
         self.config = config = config.with_policies(policies or {})
@@ -126,8 +128,8 @@ class FedSync(Shipped):
         asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
         expected = None if resume else asked  # Who goes on with a run has silos that did take part.
         self._admission = Admission(config.silos, registered, expected, regions, config.most_examples)
-        self._resume = resume
-        self._kept = checkpoints
+        self._existing = Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE
+        self._resume, self._kept = resume, checkpoints
         self._parcels: ParcelStore | None = None
 
     @classmethod
@@ -163,8 +165,7 @@ class FedSync(Shipped):
                 float32. By default the task's own, from the seed.
             num_rounds: overrides ``stop.rounds``.
             timeout: seconds after which an order without an update has failed; by default as ``waiting`` says.
-            train_config: for the silos' own training code, beside what the strategy's ``train_config`` says: numbers,
-                text and switches. FedSync's orders carry what it needs itself.
+            train_config: for the silos' own training code, beside the strategy's own: numbers, text and switches.
             evaluate_config: the same for their evaluation.
             evaluate_fn: called at the server with every version and its arrays, from version 0 on.
             unused: what later versions of Flower pass.
@@ -175,18 +176,18 @@ class FedSync(Shipped):
 
         Raises:
             RunError: the run could not reach its end.
-            ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
+            ConfigError: strategy and silos do not fit together, ``out`` has a run, or there is nothing to resume from.
         """
         config, timing = self._adjusted(num_rounds, timeout)
         config = config.told(train_config or {}, evaluate_config or {})
-        with ParcelStore.here() as self._parcels:
+        with claimed(self.out, self._existing), ParcelStore.here() as self._parcels:
             result, final = self._run(grid, config, timing, evaluate_fn, initial_arrays)
         if final is not None:
             result.arrays = final.arrays(initial_arrays)
         return result
 
     def run(self, grid: Grid) -> FinalModel | None:
-        """As `start` with nothing but the grid, for who has no use for Flower's arrays: they are one more copy."""
+        """As `start`, in a folder that the caller has claimed, and without Flower's arrays, which are one more copy."""
         with ParcelStore.here() as self._parcels:
             return self._run(grid, self.config, self._timing, None, None)[1]
 

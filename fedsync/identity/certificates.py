@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedsync.common.files import private_folder, read_private, write_atomically, write_private
+from fedsync.common.files import ANYBODY_FILE, private_folder, read_private, write_atomically, write_private
 from fedsync.core.errors import ConfigError
 
 AUTHORITY_DAYS = 3650
@@ -119,7 +119,7 @@ def make_authority(
     )
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     write_private(authority.key, _private_pem(key))
-    write_atomically(authority.certificate, _pem(builder.sign(key, hashes.SHA256())))
+    write_atomically(authority.certificate, _pem(builder.sign(key, hashes.SHA256())), ANYBODY_FILE)
     return authority
 
 
@@ -185,7 +185,7 @@ def make_server_certificate(
         builder = builder.add_extension(extension, critical)
     server = ServerCertificate.at(folder)
     write_private(server.key, _private_pem(key))
-    write_atomically(server.certificate, _pem(builder.sign(issuer_key, hashes.SHA256())))
+    write_atomically(server.certificate, _pem(builder.sign(issuer_key, hashes.SHA256())), ANYBODY_FILE)
     return server
 
 

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsync.common.files import private_folder, read_private, write_atomically, write_private
+from fedsync.common.files import ANYBODY_FILE, private_folder, read_private, write_atomically, write_private
 from fedsync.common.names import check_silo_name
 from fedsync.core.errors import ConfigError
 
@@ -61,7 +61,7 @@ def make_node_key(name: str, folder: Path) -> NodeKey:
             ),
         )
     line = _public_line(private)
-    write_atomically(public, line + b" " + name.encode() + b"\n")
+    write_atomically(public, line + b" " + name.encode() + b"\n", ANYBODY_FILE)
     return NodeKey(name, private, public, _fingerprint(line))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,12 +95,6 @@ class Recorder:
         self._exporters = exporters
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
-        _write_yaml(out / "config.yaml", config)
-        outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
-        for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
-            (out / name).unlink(missing_ok=True)
-        if silos is not None:
-            _write_yaml(out / "silos.yaml", {"silos": silos})
         header = {
             "fedsync": __version__,
             "runtime": runtime,
@@ -108,8 +103,15 @@ class Recorder:
             "model_bytes": model_bytes,
             "target_accuracy": target_accuracy,
         }
-        self._journal = JournalWriter(out / JOURNAL, None if resume else header) if journal else None
-        self._rounds = open_private(out / ROUNDS) if journal else None
+        with _writing(out):
+            _write_yaml(out / "config.yaml", config)
+            outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
+            for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
+                (out / name).unlink(missing_ok=True)
+            if silos is not None:
+                _write_yaml(out / "silos.yaml", {"silos": silos})
+            self._journal = JournalWriter(out / JOURNAL, None if resume else header) if journal else None
+            self._rounds = open_private(out / ROUNDS) if journal else None
         for entry in read_journal(out / JOURNAL)[1] if resume else ():
             self._follow(entry)
             for exporter in exporters:  # before the books let go of it
@@ -121,12 +123,10 @@ class Recorder:
         Raises:
             RunError: nothing can be written: without its journal, a run is not to go on.
         """
-        try:
+        with _writing(self.out):
             if self._journal is not None:
                 self._journal.append(entry)
             self._follow(entry)
-        except OSError as error:
-            raise RunError(f"{self.out}: the journal cannot be written: {error.strerror}") from error
         for listener in self._listeners:
             listener.follow(self.ledger)
 
@@ -144,15 +144,13 @@ class Recorder:
         Raises:
             RunError: the disk does not take them.
         """
-        try:
+        with _writing(self.out):
             return 0 if self._journal is None else self._journal.position()
-        except OSError as error:
-            raise RunError(f"{self.out}: the journal cannot be written: {error.strerror}") from error
 
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file of this name for a later run; None leaves none."""
         if value is not None:
-            with open_private(self.out / name) as file:
+            with _writing(self.out), open_private(self.out / name) as file:
                 file.write(json.dumps(value) + "\n")
 
     def finish(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -174,14 +172,12 @@ class Recorder:
             self.keep(FILE, compared)
         # Whole or not at all: others wait for it.
         unfinished = self.out / "summary.tmp"
-        try:
+        with _writing(self.out):
             with open_private(unfinished) as file:
                 file.write(json.dumps(summary, indent=2) + "\n")
             self.keep(evaluations.FILE, drawn or None)
             unfinished.replace(self.out / "summary.json")
             self.close()
-        except OSError as error:
-            raise RunError(f"{self.out}: the run's files cannot be written: {error.strerror}") from error
         return summary
 
     def close(self) -> None:
@@ -191,6 +187,16 @@ class Recorder:
             self._journal.close()
         if self._rounds is not None:
             self._rounds.close()
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Errors of the disk name the run's folder: without its files, a run is not to go on."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"{out}: the run's files cannot be written: {error.strerror}"
+        raise RunError(f"{problem}. Make room on the disk, and run it again") from error
 
 
 def add_digests(out: Path, files: Mapping[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import base64
 import json
 from pathlib import Path
 
+from fedsync.common.files import write_result
 from fedsync.config.run_spec import RunSpec, SealedSurvey
 from fedsync.config.survey import rounds_of, standardised, surveyed_task
 from fedsync.core import foreign
@@ -46,7 +47,7 @@ def after_survey(spec: RunSpec, survey: str, layout: Layout, aggregator: Aggrega
         raise RunError("the survey before the run came to nothing: no silo sent what its columns hold")
     scales = scales_of(sums, asked.least)
     found = told(sums, asked.least, asked.ranges, asked.bins)
-    (out / STATISTICS).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_result(out / STATISTICS, (json.dumps(found, indent=2) + "\n").encode())
     logger.info("statistics of %d silos: %s", sums.silos, out / STATISTICS)
     return standardised(spec, scales)
 

@@ -24,7 +24,8 @@ class Terminal(Console):
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
-        piped = not (sys.stderr if stderr else sys.stdout).isatty() and "file" not in options
+        stream = sys.stderr if stderr else sys.stdout  # None where it is closed
+        piped = (stream is None or not stream.isatty()) and "file" not in options
         width = _PIPE_WIDTH if width is None and piped else width
         super().__init__(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, **options)
 

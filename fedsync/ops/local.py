@@ -16,14 +16,14 @@ from typing import Any
 
 from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.forking import NURSERY, Nursery, start_nursery
-from fedsync.common.locks import taken
 from fedsync.common.processes import Child, end_processes, free_ports, tail
+from fedsync.common.run_claim import Claim, Existing, claimed
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.flower.checkpoints import digest, newest_version, prepare
 from fedsync.flower.environment import flower_environment
@@ -46,9 +46,6 @@ from fedsync.trainer.protocol import STATE_FOLDER as STATE
 
 logger = foreign.logger(__name__)
 
-LOCK_FILE = ".lock"
-"""In the folder of the run: locked while it is at work."""
-
 _START_TIMEOUT_S = 120.0
 _LEAVE_S = 30.0
 _POLL_S = 0.1
@@ -57,7 +54,7 @@ _POLL_S = 0.1
 def run_local(
     config: StrategyConfig,
     cluster: ClusterConfig,
-    out: Path,
+    out: Path | Claim,
     *,
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
@@ -73,7 +70,7 @@ def run_local(
     Args:
         config: the strategy.
         cluster: the machines that the silos emulate.
-        out: folder for the run's files.
+        out: folder for the run's files, claimed already or not.
         target_accuracy: for ``seconds_to_target``.
         listeners: called after every entry of the journal.
         secure: False leaves out TLS and the keys of nodes.
@@ -86,12 +83,10 @@ def run_local(
         ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
         RunError: a process died, or the run could not reach its end.
     """
-    out = out.resolve()
-    out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
-    with taken(out / LOCK_FILE) as alone:
-        if not alone:
-            raise ConfigError(str(out), "a run is at work here", "Wait for its end, or stop it")
-        _make_ready(out, config, cluster, resume=resume)
+    with claimed(out, Existing.RESUME if resume else Existing.REFUSE) as folder:
+        out = folder.resolve()
+        if resume:
+            _make_ready(out, config, cluster)
         if way() == "stock":
             logger.warning("flwr is not a version that FedSync was tested with: using the stock way, slower")
         try:
@@ -152,19 +147,11 @@ def _carry_out(
     return summary
 
 
-def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig, *, resume: bool) -> None:
-    """Remove from the run's folder what is of another run, or of the end of this one."""
-    if resume:
-        # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
-        # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
-        prepare(out, digest(measuring(config), cluster))
-    else:
-        if newest_version(out):
-            remedy = f"Go on with it: --resume {out}; or choose another --out, or remove the folder"
-            raise ConfigError(str(out), "a run was cut off here, and can go on", remedy)
-        (out / JOURNAL).unlink(missing_ok=True)
-        for folder in (STATE, LOGS_FOLDER):
-            shutil.rmtree(out / folder, ignore_errors=True)
+def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig) -> None:
+    """Remove from the folder of a run that goes on what is of its end."""
+    # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
+    # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
+    prepare(out, digest(measuring(config), cluster))
     for stale in ("summary.json", "model.pt"):
         (out / stale).unlink(missing_ok=True)
 

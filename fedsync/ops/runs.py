@@ -24,8 +24,10 @@ from pathlib import Path
 
 import yaml
 
-from fedsync.common.files import OWNER_FOLDER, private_folder, write_atomically
+from fedsync.common.files import private_folder, write_atomically
 from fedsync.common.locks import PATIENCE_S, held, taken
+from fedsync.common.run_claim import RUN_FILE as RUN_FILE
+from fedsync.common.run_claim import Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
@@ -56,9 +58,6 @@ logger = foreign.logger(__name__)
 
 RUNS = "runs"
 """Folder in a server's state folder that has all of its runs, or links to them."""
-
-RUN_FILE = "run.json"
-"""In a run's folder: its settings, and what Flower calls it."""
 
 CHANGE_LOCK = "change.lock"
 """In a run's folder: locked by whoever submits, resumes or stops the run."""
@@ -110,6 +109,8 @@ def submit_run(
     strategy: StrategyConfig,
     out: Path | None = None,
     target_accuracy: float | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Path:
     """Start a run on the server; returns the folder of its files.
 
@@ -118,6 +119,7 @@ def submit_run(
         strategy: what to run, checked.
         out: folder for the run's files; left out, one below the server's state folder.
         target_accuracy: for ``seconds_to_target``.
+        overwrite: replace the run that ``out`` has, if it has ended.
 
     Raises:
         ConfigError: the folder has a run already, or nothing can be written there.
@@ -126,11 +128,11 @@ def submit_run(
     state = private_folder(Path(config.state))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
+    existing = Existing.NUMBER if out is None else Existing.OVERWRITE if overwrite else Existing.REFUSE
     with _writing(folder):
-        folder.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
+        mine = claim(folder, existing)
+    folder = mine.path
     with _changing(folder):
-        if (folder / RUN_FILE).exists():
-            raise ConfigError("--out", f"{folder} has the files of a run", "Choose another folder, or use --resume")
         settings = prepare_run(
             folder,
             folder,
@@ -140,6 +142,7 @@ def submit_run(
             target_accuracy=target_accuracy,
             regions=config.regions,
         )
+        mine.release()  # the run's server process takes it
         hand_over(config, folder, settings)
     return folder
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,7 @@ logger = foreign.logger(__name__)
 
 _CONNECT_S = 1.0
 _LOOK_S = 1.0
+_LEFT_S = 3.0
 
 
 def start_silo(config: SiloStartConfig) -> None:
@@ -155,6 +158,7 @@ def start_server(config: ServerStartConfig) -> None:
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
     _have_files(config)
     with alone_in(state), stop_on_signals() as stop:
+        _check_port(config)
         connect(config)
         registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
@@ -169,6 +173,28 @@ def start_server(config: ServerStartConfig) -> None:
             stop,
             tell=lambda: {"silos": registrar.status(), "keeper": keeper.status()},
         )
+
+
+def _check_port(config: ServerStartConfig) -> None:
+    """See that the SuperLink will be able to listen: it would be started again for ever, and tell its log alone.
+
+    Raises:
+        ConfigError: another program has the port, or this machine has no such address.
+    """
+    end_s = time.monotonic() + _LEFT_S  # for the SuperLink of a supervisor that was killed a moment ago
+    while True:
+        try:
+            for family, kind, _, _, address in socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM):
+                with socket.socket(family, kind) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= end_s:
+                problem = f"nobody can listen on {config.host}:{config.port}: {error.strerror or error}"
+                remedy = f"End the program that `ss -ltnp sport = :{config.port}` shows, or write another host or port"
+                raise ConfigError("server.yaml, port", problem, remedy) from None
+        time.sleep(_LOOK_S)
 
 
 def _have_files(config: ServerStartConfig) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -16,7 +17,6 @@ from fedsync.config.survey import survey_of
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.parts import CommonForm
-from fedsync.core.survey.findings import STATISTICS
 from fedsync.core.transfer import Aggregator, Replica
 from fedsync.observe.kept_models import KeptModels
 from fedsync.observe.recorder import Listener
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def run_virtual(
     config: StrategyConfig,
     cluster: ClusterConfig,
-    out: Path,
+    out: Path | Claim,
     *,
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
@@ -47,7 +47,7 @@ def run_virtual(
     Args:
         config: the strategy.
         cluster: the machines.
-        out: folder for the run's files.
+        out: folder for the run's files, claimed already or not.
         target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
         listeners: called after every entry of the journal.
         poll_s: see `VirtualDriver`.
@@ -60,10 +60,10 @@ def run_virtual(
         RunError: the run could not reach its end.
     """
     keys, rings = _keys(config, cluster)
-    (out / STATISTICS).unlink(missing_ok=True)
-    builder = RunBuilder(measuring(config), cluster, out, "virtual", target_accuracy, listeners)
-    spec = _surveyed(config, cluster, builder.spec(), out, keys, rings)
-    return _drive(builder, spec, keys, rings, poll_s).summary
+    with claimed(out) as folder:
+        builder = RunBuilder(measuring(config), cluster, folder, "virtual", target_accuracy, listeners)
+        spec = _surveyed(config, cluster, builder.spec(), folder, keys, rings)
+        return _drive(builder, spec, keys, rings, poll_s).summary
 
 
 def surveyed_again(config: StrategyConfig, cluster: ClusterConfig, spec: RunSpec) -> RunSpec:

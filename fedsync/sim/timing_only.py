@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
@@ -124,7 +125,7 @@ def _zeros(nbytes: int) -> Payload:
 def run_timing(
     config: StrategyConfig,
     cluster: ClusterConfig,
-    out: Path,
+    out: Path | Claim,
     *,
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
@@ -137,7 +138,7 @@ def run_timing(
     Args:
         config: the strategy; its task is not looked at.
         cluster: the machines.
-        out: folder for the run's files.
+        out: folder for the run's files, claimed already or not.
         target_accuracy: not used: there is no accuracy.
         listeners: called after every entry of the journal.
         poll_s: see `VirtualDriver`.
@@ -154,22 +155,23 @@ def run_timing(
     if config.stop.relative_change is not None:
         remedy = "Train, or leave it out: `--set stop.relative_change=null`"
         raise ConfigError("stop.relative_change", "there is no training loss where nothing is trained", remedy)
-    builder = RunBuilder(config, cluster, out, "virtual", None, listeners, trains=False)
-    recorder, wire = builder.recorder(model_bytes, journal=journal), config.wire.formats
-    driver = VirtualDriver(
-        Coordinator(builder.policies()),
-        NoAggregator(model_bytes, wire, controls=config.controlled and isinstance(config.cipher, PlainConfig)),
-        {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
-        {silo.name: TimingWorker.of(silo, wire) for silo in cluster.silos},
-        recorder,
-        poll_s,
-    )
-    try:
-        with _no_garbage():
-            driver.run()
-    finally:
-        summary = recorder.finish()
-    return summary
+    with claimed(out) as folder:
+        builder = RunBuilder(config, cluster, folder, "virtual", None, listeners, trains=False)
+        recorder, wire = builder.recorder(model_bytes, journal=journal), config.wire.formats
+        driver = VirtualDriver(
+            Coordinator(builder.policies()),
+            NoAggregator(model_bytes, wire, controls=config.controlled and isinstance(config.cipher, PlainConfig)),
+            {silo.name: Machine(silo, config.seed) for silo in cluster.silos},
+            {silo.name: TimingWorker.of(silo, wire) for silo in cluster.silos},
+            recorder,
+            poll_s,
+        )
+        try:
+            with _no_garbage():
+                driver.run()
+        finally:
+            summary = recorder.finish()
+        return summary
 
 
 @contextmanager

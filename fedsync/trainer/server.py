@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fedsync.common.files import remove_unfinished
+from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.common.processes import alive, exit_with_owner
 from fedsync.core.spans import file_part, map_file, pieces
 from fedsync.core.transfer import Payload
@@ -271,6 +272,8 @@ def _refusing(refused: Refused) -> Forwarded:
 def main(folder: Path) -> None:
     """Take the folder, listen, build the trainer, and serve; where another trainer has the folder, do nothing."""
     exit_with_owner()
+    guard_output()
+    output_may_be_lost()  # a print in a user's code must not cost an order
     lock = FolderLock.take(folder)
     if lock is None:
         return

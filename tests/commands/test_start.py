@@ -1,5 +1,6 @@
 """``fedsync silo``, ``server`` and ``doctor`` as far as they get without processes; tests/e2e has the rest."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def test_doctor_ends_with_1_where_something_fails_and_names_the_remedy(tmp_path:
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("FAIL")]
     assert line.startswith(f"FAIL  server         127.0.0.1:{port}: Connection refused. Check the address")
     assert "FAIL" not in call("doctor")
+
+
+def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsync.ops.start._LEFT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (tmp_path / "server.yaml").write_text(f"{{insecure: true, state: s, host: 127.0.0.1, port: {port}}}")
+        with pytest.raises(ConfigError, match=rf"listen on 127\.0\.0\.1:{port}: Address already in use.*ss -ltnp"):
+            call("server", "start", "--server", tmp_path / "server.yaml")
+    assert not (tmp_path / "s" / "health.json").exists()

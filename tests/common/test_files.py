@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.common.files import (
+    ANYBODY_FILE,
     check_result,
     private_folder,
     read_private,
@@ -46,10 +47,23 @@ def test_a_secret_is_written_for_its_owner_alone_whatever_the_umask(folder: Path
 def test_a_public_file_can_be_read_by_all_even_under_a_strict_umask(folder: Path) -> None:
     before = os.umask(0o077)
     try:
-        write_atomically(folder / "public", b"x")
+        write_atomically(folder / "public", b"x", ANYBODY_FILE)
     finally:
         os.umask(before)
     assert mode(folder / "public") == 0o644
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o027, 0o022])
+@pytest.mark.parametrize("write", [write_atomically, write_result])
+def test_a_new_file_has_the_permissions_that_the_process_gives(
+    folder: Path, write: Callable[[Path, bytes], None], mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        write(folder / "model.pt", b"x")
+    finally:
+        os.umask(before)
+    assert mode(folder / "model.pt") == 0o666 & ~mask
 
 
 @pytest.mark.parametrize("write", [write_private, write_result])

@@ -214,7 +214,7 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
             )
         return None
 
-    with pytest.raises(RunError, match="the journal cannot be written: Full"):
+    with pytest.raises(RunError, match="the run's files cannot be written: Full"):
         strategy.start(DirectGrid(3), evaluate_fn=evaluate)
     assert seen == [0, 1, 2]
     monkeypatch.undo()

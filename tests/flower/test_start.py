@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
@@ -55,6 +56,19 @@ def test_its_configurations_reach_silos_with_the_run(tmp_path: Path) -> None:
     [spec] = [RunSpec.parse(text) for text in specs]
     assert (spec.train_config, spec.evaluate_config) == ({"lr": 0.01, "epochs": 2}, {"full": True})
     assert dict(told) == {"lr": 0.01}, "what the caller gave stays as it is"
+
+
+def test_a_second_start_does_not_replace_the_run_in_its_folder(tmp_path: Path) -> None:
+    _strategy(tmp_path).start(DirectGrid(2, {}))
+    kept = (tmp_path / JOURNAL).read_bytes()
+    with pytest.raises(ConfigError, match=r"has the files of a run\. Choose another folder.*overwrite=True"):
+        _strategy(tmp_path).start(DirectGrid(2, {}))
+    assert (tmp_path / JOURNAL).read_bytes() == kept
+    again = FedSync(StrategyConfig.load("fedavg", QUICK), out=tmp_path, timing=TIMING, overwrite=True)
+    with claimed(tmp_path, Existing.RESUME), pytest.raises(ConfigError, match="a run is at work here"):
+        again.start(DirectGrid(2, {}))
+    again.start(DirectGrid(2, {}))
+    assert (tmp_path / JOURNAL).read_bytes() != kept
 
 
 MODEL = """

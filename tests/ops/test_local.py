@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from fedsync.common.locks import taken
+from fedsync.common.run_claim import RUN_LOCK
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.checkpoints import FOLDER
 from fedsync.flower.run_folder import write_error
 from fedsync.ops import local
-from fedsync.ops.local import LOCK_FILE, run_local
+from fedsync.ops.local import run_local
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}]})
@@ -36,7 +37,7 @@ def test_a_run_that_was_cut_off_is_not_begun_anew_without_a_word(tmp_path: Path)
 
 def test_a_run_that_is_at_work_is_neither_resumed_nor_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text("a week of work")
-    with taken(tmp_path / LOCK_FILE):
+    with taken(tmp_path / RUN_LOCK):
         for resume in (False, True):
             with pytest.raises(ConfigError, match="a run is at work here"):
                 run_local(CONFIG, CLUSTER, tmp_path, resume=resume)

@@ -82,9 +82,7 @@ def begin_and_die(folder: Path) -> None:
 @contextmanager
 def at_work(folder: Path, first: str = "pass") -> Iterator[subprocess.Popen[str]]:
     """A server process that lives."""
-    code = (
-        f"{first}\nimport fcntl, os, pathlib, sys, time; f = open('server.lock', 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
-    )
+    code = f"{first}\nimport fcntl, os, pathlib, sys, time; f = open('run.lock', 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
     code += "pathlib.Path('server.pid').write_text(str(os.getpid())); print('here', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "here\n"

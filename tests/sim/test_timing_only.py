@@ -165,7 +165,7 @@ def test_fewer_bits_take_less_time_and_bytes(tmp_path: Path) -> None:
     silos = cluster({"speed": 640.0, "bandwidth_mbps": 0.01})
     for wire, up, whole, down in (("{}", 4096, 4096, 4096), ("{up: int8, down: int8}", 1032, 4112, 1048)):
         config = StrategyConfig.load("fedavg", ["stop.rounds=4", f"wire={wire}"])
-        book = run_timing(config, silos, tmp_path, model_bytes=4096)
+        book = run_timing(config, silos, tmp_path / str(up), model_bytes=4096)
         assert book["seconds"] == pytest.approx(4 * 1.0 + (4 * up + whole + 3 * down) / 1250)
         assert book["bytes_up"] == 4 * up
         assert book["bytes_down"] == whole + 3 * down + 4096, "and the whole to evaluate"
