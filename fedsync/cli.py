@@ -121,6 +121,8 @@ def run(
         raise ConfigError("STRATEGY", "no strategy is named", "Name a file or a shipped strategy, or give --resume DIR")
     config = StrategyConfig.load(strategy, _overrides(assignments, seed))
     cluster = ClusterConfig.load(silos)
+    for line in [] if timing_only else config.task.look({one.name: one.data for one in cluster.silos}, config.seed):
+        console.print(line, highlight=False, markup=False)
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
     mine = _claim(out, default, overwrite=overwrite, resume=resume is not None)
     folder = mine.path

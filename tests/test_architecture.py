@@ -55,6 +55,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
     "matplotlib": ({"observe", "commands"}, set()),
+    "pandas": ({"tasks"}, {"tasks"}),
     "statsmodels": ({"policies"}, set()),
     "tensorboardX": ({"observe"}, set()),
     "mlflow": ({"observe"}, set()),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from fedsync import SiloData, SiloSlot
+from fedsync.core.columns import TableForm
 from fedsync.core.survey.findings import ColumnScale
 from fedsync.tasks.csv_ import CsvTask
 
@@ -29,6 +30,10 @@ class PooledTask(CsvTask):
         parts = [super(PooledTask, self).data(each) for each in slots]
         splits = zip(*((part.train, part.test, part.validation) for part in parts), strict=True)
         return SiloData(*map(joined, splits))
+
+    def table(self, slot: SiloSlot) -> TableForm:
+        """Of the first hospital: all have the same columns."""
+        return super().table(SiloSlot(HOSPITALS[0], 0, len(HOSPITALS), slot.seed))
 
 
 def scale(cells: NDArray[np.float64]) -> ColumnScale:

@@ -80,7 +80,7 @@ def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
         resolve(device, "--device")
         options = replace(options, device=device)
     # All the data there is, where it is not a file a silo: the larger are the batches that can be tried.
-    silos = len(config.task.files) if isinstance(config.task, CsvConfig) else 1
+    silos = len(config.task.files or (1,)) if isinstance(config.task, CsvConfig) else 1
     slot = SiloSlot(platform.node() or "silo", 0, silos, config.seed)
     return Trainer(config.task.build(), slot, options), config.name
 

@@ -37,7 +37,7 @@ class Fence:
     """The files that runs may read.
 
     Args:
-        below: folders, absolute and without links; none is no file.
+        below: folders and files, absolute and without links; none is no file.
         never: files and folders, likewise, that are closed wherever they lie.
     """
 
@@ -80,7 +80,7 @@ class Fence:
         folder = next((each for each in self.below if found.is_relative_to(each)), None)
         if folder is None or any(found.is_relative_to(each) for each in (*self.never, *SYSTEM)):
             raise _refusal(path)
-        return folder, found
+        return (str(found.parent) if folder == str(found) else folder), found
 
     def _closed(self) -> frozenset[_Place]:
         """Of the closed files and folders themselves, so that another way to one (a mount) is none."""

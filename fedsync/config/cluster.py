@@ -185,6 +185,10 @@ class SiloConfig(Section):
     examples: Annotated[int, Field(ge=1)] = 1000
     """Training samples it claims in a timing-only run, which has no data."""
 
+    data: dict[str, str] = Field(default_factory=dict)
+    """Files of the silo by the names that a task asks for (``file: data:NAME``), as a real silo has them in
+    ``silo.yaml``; relative to the silo file."""
+
     node_config: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """What training code of one's own finds in ``silo.node_config``, as at a real silo."""
 
@@ -272,6 +276,9 @@ class ClusterConfig(Section):
                 if not trace.is_file():
                     raise ConfigError(place, f"no file {entry['trace']!r}", "Give a path relative to the silo file")
                 entry["trace"] = str(trace)
+            if isinstance(entry, dict) and isinstance(entry.get("data"), dict):
+                place = file.place(("silos", str(index), "data"))
+                entry["data"] = {key: str(beside(path, str(name), place)) for key, name in entry["data"].items()}
         return file.validate(cls)
 
 

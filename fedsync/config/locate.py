@@ -7,6 +7,9 @@ from pathlib import Path
 from fedsync.common.names import near_miss
 from fedsync.core.errors import ConfigError
 
+BY_NAME = "data:"
+"""Begins a path of a task that is a name instead: each silo has a path of its own for it, in ``data``."""
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

@@ -98,10 +98,11 @@ class RunSpec(Section):
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
         """Spec of a strategy, on emulated machines if there is a cluster."""
         emulate, plain = cluster.silos if cluster is not None else [], isinstance(config.cipher, PlainConfig)
+        task = config.task.emulated({silo.name: silo.data for silo in emulate})
         return cls(
             seed=config.seed,
             silos=silos,
-            task=config.task,
+            task=task,
             local=config.local,
             model=config.model,
             emulate=list(emulate),

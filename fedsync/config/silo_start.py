@@ -6,11 +6,11 @@ What is left out is closed: no file, no emulated machine, no model of the server
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from fedsync.common.names import SILO_NAME
 from fedsync.common.proxies import DIRECT, Proxy
@@ -105,6 +105,12 @@ class AuditConfig(Section):
         return self
 
 
+_Data = Annotated[
+    Annotated[list[str], Tag("~folders")] | Annotated[dict[str, str], Tag("~names")],
+    Discriminator(lambda given: "~names" if isinstance(given, Mapping) else "~folders"),
+]
+
+
 class SiloStartConfig(Section):
     """What ``fedsync silo start`` is told. Paths are relative to the file."""
 
@@ -149,9 +155,11 @@ class SiloStartConfig(Section):
     silo's user, so that the server can read the keys and whatever else that user can; each message then starts a
     process, which takes seconds."""
 
-    data: list[str] = Field(default_factory=list)
-    """Folders that have the files a run may name: data, and the Python file of a task of one's own. Left out, runs read
-    no file. Keys, certificates, state and this file stay closed wherever they lie."""
+    data: _Data = Field(default_factory=list)
+    """What runs may read. A list of folders: the files that a run names, data and the Python file of a task of one's
+    own, lie below them. Or names with a file or folder each, as in ``{train: /srv/fl/train.csv}``: a run asks for
+    ``data:train``. Left out, runs read no file. Keys, certificates, state and this file stay closed wherever they
+    lie."""
 
     approve: Literal["never", "ask"] = "never"
     """Whether the owner wants to be asked about each run (``ask``) before the silo takes part. It waits for ``fedsync
@@ -239,13 +247,18 @@ class SiloStartConfig(Section):
             file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
         )
         audit = absolute(config.audit, path, ("head_to",))
-        config = config.model_copy(update={"audit": audit})._with_folders_beside(file, path)
+        config = config.model_copy(update={"audit": audit})._with_data_beside(file, path)
         config._file = path.resolve()
         length = len(os.fsencode(config.state))
         if length > LONGEST_STATE:
             problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
             raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
         return config
+
+    @property
+    def paths(self) -> list[str]:
+        """Folders and files that runs may read."""
+        return list(self.data.values()) if isinstance(self.data, dict) else self.data
 
     def closed(self) -> list[str]:
         """Files and folders that no run may read, wherever ``data`` leads: state, keys, certificates and this file.
@@ -254,22 +267,25 @@ class SiloStartConfig(Section):
         """
         files = [Path(name) for name in (self.authority, self.node_key) if name is not None]
         beside_them = [
-            file.parent for file in files if not any(Path(each).is_relative_to(file.parent) for each in self.data)
+            file.parent for file in files if not any(Path(each).is_relative_to(file.parent) for each in self.paths)
         ]
         own = [Path(name) for name in (self.state, self.keys, self._file) if name is not None]
         return sorted({str(path) for path in (*own, *files, *beside_them)})
 
-    def _with_folders_beside(self, file: YamlFile, path: Path) -> Self:
-        folders = []
-        for index, name in enumerate(self.data):
-            place = file.place(("data", str(index)))
-            folders.append(beside(path, name, place))
-            if not folders[-1].is_dir():
-                raise ConfigError(place, f"{folders[-1]} is no folder", "Make it, or remove it here")
+    def _with_data_beside(self, file: YamlFile, path: Path) -> Self:
+        named = isinstance(self.data, dict)
+        found = {}
+        for key, name in self.data.items() if isinstance(self.data, dict) else enumerate(self.data):
+            place = file.place(("data", str(key)))
+            here = found[key] = beside(path, name, place)
+            if not (here.is_dir() or (named and here.is_file())):
+                wanted = "file or folder" if named else "folder"
+                raise ConfigError(place, f"{here} is no {wanted}", "Make it, or remove it here")
             for closed in (self.state, self.keys):
-                if closed is not None and folders[-1].is_relative_to(closed):
-                    raise ConfigError(place, f"{folders[-1]} lies in {closed}", "Keep data apart from keys and state")
-        return self.model_copy(update={"data": [str(folder) for folder in folders]})
+                if closed is not None and here.is_relative_to(closed):
+                    raise ConfigError(place, f"{here} lies in {closed}", "Keep data apart from keys and state")
+        paths = {key: str(here) for key, here in found.items()}
+        return self.model_copy(update={"data": paths if named else list(paths.values())})
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:

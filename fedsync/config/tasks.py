@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from fedsync.config.locate import BY_NAME
 from fedsync.config.section import Scores, Section
 from fedsync.config.tasks_clientapp import ClientAppConfig
 from fedsync.config.tasks_kinds import (
@@ -27,12 +28,14 @@ from fedsync.config.tasks_kinds import (
     has_own_loop,
 )
 from fedsync.config.tasks_partition import PartitionConfig, iid
+from fedsync.core.columns import ColumnRule
 from fedsync.core.errors import ConfigError
 from fedsync.core.parts import UNSAID, PartPatterns
 
 if TYPE_CHECKING:
     from fedsync.client.silo import Silo
     from fedsync.core.survey.findings import ColumnScale
+    from fedsync.tasks.csv_ import CsvTask
     from fedsync.tasks.protocol import Task
     from fedsync.train.local import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
@@ -76,9 +79,6 @@ class DigitsConfig(TaskSection):
 
         return DigitsTask(self.partition.build(), self.test_share, self.validation)
 
-    def relocated(self, locate: Callable[[str], str]) -> DigitsConfig:
-        return self
-
 
 class ColumnStatisticsConfig(Section):
     """What silos find together of their columns before training."""
@@ -95,15 +95,63 @@ class ColumnStatisticsConfig(Section):
     """Smallest count that is told, but for 0."""
 
 
+def _words(given: object) -> object:
+    if isinstance(given, list) and any(isinstance(one, bool) for one in given):
+        raise ValueError("YAML reads yes, no, true and false as switches; put words in quotes")
+    return given
+
+
+class ColumnConfig(Section):
+    """What a column of a table holds."""
+
+    kind: Literal["number", "category", "text"] | None = None
+    """``number``: one feature. ``category``: one feature for each of ``categories``. ``text``: eight features, by a
+    hash of the cell. Left out, categories say it, or the cells."""
+
+    unit: str = ""
+    """Unit of the numbers, such as ``mg/dl``; it may stand behind the number in a cell."""
+
+    categories: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list)
+    """All words that the column may have. Of the target they are the classes, in the order of their numbers."""
+
+    gaps: Annotated[list[str | int | float], BeforeValidator(_words)] | None = None
+    """Cells that hold no value, besides empty ones. Left out, the usual markers: ``?``, ``-``, ``.``, ``NA``, ``N/A``,
+    ``NaN``, ``NULL``, ``None``, ``<NA>``."""
+
+    decimal: Literal[".", ","] = "."
+    """Mark before the decimals of a number."""
+
+    thousands: Literal["", ",", ".", "'", " "] = ""
+    """Mark between groups of three digits; left out, there is none."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        if (self.kind == "category") != bool(self.categories) and self.kind is not None:
+            raise ValueError(
+                f"kind {self.kind} and {len(self.categories)} categories; write categories and kind: category"
+            )
+        if self.decimal == self.thousands:
+            raise ValueError(f"decimal and thousands are both {self.decimal!r}; write two marks")
+        return self
+
+    def build(self) -> ColumnRule:
+        gaps = None if self.gaps is None else tuple(self.gaps)
+        return ColumnRule(self.kind, self.unit, tuple(self.categories), gaps, self.decimal, self.thousands)
+
+
 class CsvConfig(TaskSection):
     """One CSV file a silo; classification of one column.
 
-    Columns are numbers or text as their cells say.
+    Columns are matched by their names. They are numbers or text as ``columns`` or their cells say.
     """
 
     kind: Literal["csv"]
-    files: Annotated[list[str], Field(min_length=1)]
-    """One file a silo, in the order of the silos."""
+    files: Annotated[list[str], Field(min_length=1)] | None = None
+    """One file a silo, in the order of the silos. A silo is asked for its own alone."""
+
+    file: str | None = None
+    """In the place of ``files``: ``data:NAME`` is what each silo's owner calls NAME in ``data`` of ``silo.yaml``. Or a
+    path that is the same at all silos."""
 
     target: str
     """Column to predict."""
@@ -119,6 +167,10 @@ class CsvConfig(TaskSection):
 
     text: list[str] = Field(default_factory=list)
     """Columns to treat as text though some silo's cells all look like numbers."""
+
+    columns: dict[str, ColumnConfig] = Field(default_factory=dict)
+    """What columns hold, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Of other columns the cells decide: they
+    are all numbers, or all words. A cell that only looks like a number, as 1,5 or 45% or a date, is refused."""
 
     model: Literal["logistic", "mlp"] = "logistic"
     """``logistic`` regression, or an ``mlp`` with one hidden layer."""
@@ -144,6 +196,12 @@ class CsvConfig(TaskSection):
     training."""
 
     @model_validator(mode="after")
+    def _has_one_file_a_silo(self) -> Self:
+        if (self.files is None) == (self.file is None):
+            raise ValueError("files or file is needed, and not both; write file: data:NAME, or files, one a silo")
+        return self
+
+    @model_validator(mode="after")
     def _has_scales(self) -> Self:
         for name, scale in self.standardise.items() if isinstance(self.standardise, dict) else ():
             if len(scale) != 2 or not (isfinite(scale[0]) and isfinite(scale[1]) and scale[1] > 0):
@@ -160,11 +218,12 @@ class CsvConfig(TaskSection):
     def scores(self) -> Scores:
         return "share"
 
-    def build(self) -> Task:
+    def build(self) -> CsvTask:
         from fedsync.tasks.csv_ import CsvTask
 
         return CsvTask(
-            files=tuple(self.files),
+            files=tuple(self.files or (str(self.file),)),
+            everywhere=self.files is None,
             target=self.target,
             classes=self.classes,
             positive_above=self.positive_above,
@@ -175,6 +234,7 @@ class CsvConfig(TaskSection):
             test_share=self.test_share,
             validation=self.validation,
             scales=self._scales(),
+            columns={name: column.build() for name, column in self.columns.items()},
         )
 
     def _scales(self) -> dict[str, ColumnScale] | None:
@@ -192,8 +252,33 @@ class CsvConfig(TaskSection):
             return self.statistics
         return ColumnStatisticsConfig(bins=0)
 
-    def relocated(self, locate: Callable[[str], str]) -> CsvConfig:
-        return self.model_copy(update={"files": [locate(file) for file in self.files]})
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        if self.file is None or not self.file.startswith(BY_NAME):
+            return self
+        name = self.file.removeprefix(BY_NAME)
+        for silo, paths in data.items():
+            if name not in paths:
+                problem = f"the task asks for {self.file}, and silo {silo!r} has no data by that name"
+                raise ConfigError("task.file", problem, f"Write data: {{{name}: PATH}} in the silo file")
+        return self.model_copy(update={"files": [paths[name] for paths in data.values()], "file": None})
+
+    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
+        from fedsync.tasks.csv_ import look_at
+
+        return look_at(self.emulated(data).build, list(data), seed)
+
+    def own(self, index: int, silos: int) -> Self:
+        if self.files is None:
+            return self
+        if len(self.files) != silos or not 0 <= index < silos:
+            raise ConfigError(
+                "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file a silo"
+            )
+        return self.model_copy(update={"files": None, "file": self.files[index]})
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        files = self.files and [locate(file) for file in self.files]
+        return self.model_copy(update={"files": files, "file": self.file and locate(self.file)})
 
 
 class SurveyConfig(TaskSection):
@@ -217,18 +302,28 @@ class SurveyConfig(TaskSection):
         """Raises `ConfigError`: which columns there are, the silos know."""
         raise has_own_loop(self.kind)
 
-    def relocated(self, locate: Callable[[str], str]) -> SurveyConfig:
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        return self.model_copy(update={"of": self.of.emulated(data)})
+
+    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
+        return self.of.look(data, seed)
+
+    def own(self, index: int, silos: int) -> Self:
+        return self.model_copy(update={"of": self.of.own(index, silos)})
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
         return self.model_copy(update={"of": self.of.relocated(locate)})
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.tasks.protocol import SiloSlot
         from fedsync.train.survey import SurveyTrainer
 
-        columns = self.of.build().columns(SiloSlot(site.name, site.index, slots, site.seed))
+        task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
+        columns, asked = task.columns(slot), self.statistics
         if columns is None:
             raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Survey a table")
-        asked = self.statistics
-        return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins)
+        table = task.table(slot)
+        return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins, table)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
         return self.trainer(site, slots, options, run)

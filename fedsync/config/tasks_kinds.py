@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -76,6 +76,34 @@ class TaskSection(Section):
         """Whether a silo's data are a share by its number, so that there are as many silos as shares at most."""
         return True
 
+    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
+        """What people should know of the data of emulated silos before a run; see `emulated`.
+
+        Raises:
+            ConfigError: a silo's data cannot be read, or mean something else than those of the others.
+        """
+        return []
+
+    def own(self, index: int, silos: int) -> Self:
+        """The task as the silo ``index`` of ``silos`` carries it out: without the files of others.
+
+        Raises:
+            ConfigError: there is no file for each silo.
+        """
+        return self
+
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        """The task of emulated silos: ``data`` are the paths of each by the names that it has for them.
+
+        Raises:
+            ConfigError: a silo has no data by the name that the task asks for.
+        """
+        return self
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        """The task with its paths as ``locate`` says."""
+        return self
+
     def started_from(self, tensors: Sequence[Tensor]) -> Self:
         """The task of a run whose first model is the ServerApp's; most know its form anyway."""
         return self
@@ -101,9 +129,12 @@ class TaskSection(Section):
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
         """What knows the model's form and writes it to a file, as `trainer` would."""
+        from fedsync.tasks.protocol import SiloSlot
         from fedsync.train.weights import TaskModel
 
-        return TaskModel(self.build(), site.seed, run)
+        task = self.build()
+        task.table(SiloSlot(site.name, site.index, slots, site.seed))  # of which a model may depend
+        return TaskModel(task, site.seed, run)
 
 
 OWN_LOOP_LIBRARIES = ("torch._dynamo",)
@@ -154,6 +185,14 @@ class SourceSection(TaskSection):
     def source(self) -> tuple[Source, Partition | None, float, float | None]:
         """What every task on samples is made of."""
         return self.data.build(), self.partition.build(), self.test_share, self.validation
+
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        """The task of emulated silos: ``data`` are the paths of each by the names that it has for them.
+
+        Raises:
+            ConfigError: a silo has no data by the name that the task asks for.
+        """
+        return self
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         return self.model_copy(update={"data": self.data.relocated(locate)})

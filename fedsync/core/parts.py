@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedsync.core.columns import TableForm, difference
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Layout, matches
 
@@ -157,15 +158,18 @@ class ModelForm:
 
     Args:
         layout: SHA-256, hexadecimal, of the names and shapes of what travels.
-        frozen: that of its frozen tensors, under a key of the silos' where they have one; empty where there are none.
+        frozen: that of its frozen tensors, and of the columns of its table, under a key of the silos' where they have
+            one; empty where there are neither.
+        columns: of its table, where they may be told; empty where not, and None where it has no table.
     """
 
     layout: str
     frozen: str = ""
+    columns: TableForm | None = None
 
     @classmethod
-    def of(cls, layout: Layout, frozen: str = "") -> ModelForm:
-        return cls(hashlib.sha256(json.dumps([layout.names, layout.shapes]).encode()).hexdigest(), frozen)
+    def of(cls, layout: Layout, frozen: str = "", columns: TableForm | None = None) -> ModelForm:
+        return cls(hashlib.sha256(json.dumps([layout.names, layout.shapes]).encode()).hexdigest(), frozen, columns)
 
 
 class CommonForm:
@@ -176,13 +180,14 @@ class CommonForm:
 
     Args:
         layout: of the first model.
-        frozen: digest of the frozen tensors of whoever made it, as in `ModelForm`; None where the server does not know,
-            as under encryption: then the first silo says it.
+        frozen: digest of what stays at whoever made it, as in `ModelForm`; None where the server does not know, as
+            under encryption: then the first silo says it.
     """
 
     def __init__(self, layout: Layout, frozen: str | None) -> None:
         self._layout = ModelForm.of(layout).layout
         self.frozen = frozen
+        self._first: tuple[str, TableForm] = ("the first silo", ())
 
     def check(self, silo: str, form: ModelForm | None) -> None:
         """See that a silo has the common form.
@@ -190,6 +195,8 @@ class CommonForm:
         Raises:
             ProtocolError: it has not; says what differs, and what to do.
         """
+        if form is not None and form.columns is not None and self.frozen not in (None, form.frozen):
+            raise ProtocolError(silo, "columns", self._other_columns(form.columns))
         if form is None or form.layout != self._layout:
             problem = "what would travel of its model has other names or shapes than the run's"
             raise ProtocolError(silo, "model", f"{problem}; give every silo the same code and libraries")
@@ -199,6 +206,16 @@ class CommonForm:
             problem = f"its frozen tensors {_short(form.frozen)} are not those {_short(self.frozen)} of the first model"
             remedy = "give every silo the same file of weights, in one precision, or let them travel: model.share"
             raise ProtocolError(silo, "model", f"{problem}; {remedy}")
+        if form.columns and not self._first[1]:
+            self._first = (silo, form.columns)
+
+    def _other_columns(self, columns: TableForm) -> str:
+        name, first = self._first
+        told = difference(columns, first, name) if columns and first else (
+            f"the columns of its table have other names, kinds or categories than at {name}; the log of each silo says "
+            "what its columns are"
+        )  # fmt: skip
+        return f"{told}. Give all silos the same columns, or say in task.columns what they hold"
 
 
 def _short(digest: str) -> str:

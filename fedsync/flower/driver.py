@@ -331,8 +331,7 @@ class FlowerDriver:
         return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
 
     def _hello(self, node: int, hello: Hello, greeting: Payload | None, now_s: float) -> Event:
-        name = self._nodes.check(node, hello)
-        self._form.check(name, hello.form)
+        name = self._nodes.check(node, hello, self._form)
         if self._checkpoints is not None:
             self._checkpoints.agree(self._form.frozen)
         self._aggregator.greet(name, hello.holds, greeting)

@@ -18,10 +18,11 @@ from fedsync.common.backoff import Backoff
 from fedsync.core import foreign
 from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.parts import CommonForm
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.regions import Regions
-from fedsync.trainer.protocol import Hello, Refused
-from fedsync.trainer.refusals import AT_ONCE, PASSING, explained_together
+from fedsync.trainer.protocol import Hello, Refusal, Refused
+from fedsync.trainer.refusals import AT_ONCE, PASSING, UNTIL_CHANGED, explained_together, explained_too_few
 
 logger = foreign.logger(__name__)
 
@@ -42,6 +43,8 @@ class Admission:
         regions: silos of each relay, by its name; None accepts relays, unless nodes are registered by name: then a
             relay has to be named here, or any silo could speak for others.
         most_examples: training samples that a silo may say it holds; None for any number that a silo can hold.
+        needed: silos without which the run does not begin: where all that are expected are here, and fewer than these
+            can take part until somebody changes something, it is over.
     """
 
     silos: Sequence[str] | None = None
@@ -49,6 +52,7 @@ class Admission:
     expected: int | None = None
     regions: Mapping[str, Sequence[str]] | None = None
     most_examples: int | None = None
+    needed: int = 0
 
 
 RESTS = Backoff(1, 64)
@@ -170,8 +174,9 @@ class Nodes:
     def refuses(self, node: int, refused: Refused) -> None:
         """Take a silo's refusal of the run, and see whether there is any hope left.
 
-        Hope ends where all that are expected refuse for one reason that does not pass. It does not end for a run that
-        a silo has joined: what all say at once, long after they could take part, is more likely to pass.
+        Hope ends where all that are expected refuse for one reason that does not pass, or so many that the run cannot
+        begin without them. It does not end for a run that has begun: what silos say long after they could take part is
+        more likely to pass.
 
         Raises:
             RunError: there is none; names the refusals.
@@ -183,17 +188,24 @@ class Nodes:
         self._refusing[node] = refused
         here = self._activated.keys() - self._refused.keys()
         expected = inf if self._admission.expected is None else self._admission.expected
-        if self.examples or len(here) < expected or not here <= self._refusing.keys():
+        if len(here) < expected:
+            return
+        out = {node: why for node, why in self._refusing.items() if node in here and why.code in UNTIL_CHANGED}
+        if len(self.examples) < self._admission.needed and 0 <= len(here) - len(out) < self._admission.needed:
+            told = {self.sender(node): why for node, why in sorted(out.items())}
+            raise RunError(explained_too_few(told, self._admission.needed, len(here) - len(out)))
+        if self.examples or not here <= self._refusing.keys():
             return
         if len({self._refusing[one].code for one in here}) == 1:
             raise RunError(explained_together({self.sender(one): self._refusing[one] for one in sorted(here)}))
 
-    def check(self, node: int, hello: Hello) -> str:
+    def check(self, node: int, hello: Hello, form: CommonForm | None = None) -> str:
         """Name of the silo that a node says it is, if it may be.
 
         Raises:
             ProtocolError: the name is not allowed, not the one that the node is registered under, not on the list,
-                or another node's; or what else it says of itself cannot be.
+                or another node's; what else it says of itself cannot be; or its model or table has another ``form``.
+            RunError: so that the run cannot begin.
         """
         name = hello.silo
         # "/" separates a silo's name from its order's number in update ids.
@@ -210,6 +222,12 @@ class Nodes:
         if most is not None and said > most:
             detail = f"it says that it holds {said} training samples, and the strategy's most_examples is {most}"
             raise self._refusal(node, "examples", detail)
+        try:
+            if form is not None:
+                form.check(name, hello.form)
+        except ProtocolError as error:
+            self.refuses(node, Refused(Refusal.CONFIG, str(error)))
+            raise
         return name
 
     def enrol(self, node: int, name: str, examples: int) -> None:

@@ -127,7 +127,8 @@ class FedSync(Shipped):
         self._keys = keys
         asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
         expected = None if resume else asked  # Who goes on with a run has silos that did take part.
-        self._admission = Admission(config.silos, registered, expected, regions, config.most_examples)
+        needed = config.quorum(cluster.at_start if cluster else None)
+        self._admission = Admission(config.silos, registered, expected, regions, config.most_examples, needed)
         self._existing = Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE
         self._resume, self._kept = resume, checkpoints
         self._parcels: ParcelStore | None = None

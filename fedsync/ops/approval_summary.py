@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ProtocolError
+from fedsync.config.tasks_kinds import TaskSection
+from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.trainer.approvals import AskedRun
 
 _NAME = 12
@@ -80,12 +82,15 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
 
     def note(path: str) -> str:
         here = Path(path).resolve()
-        inside = here.is_file() and any(here.is_relative_to(folder) for folder in config.data)
+        inside = here.is_file() and any(here.is_relative_to(folder) for folder in config.paths)
         code = f" (SHA-256 {file_digest(here)})" if inside and here.suffix == ".py" else ""
         found.append(f"{_shown(path)}{code}")
         return path
 
-    spec.task.relocated(note)
+    task: TaskSection = spec.task
+    with suppress(ConfigError):  # the trainer says what is wrong
+        task = task.own(config.index, spec.silos)
+    task.relocated(note)
     return found
 
 

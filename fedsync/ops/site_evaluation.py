@@ -110,7 +110,7 @@ def site_here(file: Path, run: str | None = None) -> Site:
 
         sums = open_survey(spec.survey, identity, open_ring(Path(config.keys)), owner)
         spec = surveyed(spec, sums, None)
-    return Site(config.name, owner.checked(spec), identity, folder)
+    return Site(config.name, owner.checked(spec, identity.index), identity, folder)
 
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:

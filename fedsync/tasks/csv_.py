@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,24 +14,27 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedsync.core.columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.metrics.named import classification
 from fedsync.core.survey.findings import ColumnScale
 from fedsync.core.survey.sums import Columns
-from fedsync.tasks.features import encode, is_text, numbers_of, width
+from fedsync.tasks.features import Column, encode, read_column
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
-from fedsync.tasks.readers.tabular import MISSING, Table, check_column, number, read_header, read_table
+from fedsync.tasks.readers.tabular import Table, check_column, read_table
 from fedsync.tasks.samples import check_shares, held_out, stratified
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One silo's file, read: which columns are learned from, which of them are text, and the rows of each split."""
+    """One silo's file, read: the columns that are learned from, and the rows of each split."""
 
     table: Table
-    columns: tuple[str, ...]
-    text: frozenset[str]
+    columns: tuple[Column, ...]
+    form: TableForm
     labels: NDArray[np.int64]
     train: NDArray[np.int64]
     test: NDArray[np.int64]
@@ -41,22 +44,19 @@ class _Rows:
 class CsvTask(Task):
     """Classify the rows of a table.
 
-    A column is text if it is named in ``text`` or has a cell that is neither missing nor a finite
-    number; else it is numeric. A number becomes one feature, imputed with the median and standardised
-    with the mean and deviation of the silo's own training rows, or with ``scales`` that all silos share, where a
-    missing cell is the mean. A text becomes 8, one-hot by the hash of the cell, so that silos need no common
-    vocabulary. Missing cells are empty, ``?``, ``NA`` or ``nan``.
+    Columns are matched by their names, so that a file may have them in any order. A column is of the kind that
+    ``columns`` says; else it has numbers, or words alone. A number becomes one feature, imputed with the median and
+    standardised with the mean and deviation of the silo's own training rows, or with ``scales`` that all silos share,
+    where a missing cell is the mean. A category becomes one feature for each that is declared. A text becomes 8,
+    one-hot by the hash of the cell, so that silos need no common vocabulary. `fedsync.core.columns` says what is a gap.
 
-    Training rows are those of neither the test nor the validation split.
-
-    A silo reads its own file and, where they are on the same machine, the first file (for the columns'
-    types) and the first line of the others (to compare headers).
+    Training rows are those of neither the test nor the validation split. A silo reads its own file, and no other's.
 
     Args:
-        files: one a silo, in the order of silos.
+        files: one a silo, in the order of silos; or one alone, with ``everywhere``.
         target: column to predict.
         positive_above: if given, there are two classes and a target above this number is class 1;
-            if not, targets are the integers ``0 .. classes - 1``.
+            if not, targets are the integers ``0 .. classes - 1``, or the declared categories.
         model: ``logistic`` regression, or an ``mlp`` with one hidden layer.
         hidden: width of the hidden layer.
         test_share: share of each class that goes into the silo's own test split, between 0 and 1.
@@ -65,10 +65,12 @@ class CsvTask(Task):
         classes: number of classes.
         text: columns to treat as text though some silo's cells all look like numbers.
         scales: what each numeric column is standardised by; None for the silo's own.
+        columns: what the run says of columns, by name.
+        everywhere: every silo has its file by the same name.
 
     Raises:
-        ConfigError: here, an option is out of range; in `model` and `data`, something is wrong in a
-            file, which the message names, with its line or column.
+        ConfigError: here, an option is out of range; in `data`, something is wrong in a file, which the message
+            names, with its line or column; in `model`, no file was read yet.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class CsvTask(Task):
         classes: int = 2,
         text: tuple[str, ...] = (),
         scales: Mapping[str, ColumnScale] | None = None,
+        columns: Mapping[str, ColumnRule] | None = None,
+        everywhere: bool = False,
     ) -> None:
         if not files:
             raise ConfigError("task.files", "no files are given", "Name one a silo")
@@ -103,18 +107,24 @@ class CsvTask(Task):
         self._validation = validation
         self._ignore = frozenset(ignore)
         self._classes = classes
-        self._text = frozenset(text)
         self._scales = scales
+        self._rules = {**dict.fromkeys(text, ColumnRule("text")), **(columns or {})}
+        self._declared = {"task.text": text, "task.columns": tuple(columns or ())}
+        self._everywhere = everywhere
+        named = self._rules.get(target, PLAIN).categories
+        if named and (positive_above is not None or len(named) != classes):
+            problem = f"the target has {len(named)} categories, and classes is {classes}"
+            raise ConfigError("task.columns", problem, "Write as many classes, and no positive_above")
+        self._read: tuple[SiloSlot, TableForm, int] | None = None
+        self.inferred: Mapping[ColumnForm, int] = {}
+        """Columns that the run says nothing of, as the table that was read last has them, and their gaps."""
 
     def model(self) -> nn.Module:
-        """One linear layer, or two with a ReLU between. Wants at least one of the files."""
-        first = self._first_file()
-        table = read_table(first)
-        for file in self._files:
-            if file != first and Path(file).exists():
-                _check_header(file, read_header(file), first, table.columns)
-        columns = self._features(table)
-        inputs = width(columns, self._text_columns(table, columns))
+        """One linear layer, or two with a ReLU between, for the columns of the silo whose `data` were read."""
+        if self._read is None:
+            problem = "each silo reads its own table alone, and no table was read here"
+            raise ConfigError("task.files", problem, "Ask a silo for the model")
+        inputs = self._read[2]
         if self._model == "logistic":
             return nn.Linear(inputs, self._classes)
         return nn.Sequential(nn.Linear(inputs, self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._classes))
@@ -123,103 +133,118 @@ class CsvTask(Task):
         return classification(self._classes)
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Features float32 [n, width] and labels int64 [n] of the file ``files[slot.index]``."""
+        """Features float32 [n, width] and labels int64 [n] of the silo's file."""
         rows = self._rows(slot)
         if self._scales is not None:
-            for name in rows.columns:
-                if name not in rows.text and name not in self._scales:
-                    problem = f"{rows.table.file} has a column of numbers {name!r}, and there is no scale for it"
+            for column in rows.columns:
+                if column.kind == "number" and column.name not in self._scales:
+                    problem = f"{rows.table.file} has a column of numbers {column.name!r}, and there is no scale for it"
                     raise ConfigError("task.standardise", problem, "Give all silos the same columns")
-        features = encode(rows.table, rows.columns, rows.text, rows.train, self._scales)
+        features = encode(rows.table, rows.columns, rows.train, self._scales)
         validation = None if rows.validation is None else _select(features, rows.labels, rows.validation)
         train, test = (_select(features, rows.labels, split) for split in (rows.train, rows.test))
         return SiloData(train, test, validation)
 
+    def table(self, slot: SiloSlot) -> TableForm:
+        """Names and meanings of the columns, the target's among them."""
+        return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form
+
     def columns(self, slot: SiloSlot) -> Columns:
         """Cells of the training rows; of others nothing is told."""
         rows = self._rows(slot)
-        table, train = rows.table, rows.train
-        numbers = {name: numbers_of(table.column(name))[train] for name in rows.columns if name not in rows.text}
-        texts = {}
-        for name in rows.columns:
-            if name in rows.text:
-                cells = table.column(name)
-                texts[name] = sum(cells[row] not in MISSING for row in train)
+        train = rows.train
+        numbers = {one.name: one.values[train] for one in rows.columns if one.kind == "number"}
+        texts = {one.name: int((~np.isnan(one.values[train])).sum()) for one in rows.columns if one.kind != "number"}
         classes = np.bincount(rows.labels[train], minlength=self._classes).tolist()
-        return Columns(table.file, classes, numbers, texts, rows.columns)
+        return Columns(rows.table.file, classes, numbers, texts, [one.name for one in rows.columns])
 
     def _rows(self, slot: SiloSlot) -> _Rows:
-        if slot.count != len(self._files):
+        if not self._everywhere and slot.count != len(self._files):
             raise ConfigError(
                 "task.files", f"{len(self._files)} files for {slot.count} silos", "Name exactly one file a silo"
             )
-        table = read_table(self._files[slot.index])
-        columns = self._features(table)
-        text = self._text_columns(table, columns)
-        self._check_like_first(table, columns, text)
-        labels = np.array([self._label(table, row) for row in range(len(table.rows))], dtype=np.int64)
+        table = read_table(self._files[0 if self._everywhere else slot.index])
+        columns = tuple(
+            read_column(table, name, self._rules.get(name, PLAIN), named=name in self._rules)
+            for name in self._features(table)
+        )
+        labels = self._labels(table)
+        target = ColumnForm.of(self._target, f"target of {self._classes} classes", self._rules.get(self._target, PLAIN))
+        form = tuple(sorted([target, *(one.form for one in columns)], key=lambda one: one.name))
+        inferred = {one.form: one.gaps for one in columns if one.name not in self._rules}
+        if self._read is None and inferred:
+            logger.info("%s: %s", slot.name, described(inferred))
+        self.inferred = inferred
+        self._read = slot, form, sum(one.width for one in columns)
         rest, test = stratified(labels, self._test_share, slot.seed, slot.name)
         train, validation = held_out(labels[rest], self._validation, slot)
         held = None if validation is None else rest[validation]
-        return _Rows(table, columns, text, labels, rest[train], test, held)
+        return _Rows(table, columns, form, labels, rest[train], test, held)
 
-    def _first_file(self) -> str:
-        """The first file that is on this machine; if none is, the first, for the reader to complain about."""
-        return next((file for file in self._files if Path(file).exists()), self._files[0])
-
-    def _features(self, table: Table) -> tuple[str, ...]:
-        """The columns that are not the target and not ignored, in the file's order."""
-        check_column("task.target", self._target, table.columns, table.file)
-        for name in sorted(self._ignore):
-            check_column("task.ignore", name, table.columns, table.file)
-        for name in sorted(self._text):
-            check_column("task.text", name, table.columns, table.file)
-        columns = tuple(name for name in table.columns if name != self._target and name not in self._ignore)
+    def _features(self, table: Table) -> list[str]:
+        """The columns that are not the target and not ignored, by name."""
+        named = {"task.target": (self._target,), "task.ignore": sorted(self._ignore), **self._declared}
+        for place, names in named.items():
+            for name in names:
+                check_column(place, name, table.columns, table.file)
+        columns = sorted(name for name in table.columns if name != self._target and name not in self._ignore)
         if not columns:
             raise ConfigError("task.ignore", f"{table.file} has no column left to learn from", "Ignore fewer")
         return columns
 
-    def _text_columns(self, table: Table, columns: Sequence[str]) -> frozenset[str]:
-        return frozenset(name for name in columns if name in self._text or is_text(table.column(name)))
+    def _labels(self, table: Table) -> NDArray[np.int64]:
+        rule = self._rules.get(self._target, PLAIN)
+        cells = table.cells[self._target]
+        labels = cells.map({cell: self._label(rule, cell) for cell in cells.unique()})
+        if (wrong := np.flatnonzero(labels.isna())).size:
+            row = int(wrong[0])
+            raise ConfigError(table.place(self._target, row, named=True), *self._complaint(rule, cells.iloc[row]))
+        classes: NDArray[np.int64] = labels.to_numpy(dtype=np.int64)
+        return classes
 
-    def _check_like_first(self, table: Table, columns: tuple[str, ...], text: frozenset[str]) -> None:
-        """Silos whose columns differ would build models of different shapes: say so before they do."""
-        first = self._first_file()
-        if first == table.file:
-            return
-        other = read_table(first)
-        _check_header(table.file, table.columns, first, other.columns)
-        for name in sorted(text ^ self._text_columns(other, columns)):
-            kinds = ("text", "numbers") if name in text else ("numbers", "text")
-            raise ConfigError(
-                f"{table.file}, column {table.columns.index(name) + 1}",
-                f"the column holds {kinds[0]} here and {kinds[1]} in {first}",
-                "Mend the file, or add the column to task.text",
-            )
+    def _label(self, rule: ColumnRule, cell: str) -> int | None:
+        """The class; None where it is none."""
+        if rule.categories:
+            return rule.categories.index(cell) if cell in rule.categories else None
+        value = None if rule.is_gap(cell) else rule.number(cell)
+        if value is None or self._positive_above is not None:
+            return None if value is None else int(value > (self._positive_above or 0))
+        return int(value) if value in range(self._classes) else None
 
-    def _label(self, table: Table, row: int) -> int:
-        cell = table.rows[row][table.columns.index(self._target)]
-        value = number(cell)
-        place = f"{table.file}, line {table.lines[row]}, column {self._target!r}"
-        if value is None:
-            raise ConfigError(place, "the target is not a number", "Mend or remove the row")
-        if self._positive_above is not None:
-            return int(value > self._positive_above)
-        if value not in range(self._classes):
-            raise ConfigError(
-                place,
-                f"the target is not one of the classes 0 to {self._classes - 1}",
-                "Mend the row, raise task.classes, or set task.positive_above",
-            )
-        return int(value)
+    def _complaint(self, rule: ColumnRule, cell: str) -> tuple[str, str]:
+        """What is wrong with a target, and the remedy."""
+        if rule.is_gap(cell) and cell not in rule.categories:
+            return "the target is not a number: it is missing", "Mend or remove the row"
+        if rule.categories:
+            return "the target is none of its categories", "Mend or remove the row, or add it to task.columns"
+        if rule.number(cell) is None:
+            named = f"task.columns: {{{self._target}: {{categories: [...]}}}}"
+            remedy = f"Mend or remove the row; or name the classes in their order, in quotes: {named}"
+            return "the target is not a number but a text", remedy
+        problem = f"the target is not one of the classes 0 to {self._classes - 1}"
+        return problem, "Mend the row, raise task.classes, or set task.positive_above"
 
 
-def _check_header(file: str, columns: Sequence[str], first: str, expected: Sequence[str]) -> None:
-    for place, (name, wanted) in enumerate(zip_longest(columns, expected), start=1):
-        if name != wanted:
-            how = "missing" if name is None else "one too many" if wanted is None else "called otherwise"
-            remedy = "Give all silos the same columns in the same order"
-            raise ConfigError(f"{file}, line 1", f"column {place} is {how} beside {first}", remedy)
+def look_at(make: Callable[[], CsvTask], silos: Sequence[str], seed: int) -> list[str]:
+    """One line for people about the tables of emulated silos: what columns were taken for by their cells.
+
+    Raises:
+        ConfigError: a table cannot be read, or its columns are others than the first silo's; names silo and column.
+    """
+    first: TableForm = ()
+    gaps: Counter[str] = Counter()
+    for index, name in enumerate(silos):
+        task = make()
+        try:
+            form = task.table(SiloSlot(name, index, len(silos), seed))
+        except ConfigError as error:
+            raise ConfigError(f"silo {name!r}, {error.place}", error.problem, error.remedy) from error
+        if first and digest_of(form) != digest_of(first):
+            remedy = "Give all silos the same columns, or say in task.columns what they hold"
+            raise ConfigError(f"silo {name!r}", difference(form, first, silos[0]), remedy)
+        first = first or form
+        gaps.update({one.name: count for one, count in task.inferred.items()})
+    return [described({one: gaps[one.name] for one in first if one.name in gaps})] if gaps else []
 
 
 def _select(features: NDArray[np.float32], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> TensorDataset:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from fedsync.core.columns import ColumnForm, ColumnRule, Kind, infer
+from fedsync.core.errors import ConfigError
 from fedsync.core.survey.findings import ColumnScale
-from fedsync.tasks.readers.tabular import MISSING, Table, number
+from fedsync.tasks.readers.tabular import Table
 
 BUCKETS = 8
 
@@ -17,74 +21,122 @@ _ROUNDING = 1e-12
 """A deviation within this share of the mean is the rounding of numbers that are all the same."""
 
 
-def is_text(cells: Sequence[str]) -> bool:
-    """Whether some cell is neither missing nor a finite number."""
-    return any(cell not in MISSING and number(cell) is None for cell in cells)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a silo's table, read by its rule.
+
+    Args:
+        name: in the header.
+        kind: of its cells.
+        values: float64 [rows], NaN for a gap: numbers; of categories and texts, which of the features is 1.
+        width: features that it becomes.
+        form: what must be the same at all silos.
+    """
+
+    name: str
+    kind: Kind
+    values: NDArray[np.float64]
+    width: int
+    form: ColumnForm
+
+    @property
+    def gaps(self) -> int:
+        return int(np.isnan(self.values).sum())
 
 
-def width(columns: Sequence[str], text: frozenset[str]) -> int:
-    """Number of features that the columns become: 8 for a text, 1 for a number."""
-    return sum(BUCKETS if column in text else 1 for column in columns)
-
-
-def encode(
-    table: Table,
-    columns: Sequence[str],
-    text: frozenset[str],
-    train: NDArray[np.int64],
-    scales: Mapping[str, ColumnScale] | None = None,
-) -> NDArray[np.float32]:
-    """All rows as features, float32 [rows, width(columns, text)].
+def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool) -> Column:
+    """Read a column.
 
     Args:
         table: the silo's file.
-        columns: those to encode, in this order.
-        text: which of them are text.
+        name: of the column.
+        rule: what the run says of it.
+        named: the run knows the name, so messages may have it.
+
+    Raises:
+        ConfigError: a cell does not fit; names column and line.
+    """
+    codes, cells = pd.factorize(table.cells[name])
+    kind, wrong = infer(rule, cells)
+    if wrong:
+        row = int(np.argmax(table.cells[name].isin(wrong).to_numpy()))
+        where = table.place(name, row, named=named)
+        raise ConfigError(where, wrong[table.cells[name].iloc[row]], _remedy(name if named else "NAME", kind))
+    values = np.array([_value(rule, kind, cell) for cell in cells], dtype=np.float64)[codes]
+    known = np.flatnonzero(~np.isnan(values))
+    row = int(table.cells.index[known[0]]) + 1 if known.size else 0
+    width = {"number": 1, "category": len(rule.categories), "text": BUCKETS}[kind]
+    return Column(name, kind, values, width, ColumnForm.of(name, kind, rule, row))
+
+
+def encode(
+    table: Table, columns: Sequence[Column], train: NDArray[np.int64], scales: Mapping[str, ColumnScale] | None = None
+) -> NDArray[np.float32]:
+    """All rows as features, float32 [rows, sum of widths].
+
+    Args:
+        table: the silo's file, for messages.
+        columns: to encode, in this order.
         train: row numbers that medians, means and deviations are taken from; no other row leaks.
         scales: of the numeric columns, of all silos together; None takes them from ``train``.
+
+    Raises:
+        ConfigError: a row is so far from the others that no float32 holds its feature.
     """
     blocks = []
     for column in columns:
-        cells = table.column(column)
-        if column in text:
-            blocks.append(_hashed(cells))
-        elif scales is None:
-            blocks.append(_standardised(numbers_of(cells), train))
+        if column.kind != "number":
+            block = (column.values[:, None] == np.arange(column.width)).astype(np.float32)
         else:
-            blocks.append(_scaled(numbers_of(cells), scales[column]))
-    return np.concatenate(blocks, axis=1).astype(np.float32)
+            with np.errstate(over="ignore"):
+                scaled = (
+                    standardised(column.values, train)
+                    if scales is None
+                    else _scaled(column.values, scales[column.name])
+                )
+                block = scaled.astype(np.float32)[:, None]
+            if not np.isfinite(block).all():
+                place = table.place(column.name, int(np.argmin(np.isfinite(block[:, 0]))))
+                problem = "the number is too far from those of the training rows to be standardised"
+                raise ConfigError(place, problem, "Mend or remove the row, or ignore the column")
+        blocks.append(block)
+    return np.concatenate(blocks, axis=1)
 
 
-def numbers_of(cells: Sequence[str]) -> NDArray[np.float64]:
-    """The cells of a numeric column, float64 [n], NaN where one is missing."""
-    return np.array([np.nan if cell in MISSING else float(cell) for cell in cells])
-
-
-def _scaled(values: NDArray[np.float64], scale: ColumnScale) -> NDArray[np.float64]:
-    """Standardised alike at all silos, float64 [n, 1]; a missing cell is the mean, 0."""
-    return np.where(np.isnan(values), 0.0, (values - scale.mean) / scale.deviation).reshape(-1, 1)
-
-
-def _hashed(cells: Sequence[str]) -> NDArray[np.float64]:
-    """One-hot by CRC-32, float64 [n, 8]; a missing cell is all zeros. The same on every machine."""
-    block = np.zeros((len(cells), BUCKETS))
-    for row, cell in enumerate(cells):
-        if cell not in MISSING:
-            block[row, zlib.crc32(cell.encode()) % BUCKETS] = 1.0
-    return block
-
-
-def _standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Imputed and standardised, float64 [n, 1].
+def standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Imputed and standardised by the rows ``train``, float64 [n].
 
     A column that is constant or wholly missing on the training rows is zero there, and elsewhere the plain
     difference from that constant.
     """
     known = values[train][~np.isnan(values[train])]
-    values[np.isnan(values)] = np.median(known) if known.size else 0.0
+    values = np.where(np.isnan(values), np.median(known) if known.size else 0.0, values)
     mean, deviation = float(values[train].mean()), float(values[train].std())
     if deviation <= _ROUNDING * abs(mean):
         # The mean of many 0.1 is not quite 0.1, their median is: a test row that holds the constant is zero too.
         mean, deviation = float(np.median(values[train])), 1.0
         values[train] = mean
-    return ((values - mean) / deviation).reshape(-1, 1)
+    return (values - mean) / deviation
+
+
+def _scaled(values: NDArray[np.float64], scale: ColumnScale) -> NDArray[np.float64]:
+    """Standardised alike at all silos, float64 [n]; a missing cell is the mean, 0."""
+    return np.where(np.isnan(values), 0.0, (values - scale.mean) / scale.deviation)
+
+
+def _value(rule: ColumnRule, kind: Kind, cell: str) -> float:
+    """A text is hashed by CRC-32, the same on every machine, so that silos need no common vocabulary."""
+    if rule.is_gap(cell):
+        return np.nan
+    if kind == "category":
+        return rule.categories.index(cell)
+    return zlib.crc32(cell.encode()) % BUCKETS if kind == "text" else rule.number(cell) or 0.0
+
+
+def _remedy(called: str, kind: Kind) -> str:
+    if kind == "category":
+        return f"Mend the cell, or add it to task.columns: {{{called}: {{categories: [...]}}}}, or to gaps there"
+    return (
+        f"Mend the cell, or say in task.columns what it means: {{{called}: {{gaps: [...]}}}} for no value; decimal, "
+        "thousands or unit for a number in another way of writing; kind: text for a column that has no numbers"
+    )

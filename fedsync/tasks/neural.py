@@ -11,6 +11,7 @@ from math import prod
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedsync.core.columns import TableForm
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.metrics.named import classification
@@ -50,6 +51,11 @@ class SourceTask(Task):
         mine, kept = held_out(train.targets, self.validation, slot)
         validation = None if kept is None else self.dataset(train.take(kept))
         return SiloData(self.dataset(train.take(mine)), self.dataset(test), validation)
+
+    def table(self, slot: SiloSlot) -> TableForm | None:
+        """Those of the source, if it has columns."""
+        table = getattr(self.source, "table", None)
+        return None if table is None else table()
 
     def dataset(self, samples: Samples) -> TensorDataset:
         """What a batch is made of; by default inputs, float32 [n, ...], and targets [n]."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from fedsync.core.columns import TableForm
 from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.parts import PartPatterns
 from fedsync.core.survey.sums import Columns
@@ -72,6 +73,13 @@ class Task(ABC):
 
     def columns(self, slot: SiloSlot) -> Columns | None:
         """What a survey of all silos' columns adds up: the training rows of the silo ``slot``. Default: nothing."""
+        return None
+
+    def table(self, slot: SiloSlot) -> TableForm | None:
+        """The columns that features come from, which must be the same at all silos; called after `data`.
+
+        Default: there is no table.
+        """
         return None
 
     def parts(self) -> PartPatterns:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedsync.core.checks import usable
+from fedsync.core.columns import TableForm
 from fedsync.core.errors import Diverged, PolicyError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import JudgedSamples
@@ -172,6 +173,8 @@ class LocalTrainer(ABC):
         self._device = device
         self._options = options
         self._probe = MachineProbe(device, options.resources)
+        self.table: TableForm | None = None
+        """Columns of the silo's table, which must be the same at all silos; None where there is none."""
         self.judged: JudgedSamples | None = None
         """What the last evaluation found sample by sample, on the test split; None where nobody knows."""
 

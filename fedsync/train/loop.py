@@ -90,6 +90,7 @@ class Trainer(LocalTrainer):
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         self._measuring = Measuring(options.measured.metrics(task.metrics), device)
         super().__init__(slot.name, Weights(self._model, self._parts.shared), self._parts, device, options)
+        self.table = task.table(slot)
         self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = options.make_optimizer(self._parameters)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from fedsync.core.columns import TableForm
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.survey.findings import edges_of
@@ -50,6 +51,7 @@ class SurveyTrainer(LocalTrainer):
         options: how to train, as far as that means something here.
         ranges: declared ranges of columns.
         bins: of each histogram; 0 for none.
+        table: of the silo, as in `LocalTrainer`.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class SurveyTrainer(LocalTrainer):
         options: LocalOptions,
         ranges: Mapping[str, Sequence[float]],
         bins: int,
+        table: TableForm | None = None,
     ) -> None:
         kinds = tuple((column, column in columns.numbers) for column in columns.names)
         self._form = SurveyForm(places, len(columns.classes), kinds, bins)
         self._place, self._columns, self._ranges = place, columns, ranges
         self._sheet = _Sheet(self._form.layout)
         super().__init__(name, self._sheet, self._sheet, torch.device("cpu"), options)
+        self.table = table
 
     @property
     def examples(self) -> int:

@@ -110,7 +110,7 @@ def trace(config: SiloStartConfig, file: Path) -> Traced:
     if kept is None:
         problem = f"this silo keeps nothing of run {notice.run}, so it does not know what is agreed on in it"
         raise ConfigError(config.state, problem, "Have a silo examine that took part")
-    spec = OwnerPolicy.of(config).checked(RunSpec.parse(kept.spec))
+    spec = OwnerPolicy.of(config).checked(RunSpec.parse(kept.spec), config.index)
     _, state, plan = kept_state(kept.copies, spec, keeper_of(kept.copies, spec).layout)
     if plan is None:
         raise ConfigError(config.state, f"run {notice.run} is not encrypted", "Nothing is hidden in it")

@@ -107,7 +107,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
     """
     kept = kept_runs(Path(config.state) / STATE_FOLDER)
     chosen = _choose(kept, run, config.state)
-    spec = OwnerPolicy.of(config).checked(RunSpec.parse(chosen.spec))
+    spec = OwnerPolicy.of(config).checked(RunSpec.parse(chosen.spec), config.index)
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from fedsync.common.fence import ALLOWED, Fence
 from fedsync.config.cipher import PlainConfig
+from fedsync.config.locate import BY_NAME
 from fedsync.config.presence import PresenceConfig, utc_now
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
@@ -46,7 +47,10 @@ class OwnerPolicy(Section):
     """What a run must at least seal; None leaves it to the run."""
 
     data: list[str] | None = None
-    """Absolute folders below which its files are; None leaves them to the run."""
+    """Absolute folders below which its files are, and files; None leaves them to the run."""
+
+    named: dict[str, str] = Field(default_factory=dict)
+    """Paths of its data, by the names that runs ask for."""
 
     never: list[str] = Field(default_factory=list)
     """Absolute files and folders that are closed wherever ``data`` leads."""
@@ -85,7 +89,8 @@ class OwnerPolicy(Section):
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
         return cls(
             seal=None if config.keys is None else config.seal or SealConfig(),
-            data=config.data,
+            data=config.paths,
+            named=config.data if isinstance(config.data, dict) else {},
             never=config.closed(),
             presence=config.presence,
             limits=config.limits,
@@ -104,10 +109,11 @@ class OwnerPolicy(Section):
         text = os.environ.get(ALLOWED)
         return cls.model_validate_json(text) if text else cls()
 
-    def checked(self, spec: RunSpec) -> RunSpec:
-        """The run, with the paths of its task resolved: within the owner's folders, else in the Flower app.
+    def checked(self, spec: RunSpec, index: int) -> RunSpec:
+        """The run as the silo ``index`` carries it out, with the paths of its task resolved.
 
-        All of them are checked, also those of other silos' files: a task may look for any of them.
+        They lead into the owner's folders, or are what the owner calls by the name that the run asks for. A silo
+        without an owner looks in the Flower app. Files of other silos are none of this silo's.
 
         Raises:
             OwnerRefusal: one leads to where runs may not read, or the run emulates machines at a silo that is one, or
@@ -126,7 +132,19 @@ class OwnerPolicy(Section):
         for machine in spec.emulate:
             if machine.trace is not None:
                 fence.located(machine.trace)
-        return spec.model_copy(update={"task": spec.task.relocated(lambda path: str(fence.located(path)))})
+        own = spec.task.own(index, spec.silos)
+        return spec.model_copy(update={"task": own.relocated(lambda path: str(fence.located(self._found(path))))})
+
+    def _found(self, path: str) -> str:
+        """The path of data that a run asks for by name, or the path that it names itself."""
+        if not path.startswith(BY_NAME):
+            return path
+        name = path.removeprefix(BY_NAME)
+        if name not in self.named:
+            problem = f"the run asks for data by the name {name!r}, and this silo's owner calls nothing so"
+            remedy = f"Have the owner write data: {{{name}: PATH}} in silo.yaml, or ask for another name"
+            raise OwnerRefusal("task", problem, remedy)
+        return self.named[name]
 
     def present(self) -> Presence | None:
         """How long the silo is still there, for the server; None if always."""

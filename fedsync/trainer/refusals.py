@@ -115,6 +115,9 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
 AT_ONCE = {Refusal.CONFIG, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
 """Refusals of a run that a silo repeats until somebody changes something there or here."""
 
+UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}
+"""Those that nobody can end but by another file, and a new start of the silo or the run."""
+
 PASSING = {Refusal.LOADING, Refusal.APPROVAL, Refusal.AWAY}
 """Refusals that pass by themselves, however often they come."""
 
@@ -150,6 +153,12 @@ def explained_together(refusals: Mapping[str, Refused]) -> str:
         silos.setdefault(refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why", []).append(silo)
     told = [f"{_listed(names)}: {text}" for text, names in silos.items()]
     return f"every silo refuses the run, {code.name}: {meaning}. {remedy}. {_listed(told, '; ')}"
+
+
+def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -> str:
+    """What to tell the server's operator where a run cannot begin without the silos that refuse it, by name."""
+    told = _listed([explained(silo, refused) for silo, refused in refusals.items()], " ")
+    return f"the run needs {needed} silos, and {left} of those that are here can take part. {told}"
 
 
 def _listed(texts: Sequence[str], between: str = ", ") -> str:

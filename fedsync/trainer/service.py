@@ -83,7 +83,7 @@ class TrainerService:
     def __init__(self, identity: Identity, folder: Path | None = None) -> None:
         check_approved(identity)
         owner = OwnerPolicy.here()
-        spec = owner.checked(RunSpec.parse(identity.spec))
+        spec = owner.checked(RunSpec.parse(identity.spec), identity.index)
         if identity.index < 0 or (identity.index >= spec.silos and (spec.emulate or spec.task.deals_data)):
             raise ConfigError(
                 "node configuration, partition-id",

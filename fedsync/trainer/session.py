@@ -23,6 +23,7 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core import foreign
 from fedsync.core.checks import usable
+from fedsync.core.columns import digest_of
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import LocalGains
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
 
 logger = foreign.logger(__name__)
+
+_DIGEST_BYTES = 32
+_MOST_TOLD = 30_000
+"""Characters of all columns that an emulated silo tells of its table."""
 
 OWED, OWN = "owed", "own"
 """Beside a last order: what the next update makes up for, and what the next order may begin with; see
@@ -114,7 +119,11 @@ class SiloSession:
             device=self._trainer.device,
             validates=self._trainer.validates,
         )
-        self.form = ModelForm.of(self._trainer.layout, _frozen(self._trainer.frozen_digest, spec, identity, keys))
+        table = self._trainer.table
+        same = self._trainer.frozen_digest + (b"" if table is None else digest_of(table))
+        # What columns are called stays at a real silo, like all that is in its files.
+        told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
+        self.form = ModelForm.of(self._trainer.layout, _frozen(same, spec, identity, keys), told)
         self.replica: Replica = plain_replica(spec, self._trainer, folder)
         if plan is not None and keys is not None:
             self.replica = encrypted_replica(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
@@ -393,10 +402,11 @@ class SiloSession:
 
 
 def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None) -> str:
-    """What the server is told of frozen tensors: that they are the same at two silos of a run, or not.
+    """What the server is told of frozen tensors and columns: that they are the same at two silos of a run, or not.
 
-    Where silos have keys it cannot try what the weights may be, nor tell whether another run has the same.
+    Where silos have keys it cannot try what the weights or names may be, nor tell whether another run has the same.
     """
+    digest = digest if len(digest) <= _DIGEST_BYTES else hashlib.sha256(digest).digest()
     if not digest or keys is None:
         return digest.hex()
     run = hashlib.sha256(spec.origin.encode()).digest() + identity.spec_digest

@@ -96,6 +96,8 @@ def test_where_the_servers_own_machine_reaches_it(host: str, loopback: str, fold
         ("keys: keys\n", "", "silo.yaml", "seal is given, but no keys", "Name the folder of `fedsync keys` as keys"),
         ("masks: true", "masked: true", "line 11, seal.masked", "unknown key", "Did you mean 'masks'?"),
         ("data: [data]", "data: [dat]", "line 12, data.0", "dat is no folder", "Make it, or remove it here"),
+        ("data: [data]", "data: {a: dat}", "line 12, data.a", "dat is no file or folder", "Make it, or remove it here"),
+        ("data: [data]", "data: dat", "line 12, data", "'dat' is not allowed", "Write a list"),
         ("data: [data]", r'data: ["a\0b"]', "line 12, data.0", "'a\\x00b' cannot be a path", "Write a path"),
         ("data: [data]", "code: any", "line 12, code", "'any' is not allowed", "installed, shipped"),
         ("state: /srv/berlin\n", "", "silo.yaml", "missing", "Add this key"),

@@ -283,6 +283,49 @@ def test_a_run_that_a_silo_has_joined_is_not_given_up_for_refusals() -> None:
     refuse(nodes, 2, OWNER)
 
 
+COLUMNS = Refused(Refusal.CONFIG, "silo 'b' failed the check 'columns'")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_which_and_why(joined: bool) -> None:
+    """One silo with a bad table made the other wait for ever."""
+    grid = NamedGrid({1: "a", 2: "b"})
+    nodes = Nodes(grid, Admission(expected=2, needed=2))
+    nodes.look()
+    if joined:
+        join(nodes, 1, "a")
+    with pytest.raises(RunError, match=r"needs 2 silos, and 1 of .*b answers CONFIG: .*failed the check 'columns'"):
+        refuse(nodes, 2, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("names", "needed", "expected", "refused"),
+    [
+        ("ab", 1, 2, COLUMNS),  # the other is enough
+        ("ab", 2, 3, COLUMNS),  # another is to come
+        ("ab", 2, None, COLUMNS),  # it goes on with silos that took part
+        ("abc", 2, 2, COLUMNS),
+        ("ab", 2, 2, Refused(Refusal.LOCKED)),  # its owner may end that at any time
+        ("ab", 2, 2, Refused(Refusal.APPROVAL)),
+        ("ab", 2, 2, INTERNAL),
+    ],
+)
+def test_a_run_that_may_still_begin_goes_on(names: str, needed: int, expected: int | None, refused: Refused) -> None:
+    nodes = Nodes(NamedGrid(dict(enumerate(names, 1))), Admission(expected=expected, needed=needed))
+    nodes.look()
+    refuse(nodes, 2, refused, times=2)
+
+
+def test_a_run_that_has_begun_is_not_given_up_for_one_that_comes_with_another_table() -> None:
+    grid = NamedGrid({1: "a", 2: "b", 3: "c"})
+    nodes = Nodes(grid, Admission(expected=2, needed=2))
+    nodes.look()
+    join(nodes, 1, "a")
+    join(nodes, 3, "c")
+    nodes.forget(3)
+    refuse(nodes, 2, COLUMNS)
+
+
 def test_who_is_turned_away_is_not_waited_for_and_who_left_does_not_count() -> None:
     grid = NamedGrid({1: "a", 2: "b", 3: "stranger"})
     nodes = Nodes(grid, Admission(["a", "b"], expected=2))

@@ -174,7 +174,7 @@ def test_columns_that_differ_are_refused_by_the_silos_name(tmp_path: Path) -> No
     frame = pd.read_csv(files[2])
     frame["age"] = frame["age"].astype(str) + " years"
     frame.to_csv(files[2], index=False)
-    with pytest.raises(ConfigError, match=r"c\.csv, column 1: the column holds text here"):
+    with pytest.raises(ConfigError, match=r"c\.csv, line \d+, column 1: the cell looks like a number"):
         run_virtual(config(files), cluster(), tmp_path / "run")
 
 

@@ -39,7 +39,11 @@ def test_shapes_and_shares(tmp_path: Path) -> None:
 
 
 def test_an_mlp_has_a_hidden_layer(tmp_path: Path) -> None:
-    model = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", model="mlp", hidden=5).model()
+    task = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", model="mlp", hidden=5)
+    with pytest.raises(ConfigError, match=r"task\.files: .*no table was read here\. Ask a silo"):
+        task.model()
+    load(task)
+    model = task.model()
     assert [tuple(parameter.shape) for parameter in model.parameters()] == [(5, 9), (5,), (2, 5), (2,)]
 
 
@@ -114,7 +118,7 @@ def test_a_silo_needs_only_its_own_file(tmp_path: Path) -> None:
 def test_declared_texts_agree_though_cells_do_not(tmp_path: Path) -> None:
     numbers = "code,t\n1,0\n2,1\n"
     files = (write(tmp_path, "a.csv", numbers), write(tmp_path, "b.csv", "code,t\n1,0\nx,1\n"))
-    with pytest.raises(ConfigError, match=r"b\.csv, column 1: .*text here and numbers in .*task\.text"):
+    with pytest.raises(ConfigError, match=r"b\.csv, line 3, column 1: .*numbers, and a word"):
         load(CsvTask(files, "t"), 1, 2)
     task = CsvTask(files, "t", text=("code",))
     assert rows(load(task, 0, 2)).shape == rows(load(task, 1, 2)).shape == (2, 8)
@@ -128,9 +132,9 @@ def test_declared_texts_agree_though_cells_do_not(tmp_path: Path) -> None:
         ("age,age,sick\n1,2,0\n", r"a\.csv, line 1: column 2 has the name of an earlier one"),
         ("age,sick\n1,0\n\n1,2,0\n", r"a\.csv, line 4: 3 cells, the header has 2"),
         ("age,sik\n1,0\n", r"task\.target: .*a\.csv has no column 'sick'\. Write one of the 2 names"),
-        ("age,sick\n1,0\n2,?\n", r"a\.csv, line 3, column 'sick': the target is not a number"),
-        ("age,sick\n1,0\n2,2\n", r"a\.csv, line 3, column 'sick': .*not one of the classes 0 to 1"),
-        ("age,sick\n1,0.5\n", r"a\.csv, line 2, column 'sick': .*not one of the classes 0 to 1"),
+        ("age,sick\n1,0\n2,?\n", r"a\.csv, line 3, column 2 \('sick'\): the target is not a number"),
+        ("age,sick\n1,0\n2,2\n", r"a\.csv, line 3, column 2 \('sick'\): .*not one of the classes 0 to 1"),
+        ("age,sick\n1,0.5\n", r"a\.csv, line 2, column 2 \('sick'\): .*not one of the classes 0 to 1"),
         ("sick\n1\n", r"task\.ignore: .*no column left"),
         ("age,sick\n\x001,0\n", None),
     ],
@@ -155,29 +159,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | No
     if content is not None:
         (tmp_path / "a.csv").write_bytes(content)
     task = CsvTask((str(tmp_path / "a.csv"),), "sick")
-    for attempt in (lambda: load(task), task.model):
-        with pytest.raises(ConfigError, match=message):
-            attempt()
+    with pytest.raises(ConfigError, match=message):
+        load(task)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
     file = write(tmp_path, "a.csv", "\ufeff" + GOOD)
     assert rows(load(CsvTask((file,), "sick", ignore=("age",)))).shape == (20, 8)
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("age,city,sick", r"b\.csv, line 1: column 2 is called otherwise beside .*a\.csv"),
-        ("age,town,sick,more", r"b\.csv, line 1: column 4 is one too many beside .*a\.csv"),
-        ("age,town", r"b\.csv, line 1: column 3 is missing beside .*a\.csv"),
-    ],
-)
-def test_headers_that_differ_are_named(tmp_path: Path, header: str, message: str) -> None:
-    body = ",".join("1" for _ in header.split(","))
-    task = CsvTask((write(tmp_path, "a.csv", GOOD), write(tmp_path, "b.csv", f"{header}\n{body}\n")), "sick")
-    with pytest.raises(ConfigError, match=message):
-        task.model()
 
 
 @pytest.mark.parametrize(

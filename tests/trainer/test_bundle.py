@@ -36,18 +36,18 @@ def spec(task: str) -> RunSpec:
 
 
 def test_files_of_the_app_go_first(app: Path) -> None:
-    found = OwnerPolicy().checked(spec("{kind: clientapp, app: 'mine.client_app:app'}")).task
+    found = OwnerPolicy().checked(spec("{kind: clientapp, app: 'mine.client_app:app'}"), 0).task
     assert found.folder == str(app)  # type: ignore[union-attr]
-    found = OwnerPolicy().checked(spec("{kind: custom, file: task.py}")).task
+    found = OwnerPolicy().checked(spec("{kind: custom, file: task.py}"), 0).task
     assert found.file == str(app / "task.py")  # type: ignore[union-attr]
-    assert OwnerPolicy().checked(spec("{kind: custom, file: other.py}")).task.file == "other.py"  # type: ignore[union-attr]
+    assert OwnerPolicy().checked(spec("{kind: custom, file: other.py}"), 0).task.file == "other.py"  # type: ignore[union-attr]
 
 
 def test_an_owners_fence_stays_closed(app: Path, tmp_path: Path) -> None:
     with pytest.raises(OwnerRefusal):
-        OwnerPolicy(data=[str(tmp_path / "here")]).checked(spec(f"{{kind: custom, file: {app / 'task.py'}}}"))
+        OwnerPolicy(data=[str(tmp_path / "here")]).checked(spec(f"{{kind: custom, file: {app / 'task.py'}}}"), 0)
 
 
 def test_elsewhere_paths_stay_as_they_are(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(APP)
-    assert OwnerPolicy().checked(spec("{kind: custom, file: task.py}")).task.file == "task.py"  # type: ignore[union-attr]
+    assert OwnerPolicy().checked(spec("{kind: custom, file: task.py}"), 0).task.file == "task.py"  # type: ignore[union-attr]

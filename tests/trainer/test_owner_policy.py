@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.common.fence import ALLOWED
+from fedsync.common.fence import ALLOWED, Fence
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.presence import PresenceConfig
 from fedsync.config.run_spec import RunSpec
@@ -130,7 +130,7 @@ def test_a_silo_with_keys_refuses_a_run_in_the_clear(seal: SealConfig | None, mo
 def test_emulated_silos_go_by_the_run_s_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ALLOWED, raising=False)
     OwnerPolicy.here().check_seal(plan({"kind": "bfv", "only": ["*.bias"]}))
-    assert OwnerPolicy.here().checked(SPEC) is SPEC
+    assert OwnerPolicy.here().checked(SPEC, 1) is SPEC
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def spec(task: dict[str, Any]) -> RunSpec:
 
 @pytest.mark.parametrize("path", ["mine/data.npz", "mine/inside", "theirs/inside", "mine/../mine/data.npz"])
 def test_a_path_that_leads_below_an_allowed_folder_is_resolved(path: str, folder: Path) -> None:
-    checked = OwnerPolicy(data=[str(folder / "none"), str(folder / "mine")]).checked(spec(images(folder / path)))
+    checked = OwnerPolicy(data=[str(folder / "none"), str(folder / "mine")]).checked(spec(images(folder / path)), 1)
     assert checked.task.data.file == str(folder / "mine" / "data.npz")  # type: ignore[union-attr]
 
 
@@ -202,21 +202,56 @@ def test_a_path_that_leads_below_an_allowed_folder_is_resolved(path: str, folder
 @pytest.mark.parametrize("kind", ["images", "custom", "csv"])
 def test_a_path_that_leads_elsewhere_is_refused(kind: str, path: str, folder: Path) -> None:
     own = folder / "mine" / "data.npz"
-    task = {"images": images(folder / path), "csv": csv(own, folder / path)}
+    task = {"images": images(folder / path), "csv": csv(own, folder / path, own)}
     task["custom"] = {"kind": "custom", "file": str(folder / path)}
     allowed = OwnerPolicy(data=[str(folder / "mine")])
     with pytest.raises(ConfigError, match=r"^task: .*not where this silo's owner allows .* to data in silo\.yaml"):
-        allowed.checked(spec(task[kind]))
+        allowed.checked(spec(task[kind]), 1)
+
+
+def test_other_silos_files_are_none_of_this_silos(folder: Path) -> None:
+    """Its owner need not allow them, and is not asked about them."""
+    own, theirs = folder / "mine" / "data.npz", Path("/elsewhere/b.csv")
+    allowed = OwnerPolicy(data=[str(folder / "mine")])
+    for task in (csv(own, theirs, theirs), {"kind": "survey", "of": csv(own, theirs, theirs)}):
+        found = allowed.checked(spec(task), 0).task
+        assert str(own) in str(found) and str(theirs) not in str(found)
+    with pytest.raises(ConfigError, match=r"task\.files: 2 files for 3 silos"):
+        allowed.checked(spec(csv(own, theirs)), 0)
+
+
+def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
+    own = folder / "mine" / "data.npz"
+    (folder / "mine" / "beside.npz").write_bytes(b"")
+    written = {"name": "a", "server": "localhost:1", "insecure": True, "state": str(folder / "s")}
+    (folder / "silo.yaml").write_text(json.dumps({**written, "data": {"train": "mine/data.npz"}}))
+    config = SiloStartConfig.load(folder / "silo.yaml")
+    allowed = OwnerPolicy.of(config)
+    by_name = {"kind": "csv", "file": "data:train", "target": "y"}
+    assert allowed.checked(spec(by_name), 1).task.file == str(own)  # type: ignore[union-attr]
+    found = allowed.checked(spec(images(Path("data:train"))), 1).task
+    assert found.data.file == str(own)  # type: ignore[union-attr]
+    fence = Fence(tuple(config.paths))
+    assert fence.open(own).read() == own.read_bytes()
+    with pytest.raises(OwnerRefusal, match="not where"):
+        fence.located(folder / "mine" / "beside.npz")
+    with pytest.raises(OwnerRefusal, match=r"by the name 'test'.* data: \{test: PATH\} in silo\.yaml"):
+        allowed.checked(spec({**by_name, "file": "data:test"}), 1)
+    with pytest.raises(OwnerRefusal, match="by the name 'train'"):
+        OwnerPolicy(data=[str(folder / "mine")]).checked(spec(by_name), 1)
 
 
 def test_no_folder_is_no_file_and_tasks_without_files_go_on(folder: Path) -> None:
     none = OwnerPolicy(data=[])
-    assert none.checked(SPEC).task == SPEC.task
+    assert none.checked(SPEC, 1).task == SPEC.task
     with pytest.raises(ConfigError):
-        none.checked(spec(images(folder / "mine" / "data.npz")))
+        none.checked(spec(images(folder / "mine" / "data.npz")), 1)
     machine = SiloConfig(name="a", speed=1.0, trace=str(folder / "mine" / "data.npz"))
     with pytest.raises(ConfigError):
-        none.checked(SPEC.model_copy(update={"emulate": [machine]}))
+        none.checked(SPEC.model_copy(update={"emulate": [machine]}), 1)
 
 
 def test_a_trainer_runs_no_python_file_from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,11 +266,11 @@ def test_a_trainer_runs_no_python_file_from_elsewhere(folder: Path, monkeypatch:
 def test_a_silo_reads_no_file_and_is_no_other_machine_unless_its_owner_says_so(folder: Path) -> None:
     config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state=str(folder / "s"))
     with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
-        OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")))
+        OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")), 1)
     emulated = SPEC.model_copy(update={"emulate": [SiloConfig(name="b", speed=1.0)]})
     with pytest.raises(OwnerRefusal, match=r"^emulate: .*pretend to be other machines.*emulate: true"):
-        OwnerPolicy.of(config).checked(emulated)
-    OwnerPolicy.of(config.model_copy(update={"emulate": True})).checked(emulated)
+        OwnerPolicy.of(config).checked(emulated, 1)
+    OwnerPolicy.of(config.model_copy(update={"emulate": True})).checked(emulated, 1)
 
 
 def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +285,7 @@ def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, m
     monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
     config = SiloStartConfig.load(folder / "silo.yaml")
     allowed = OwnerPolicy.of(config)
-    allowed.checked(spec(images(folder / "mine" / "data.npz")))
+    allowed.checked(spec(images(folder / "mine" / "data.npz")), 1)
     (folder / "mine" / "link").symlink_to(folder / "keys" / "group.key")
     for name in (
         "keys/group.key",
@@ -262,7 +297,7 @@ def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, m
         "keys/../keys/x",
     ):
         with pytest.raises(OwnerRefusal):
-            allowed.checked(spec(csv(folder / name)))
+            allowed.checked(spec(csv(*[folder / name] * 3)), 1)
 
 
 # What orders may ask.

@@ -59,8 +59,8 @@ def read_at_most(path: Path, size: int) -> bytes:
 
 
 @contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """Complaints of the system about a file become `ConfigError`."""
+def reading(path: Path | str, key: str = "task.data") -> Iterator[None]:
+    """Complaints of the system about a file that ``key`` names become `ConfigError`."""
     try:
         yield
     except EOFError as error:
@@ -69,7 +69,7 @@ def reading(path: Path | str) -> Iterator[None]:
         raise ConfigError(str(path), "the file is damaged", "Copy it again") from error
     except OSError as error:
         problem = f"cannot read the file: {error.strerror or type(error).__name__}"
-        raise ConfigError(str(path), problem, "Mend the path in task.data") from error
+        raise ConfigError(str(path), problem, f"Mend the path in {key}") from error
 
 
 def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> None:

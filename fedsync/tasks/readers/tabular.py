@@ -1,24 +1,35 @@
-"""Tables: one reader of CSV for texts and numbers, with complaints that name the line, and of Parquet for numbers."""
+"""Tables: one reader of CSV for texts and numbers, with complaints that name the line, and of Parquet for numbers.
+
+Pandas reads the cells as text. It pads a row with too few cells, which would be gaps that nobody left: so rows whose
+last cell is empty are counted again.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fedsync.common.fence import open_data
+from fedsync.core.columns import PLAIN, ColumnForm, TableForm
 from fedsync.core.errors import ConfigError, not_installed
-from fedsync.tasks.readers.files import check_cells, check_classes, check_finite
+from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Samples
 
-MISSING = frozenset({"", "?", "NA", "nan"})
+csv.field_size_limit(2**31 - 1)
+
+_SEPARATORS = (",", ";", "\t", "|")
+_UNNAMED = ("", "Unnamed: 0")
+"""Names of a first column that has row numbers, as pandas writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,73 +38,80 @@ class Table:
 
     Args:
         file: its name, for messages.
-        columns: the header.
-        rows: one tuple of cells a row, each as long as the header.
-        lines: line number in the file of each row.
+        columns: names in the header, in the file's order.
+        cells: a pandas frame with these columns; its index has the number of each row in the file, the header being 0.
+        first: number of the first column in the file, from 1 on; 2 where row numbers stand before it.
+        separator: between cells.
     """
 
     file: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...]
+    cells: Any
+    first: int
+    separator: str
 
-    def column(self, name: str) -> list[str]:
-        index = self.columns.index(name)
-        return [row[index] for row in self.rows]
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def place(self, name: str, row: int, *, named: bool = False) -> str:
+        """Where a cell stands, for messages: they quote nothing of the file, but a name that the run has ``named``."""
+        with _table(self.file) as stream:
+            lines = (line for line, _ in _records(stream, self.separator))
+            line = next(line for number, line in enumerate(lines) if number == self.cells.index[row])
+        return f"{self.file}, line {line}, {self.column(name, named=named)}"
+
+    def column(self, name: str, *, named: bool = False) -> str:
+        """What messages call a column; see `place`."""
+        number = self.columns.index(name) + self.first
+        return f"column {number} ({name!r})" if named else f"column {number}"
 
     def numbers(self, columns: Sequence[str]) -> NDArray[np.float32]:
         """Cells of some columns, float32 [rows, columns]. Raises `ConfigError` where one is not a finite number."""
-        places = [self.columns.index(name) for name in columns]
-        check_cells(self.file, len(self.rows) * len(places))
-        cells = np.empty((len(self.rows), len(places)), dtype=np.float32)
-        for row, (line, texts) in enumerate(zip(self.lines, self.rows, strict=True)):
-            for column, place in enumerate(places):
-                value = number(texts[place])
-                if value is None:
-                    raise ConfigError(
-                        f"{self.file}, line {line}, column {place + 1}",
-                        "the cell is not a number",
-                        "Mend or ignore the column, or use kind: csv, which takes texts and missing cells",
-                    )
-                cells[row, column] = value
-        return cells
+        check_cells(self.file, len(self) * len(columns))
+        found = np.empty((len(self), len(columns)), dtype=np.float32)
+        for at, name in enumerate(columns):
+            values = [PLAIN.number(cell) for cell in self.cells[name]]
+            if None in values:
+                raise ConfigError(
+                    self.place(name, values.index(None)),
+                    "the cell is not a number",
+                    "Mend or ignore the column, or use kind: csv, which takes texts and missing cells",
+                )
+            found[:, at] = values
+        return found
 
 
-def read_table(file: str) -> Table:
-    """Read a whole file. Blank lines are skipped.
+def read_table(file: str, *, header: bool = False) -> Table:
+    """Read a whole file, or its ``header`` alone. Rows without any cell are skipped.
+
+    The delimiter is the one that the header has most of. A first column without a name has row numbers, and is left
+    out.
 
     Raises:
-        ConfigError: no such file, not text, no rows, a header with a name twice, or a row of another
+        ConfigError: no such file, not text, no rows, a header with a name twice or none, or a row of another
             length than the header.
     """
-    rows: list[tuple[str, ...]] = []
-    lines: list[int] = []
-    cells = _cells(file)
-    columns = _header(file, cells)
-    for line, row in cells:
-        if len(row) != len(columns):
-            raise ConfigError(
-                f"{file}, line {line}", f"{len(row)} cells, the header has {len(columns)}", "Mend or remove the row"
-            )
-        rows.append(row)
-        lines.append(line)
-    if not rows:
+    with _table(file) as stream:
+        blank, head = next(((n, line) for n, line in enumerate(iter(stream.readline, "")) if line.strip()), (0, ""))
+        separator = max(_SEPARATORS, key=re.sub(r'"[^"]*"', "", head).count)
+        stream.seek(0)
+        read = pd.read_csv(
+            stream, sep=separator, header=None, dtype=str, na_filter=False, index_col=False, skip_blank_lines=False,
+            nrows=blank + 1 if header else None,
+        )  # fmt: skip
+        read = read.apply(lambda column: column.str.strip())
+        read = read[(read != "").any(axis=1)]
+        if not header and (read.iloc[:, -1] == "").any():
+            stream.seek(0)
+            _check_lengths(file, stream, separator, read.shape[1])
+    if read.empty:
+        raise ConfigError(f"{file}, line 1", "the file is empty", "Give the silo data, or leave it out")
+    first = 1 + (read.iat[0, 0] in _UNNAMED)
+    columns = _header(f"{file}, line {read.index[0] + 1}", tuple(read.iloc[0, first - 1 :]), first)
+    cells = read.iloc[1:, first - 1 :].set_axis(columns, axis=1)
+    if not header and cells.empty:
         raise ConfigError(file, "the file has a header but no rows", "Give the silo data, or leave it out")
-    return Table(file, columns, tuple(rows), tuple(lines))
-
-
-def read_header(file: str) -> tuple[str, ...]:
-    """The names of a file's columns, reading its first line only. Raises as `read_table` does."""
-    return _header(file, _cells(file))
-
-
-def number(cell: str) -> float | None:
-    """The finite number that a cell holds, or None."""
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    return Table(file, columns, cells, first, separator)
 
 
 def check_column(place: str, name: str, columns: Sequence[str], file: str) -> None:
@@ -103,26 +121,58 @@ def check_column(place: str, name: str, columns: Sequence[str], file: str) -> No
         raise ConfigError(place, f"{file} has no column {name!r}", remedy)
 
 
-def _cells(file: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Line number and stripped cells of each line that is not blank."""
+@contextmanager
+def _table(file: str) -> Iterator[io.TextIOWrapper]:
+    """The text of a file. What goes wrong in it becomes `ConfigError`; what pandas says of it may quote cells."""
     try:
-        with open_data(file) as content, io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream)
-            for row in reader:
-                if row:
-                    yield reader.line_num, tuple(cell.strip() for cell in row)
-    except OSError as error:
-        raise ConfigError(file, f"cannot read the file: {error.strerror}", "Mend the path in task.files") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+        with (
+            reading(file, "task.files"),
+            open_data(file) as content,
+            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
+        ):
+            yield stream
+    except pd.errors.EmptyDataError as error:
+        raise ConfigError(f"{file}, line 1", "the file is empty", "Give the silo data, or leave it out") from error
+    except pd.errors.ParserError as error:
+        raise _malformed(file, str(error)) from error
+    except (ValueError, OverflowError, csv.Error) as error:  # UnicodeError among them
         raise ConfigError(file, "not a CSV file in UTF-8", "Export it as one") from error
 
 
-def _header(file: str, cells: Iterator[tuple[int, tuple[str, ...]]]) -> tuple[str, ...]:
-    line, columns = next(cells, (1, ()))
-    twice = [place for place, name in enumerate(columns, start=1) if columns.index(name) != place - 1]
-    if not columns or twice:
-        problem = f"column {twice[0]} has the name of an earlier one" if twice else "the file is empty"
-        raise ConfigError(f"{file}, line {line}", problem, "Give each column a name of its own, in the first line")
+def _malformed(file: str, error: str) -> ConfigError:
+    """What pandas' parser found, without its words."""
+    if long := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", error):
+        return _other_length(file, int(long[2]), int(long[3]), int(long[1]))
+    if open_quote := re.search(r"EOF inside string starting at row (\d+)", error):
+        place = f"{file}, line {int(open_quote[1]) + 1}"
+        return ConfigError(place, "a quotation mark opens a cell that never ends", "Close it, or remove it")
+    return ConfigError(file, "not a CSV file", "Export it as one, in UTF-8")
+
+
+def _other_length(file: str, line: int, found: int, width: int) -> ConfigError:
+    return ConfigError(f"{file}, line {line}", f"{found} cells, the header has {width}", "Mend or remove the row")
+
+
+def _records(stream: io.TextIOWrapper, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """First line and cells of each row, blank ones among them."""
+    reader, line = csv.reader(stream, delimiter=separator), 1
+    for row in reader:
+        yield line, row
+        line = reader.line_num + 1
+
+
+def _check_lengths(file: str, stream: io.TextIOWrapper, separator: str, width: int) -> None:
+    for line, row in _records(stream, separator):
+        if any(map(str.strip, row)) and len(row) != width:
+            raise _other_length(file, line, len(row), width)
+
+
+def _header(place: str, columns: tuple[str, ...], first: int) -> tuple[str, ...]:
+    for number, name in enumerate(columns, start=first):
+        problem = "has the name of an earlier one" if columns.index(name) != number - first else "has no name"
+        if problem == "has the name of an earlier one" or not name:
+            remedy = "Give each column a name of its own, in the first line"
+            raise ConfigError(place, f"column {number} {problem}", remedy)
     return columns
 
 
@@ -143,12 +193,13 @@ class TableSource:
     ignore: tuple[str, ...] = ()
 
     def shape(self) -> DataShape:
-        names = _parquet_names(self.file) if _is_parquet(self.file) else read_header(self.file)
-        return DataShape((len(self._features(names)),), self.classes if self.target is not None else 1)
+        return DataShape((len(self._features()),), self.classes if self.target is not None else 1)
+
+    def table(self) -> TableForm:
+        return tuple(ColumnForm(name, "number") for name in self._features())
 
     def read(self) -> tuple[Samples, Samples | None]:
-        names = _parquet_names(self.file) if _is_parquet(self.file) else read_header(self.file)
-        wanted = self._features(names)
+        wanted = self._features()
         columns = [*wanted] if self.target is None else [*wanted, self.target]
         cells = _parquet(self.file, columns) if _is_parquet(self.file) else read_table(self.file).numbers(columns)
         check_finite(self.file, cells)
@@ -162,13 +213,14 @@ class TableSource:
         check_classes(self.file, np.where(labels == cells[:, -1], labels, -1), self.classes)
         return Samples(inputs, labels), None
 
-    def _features(self, names: Sequence[str]) -> list[str]:
-        """The columns that are neither target nor ignored, in the file's order."""
+    def _features(self) -> list[str]:
+        """The columns that are neither target nor ignored, by name: silos' files may have them in any order."""
+        names = _parquet_names(self.file) if _is_parquet(self.file) else read_table(self.file, header=True).columns
         if self.target is not None:
             check_column("task.data.target", self.target, names, self.file)
         for name in self.ignore:
             check_column("task.data.ignore", name, names, self.file)
-        left = [name for name in names if name != self.target and name not in self.ignore]
+        left = sorted(name for name in names if name != self.target and name not in self.ignore)
         if not left:
             raise ConfigError("task.data.ignore", f"{self.file} has no column left to learn from", "Ignore fewer")
         return left

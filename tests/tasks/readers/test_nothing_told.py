@@ -55,12 +55,6 @@ def csv_task(path: Path, **options: Any) -> object:
     return CsvTask((str(path),), "y", **options).data(SiloSlot("a", 0, 1, 1))
 
 
-def beside_first(path: Path) -> object:
-    first = path.with_name("first.csv")
-    first.write_text("x,y\n1,0\n2,1\n")
-    return CsvTask((str(first), str(path)), "y").data(SiloSlot("b", 1, 2, 1))
-
-
 def table(path: Path) -> object:
     return TableSource(str(path), target="y").read()
 
@@ -87,7 +81,7 @@ CIFAR = folder(CifarSource, "data_batch_1")
 SPEECH = folder(lambda path: SpeechSource(path, ("yes", "no")), "yes/a.wav")
 READERS = {
     "csv": csv_task, "table": table, "libsvm": LIBSVM, "npz": NPZ, "idx": IDX, "leaf": LEAF, "cifar": CIFAR,
-    "speech": SPEECH, "beside": beside_first, "custom": lambda path: load_task(path, {}),
+    "speech": SPEECH, "custom": lambda path: load_task(path, {}),
     "parquet": lambda path: table(path.rename(path.with_suffix(".parquet"))),
 }  # fmt: skip
 
@@ -117,8 +111,11 @@ def test_a_file_that_is_taken_for_something_else_stays_closed(name: str, text: s
         ("table", f"x,y\n{WORD},1\n"),
         ("table", f"{WORD},y\nx,1\n"),
         ("table", f"x,y\n1,{NUMBER}\n"),
-        ("beside", f"{WORD},y\n1,0\n"),
-        ("beside", f"x,y,{WORD}\n1,0,1\n"),
+        ("csv", f"{WORD},y\n1,0\n5%,1\n"),
+        ("csv", f"x,y\n1,0\n{WORD},1\n"),
+        ("csv", f"x,y\n1,0\n{NUMBER}%,1\n"),
+        ("csv", f"x,y\n1,0\n1,0,{WORD}\n"),
+        ("csv", f'x,y\n1,0\n"{WORD},1\n'),
         ("libsvm", f"1 1:{WORD}\n"),
         ("libsvm", f"1 {NUMBER}:1\n"),
         ("libsvm", f"{NUMBER} 1:1\n"),
