@@ -68,7 +68,7 @@ class ColumnRule:
 
     def is_gap(self, cell: str) -> bool:
         if self.gaps is None:
-            return cell.casefold() in USUAL_GAPS
+            return cell.casefold() in USUAL_GAPS and cell not in self.categories
         return cell == "" or any(
             cell == gap if isinstance(gap, str) else self._parsed(cell) == gap for gap in self.gaps
         )

@@ -118,7 +118,7 @@ def patients(folder: Path, rows: int = 60) -> tuple[Path, NDArray[np.float64]]:
     cells = np.round(rng.normal(size=(rows, FEATURES)), 3)
     whole = np.column_stack([cells, np.round(cells @ rng.normal(size=FEATURES), 3)])
     folder.mkdir(exist_ok=True)
-    header = ",".join([*(f"x{index}" for index in range(FEATURES)), "y"])
+    header = ",".join([*(f"x{index:02}" for index in range(FEATURES)), "y"])  # features are in the order of names
     (folder / "patients.csv").write_text("\n".join([header, *(",".join(map(str, row)) for row in whole)]) + "\n")
     return folder / "patients.csv", whole
 

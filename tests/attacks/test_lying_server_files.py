@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedsync.core.columns import ColumnForm, digest_of
 from fedsync.trainer.protocol import Describe
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
@@ -88,3 +89,18 @@ def test_no_cell_of_an_open_file_is_quoted(kind: str, body: str, make: Make) -> 
     for target in ("y", "Jane Doe", "zzz"):
         words = words_of(federation, reading(kind, folder / "t.csv", target), data=[str(folder)])
         assert "Jane" not in words.replace(repr(target), ""), words
+
+
+def test_what_columns_are_called_is_told_to_nobody_and_cannot_be_tried(make: Make) -> None:
+    """Two silos of a sealed run say the same of their columns, and the server can hash no guess of it."""
+    federation = make()
+    (federation.root / "data" / "hiv.csv").write_text("hiv_status,ward,y\n" + "1,a,0\n0,b,1\n1,a,1\n0,b,0\n" * 6)
+    file = str(federation.root / "data" / "hiv.csv")
+    task = {"kind": "csv", "files": [file] * 3, "target": "y"}
+    runs = [federation.spec(run, task=task) for run in ("files-1", "files-2")]
+    told = [federation.silo(name, run).ask(Describe()) for run in runs for name in ("silo-a", "silo-b")]
+    assert not any("hiv" in heard.words or "ward" in heard.words for heard in told)
+    forms = [heard.reply.form for heard in told]  # type: ignore[union-attr]
+    assert forms[0] == forms[1] != forms[2] == forms[3], "equal in one run, and of no use in another"
+    known = digest_of(tuple(ColumnForm(*one) for one in (("hiv_status", "number"), ("ward", "text"))))
+    assert known.hex() not in {form.frozen for form in forms if form is not None}

@@ -68,7 +68,7 @@ def test_an_honest_survey_is_opened_by_silos_that_were_in_it_and_by_others(
         victim = federation.silo(name, surveyed(federation))
         assert refusal(victim) is None
         scales = victim.session._trainer._task._scales  # type: ignore[attr-defined]
-        assert set(scales) == {f"x{index}" for index in range(FEATURES)}
+        assert set(scales) == {f"x{index:02}" for index in range(FEATURES)}
         assert all(abs(scale.mean) < 1 and 0.5 < scale.deviation < 2 for scale in scales.values())
 
 
@@ -138,7 +138,7 @@ def test_a_survey_of_another_task_is_refused(surveying: Callable[..., Federation
     federation.round()
     federation.round()
     other = surveyed(federation).model_copy(
-        update={"task": federation.spec(task=table(federation, ignore=["x0"])).task}
+        update={"task": federation.spec(task=table(federation, ignore=["x00"])).task}
     )
     assert refusal(federation.silo("silo-a", other)) is Refusal.INTEGRITY
     clear = federation.spec(cipher={"kind": "plain"}).dump()

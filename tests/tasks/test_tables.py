@@ -110,6 +110,11 @@ def test_categories_have_a_feature_each_in_the_order_declared(tmp_path: Path) ->
     np.testing.assert_array_equal(found, [[0, 0], [1, 0], [0, 1], [0, 1]])
 
 
+def test_a_category_that_is_called_like_a_gap_is_none(tmp_path: Path) -> None:
+    found = rows(read(tmp_path, column("None", "mild", "?", "mild"), {"x": {"categories": ["None", "mild"]}}))
+    np.testing.assert_array_equal(found, [[0, 0], [1, 0], [0, 1], [0, 1]])
+
+
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_other_delimiters_are_seen_in_the_header(separator: str, tmp_path: Path) -> None:
     assert rows(read(tmp_path, column(*PLAIN, separator=separator))).shape == (6, 1)
