@@ -119,8 +119,7 @@ def run(
         strategy, silos, out = str(resume / "config.yaml"), str(resume / "silos.yaml"), resume
     if strategy is None:
         raise ConfigError("STRATEGY", "no strategy is named", "Name a file or a shipped strategy, or give --resume DIR")
-    config = StrategyConfig.load(strategy, _overrides(assignments, seed))
-    cluster = ClusterConfig.load(silos)
+    config, cluster = StrategyConfig.load(strategy, _overrides(assignments, seed)), ClusterConfig.load(silos)
     for line in [] if timing_only else config.task.look({one.name: one.data for one in cluster.silos}, config.seed):
         console.print(line, highlight=False, markup=False)
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"

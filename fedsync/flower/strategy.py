@@ -123,8 +123,7 @@ class FedSync(Shipped):
         self._runtime = runtime
         self._target_accuracy = target_accuracy
         self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
-        self._listeners = listeners
-        self._keys = keys
+        self._listeners, self._keys = listeners, keys
         asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
         expected = None if resume else asked  # Who goes on with a run has silos that did take part.
         needed = config.quorum(cluster.at_start if cluster else None)
