@@ -10,7 +10,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 from fedsync.core.fitting import CurveFitter
-from fedsync.core.orders import LocalWork
+from fedsync.core.orders import LocalWork, UpdateMeta
 from fedsync.core.sizing import Scale, Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.policies.aggregate.fednova import Normalised
@@ -42,6 +42,14 @@ def load(*overrides: str, balancer: str = "{kind: fixed}", barrier: str = WRAPPE
     file = YamlFile("b.yaml", f"name: b\nstop: {{rounds: 4}}\n{parts}")
     file.override(overrides)
     return file.validate(StrategyConfig)
+
+
+@pytest.mark.parametrize("barrier", ["{kind: bsp}", "{kind: on-time}", "{kind: fsp, " + FIXED + "}"])
+def test_silos_count_by_their_examples_unless_a_strategy_says_otherwise(barrier: str) -> None:
+    """20 and 60 samples: a quarter and three quarters."""
+    weigher = load(barrier=barrier).policies(2).weigher
+    metas = [UpdateMeta(f"{name}/1", name, 0, 4, 128, examples, 9) for name, examples in (("a", 20), ("b", 60))]
+    assert weigher.coefficients(metas, 1) == pytest.approx([0.25, 0.75])
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -352,7 +360,7 @@ def test_a_running_mean_comes_less_far_with_each_step(proximal: float, pull: flo
     """s <- s - 0.2 (s - t) - 0.2 mu (s - s_0): of the way to t, a step leaves 1 - 0.2 (1 + mu)."""
     task = "task={kind: k-means, clusters: 3, data: {kind: blobs}}"
     rest = ["local.momentum=0.0", f"local.proximal={proximal}", "aggregation={kind: fednova}"]
-    assert load(task, *rest).policies().weigher == Normalised(WeightedMean(), pull=pytest.approx(pull))
+    assert load(task, *rest).policies().weigher == Normalised(WeightedMean("examples"), pull=pytest.approx(pull))
 
 
 def test_aggregations_are_built_from_parts() -> None:

@@ -63,7 +63,7 @@ class FedNova(DiscountedPolicy):
     see `Normalised`.
     """
 
-    weight: Share = "silo"
+    weight: Share = "examples"
     """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
     processed."""
 

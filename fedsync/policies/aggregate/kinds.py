@@ -18,7 +18,7 @@ from fedsync.policies.schema import Positive, Share, register
 class FedAvg(DiscountedPolicy):
     """Weighted mean of the updates."""
 
-    weight: weighting.Share = "silo"
+    weight: weighting.Share = "examples"
     """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
     processed."""
 
