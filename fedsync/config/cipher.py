@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 Bits = Literal[8, 12, 16]
 
-LEAST_MASKED = 3
-"""Silos without which masks do not come off a sum."""
-
 
 class PlainConfig(Section):
     """No encryption: the server sees every update."""
@@ -152,9 +149,11 @@ CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Fie
 
 
 def least_silos(cipher: CipherConfig) -> int:
-    """Silos that a run needs at least, for silos to open what they sum up."""
+    """Silos that a run needs at least, for silos to open what they sum up; masks come off sums of two honest ones."""
     sealed = sealing(cipher)
-    return 1 if sealed is None else max(sealed.members, LEAST_MASKED if isinstance(cipher, MaskedConfig) else 1)
+    if sealed is None:
+        return 1
+    return max(sealed.members, sealed.colluding + 2 if isinstance(cipher, MaskedConfig) else 1)
 
 
 def encryption_plan(

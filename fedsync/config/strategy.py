@@ -21,6 +21,7 @@ from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
+from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
 from fedsync.policies.schema import Policy
 
 
@@ -182,7 +183,7 @@ class StrategyConfig(StrategySections):
             silos: number of silos in the silo file, or None without one.
         """
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
-        metrics, quorum = self.evaluation.built(self.task), self.quorum(silos)
+        metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.cipher)
         if sealed is not None:
             sealed.check_sums(metrics)
         work = LocalWork(local.steps, local.batch_size, local.learning_rate)
@@ -190,7 +191,7 @@ class StrategyConfig(StrategySections):
             seed=self.seed,
             predictor=self.predictor.loaded(),
             sizing=self.balancer.sizing(work),
-            barrier=MinimumSilos(Resting(self.barrier), quorum),
+            barrier=MinimumSilos(Resting(self.barrier if least == 1 else OpenableSums(self.barrier, least)), quorum),
             weigher=self.aggregation.weigher(self.solver),
             stop=self.stop.build(metrics),
             declared_speeds=self.balancer.declared,
@@ -200,7 +201,7 @@ class StrategyConfig(StrategySections):
             selection=self.evaluation.best.build(metrics),
             cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             controls=self.controlled,
-            least=least_silos(self.cipher),
+            least=least,
         )
 
 

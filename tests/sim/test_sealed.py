@@ -1,6 +1,7 @@
 """Every shipped way to synchronise, encrypted, in virtual time: real keys and real ciphertexts."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError
+from fedsync.core.journal import read_journal
 from fedsync.sim import run as runs
 from fedsync.sim.run import run_virtual
 
@@ -148,3 +151,22 @@ def test_masks_need_commits_of_one_round() -> None:
         with pytest.raises(ConfigError, match="opens sums of one round only"):
             config(name, "cipher={kind: masked}")
     config("fsp", "cipher={kind: masked, inner: {kind: bfv, examples: 300}}", "barrier.late=drop")
+
+
+@pytest.mark.parametrize(
+    "away", [{"faults": [{"at_s": 1.0, "down_s": 30.0}]}, {"presence": {"for_s": 1, "every_s": 31}}]
+)
+def test_a_run_waits_while_fewer_silos_are_there_than_a_sum_needs(
+    away: dict[str, Any], tmp_path: Path, models: list[np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An order takes a fifth of a second; alone the other would have made versions that nobody opens, hundreds."""
+    silos = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 90}, {"name": "b", "speed": 90, **away}]})
+    chosen = config("bsp", SMALL, "stop.rounds=12", "cipher={kind: pad, bits: 16, members: 2}")
+    summary = run_virtual(chosen, silos, tmp_path)
+    entries = list(read_journal(tmp_path / "journal.jsonl")[1])
+    commits = [action for entry in entries for action in entry.actions if isinstance(action, Commit)]
+    assert {tuple(sorted(name.split("/")[0] for name in commit.weights)) for commit in commits} == {("a", "b")}
+    assert any("the run waits" in entry.reason for entry in entries)
+    assert summary["rounds"] == 12 and summary["seconds"] > 30
+    assert "brings nothing" not in caplog.text
+    np.testing.assert_array_equal(models[0], models[1])
