@@ -17,6 +17,9 @@ from fedsync.core.orders import LocalWork, WorkReport
 from fedsync.core.protocols import AnyAdaptiveBalancer, Balancer, Bounds, RoundSeen
 from fedsync.core.views import SiloView
 
+OVERHEAD_NOISE = 0.05
+"""Share of the largest overhead that orders differ by without a reason: sizes that gain less gain nothing."""
+
 
 class Scale(StrEnum):
     """What follows a silo's speed.
@@ -35,6 +38,7 @@ class Sizing:
     """Turns forecasts into work.
 
     Balancers equalise whole orders: the curves that they are shown carry the silo's overhead, spread over its steps.
+    Sizes differ only where that promises to gain more time than overheads vary by; see `OVERHEAD_NOISE`.
 
     Args:
         work: what every silo does when nothing is balanced.
@@ -79,18 +83,46 @@ class Sizing:
             state = self.adaptive.init() if state is None else state
             batches = self.adaptive.plan(state, list(silos), total, bounds).tolist()
         elif caps and self.balancer is not None:
+            forecasts = _curves(silos)
             if self.scale is Scale.STEPS:
-                curves = [curve.of_steps(batch) for curve, batch in zip(_curves(silos), batches, strict=True)]
+                curves = [curve.of_steps(batch) for curve, batch in zip(forecasts, batches, strict=True)]
                 most = [self.work.steps * len(caps)] * len(caps)
-                steps = self.balancer.plan(curves, *self._share(self.work.steps, most, floor=1)).tolist()
+                steps = self._balanced(curves, forecasts, 1, *self._share(self.work.steps, most, floor=1))
             else:
-                curves = [curve.spread(self.work.steps) for curve in _curves(silos)]
-                total, bounds = self._share(self.work.batch_size, caps, self.floor)
-                batches = self.balancer.plan(curves, total, bounds).tolist()
+                curves = [curve.spread(self.work.steps) for curve in forecasts]
+                share = self._share(self.work.batch_size, caps, self.floor)
+                batches = self._balanced(curves, forecasts, self.work.steps, *share)
         return {
             name: LocalWork(step, batch, self._learning_rate(batch))
             for name, batch, step in zip(silos, batches, steps, strict=True)
         }
+
+    def _balanced(
+        self, curves: list[Curve], forecasts: list[Curve], per_order: int, total: int, bounds: Bounds
+    ) -> list[int]:
+        """Sizes by the balancer; equal ones where the forecast gain is less than what an order's overhead varies by.
+
+        Args:
+            curves: of sizes, overhead included, as the balancer is shown them; ``per_order`` of it make an order.
+            forecasts: of the same silos.
+            per_order: see ``curves``.
+            total: what the sizes sum to.
+            bounds: of each.
+        """
+        assert self.balancer is not None
+        sizes = self.balancer.plan(curves, total, bounds)
+        overhead_s = np.array([curve.overhead_s for curve in forecasts])
+        if not overhead_s.any():
+            return [int(size) for size in sizes]
+        even = self.balancer.plan([Curve(1.0)] * len(curves), total, bounds)
+        before_s, after_s = (
+            per_order * np.array([curve.step_s(size) for curve, size in zip(curves, each.tolist(), strict=True)])
+            for each in (even, sizes)
+        )
+        # A balancer may look at training alone, so what that gains counts too, although an overhead may hide it.
+        trained_s = (before_s - overhead_s).max() - (after_s - overhead_s).max()
+        gain_s = max(before_s.max() - after_s.max(), trained_s)
+        return [int(size) for size in (sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even)]
 
     def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
         """Work of one silo where nothing is balanced: as `plan`, without looking at the others."""

@@ -118,6 +118,22 @@ def test_whole_orders_are_equalised_overhead_included() -> None:
     assert batches(silos, balancer=PROPORTIONAL) == [32, 32], "which looks at speeds alone"
 
 
+@pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
+def test_noise_beside_a_long_overhead_is_not_balanced(balancer: Any) -> None:
+    """20 steps of 32 samples took 30 and 70 ms beside 5 s: equal sizes cost 20 ms, and 5 % of 5 s are 250 ms."""
+    silos = [with_curve(Curve(640 / 0.03, overhead_s=5.0)), with_curve(Curve(640 / 0.07, overhead_s=5.1))]
+    assert batches(silos, balancer=balancer) == [32, 32]
+    assert [w.steps for w in plan(silos, balancer=balancer, scale=Scale.STEPS)] == [20, 20]
+    assert batches([*silos, silo(640 / 0.03, examples=20)], balancer=balancer) == [38, 38, 20], "equal, within caps"
+
+
+@pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
+def test_what_a_long_overhead_does_not_hide_is_balanced_at_once(balancer: Any) -> None:
+    """20 steps of 32 samples take 1 and 2 s beside 5 s: 7 s, or 5 + 4/3, with 43 and 21."""
+    silos = [with_curve(Curve(640.0, overhead_s=5.0)), with_curve(Curve(320.0, overhead_s=5.0))]
+    assert batches(silos, balancer=balancer) == [43, 21]
+
+
 def test_steps_are_equalised_overhead_included() -> None:
     """Of 40 steps of 32 samples at 100 a second: 3.2 + 0.32 k = 0.32 (40 - k): k = 15."""
     silos = [with_curve(Curve(100.0, overhead_s=3.2)), silo(100)]
