@@ -58,7 +58,10 @@ class SealConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What a run may ask of a silo in how small pieces, and how often; an order beyond is refused."""
+    """What a run may ask of a silo in how small pieces, and how often; an order beyond is refused.
+
+    The server is told the two sizes, and gives the silo no smaller order if that is less than an average silo does.
+    """
 
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Smallest batch of an order [samples]. The default is no limit: what leaves a silo is a sum over a whole order,

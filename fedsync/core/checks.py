@@ -188,6 +188,9 @@ def check_facts(silo: str, facts: SiloFacts) -> None:
         check_speed(silo, facts.declared_speed)
     if len(facts.device) > MAX_NAME:
         raise ProtocolError(silo, "device", f"a name of {len(facts.device)} characters, at most {MAX_NAME}")
+    for limit in (facts.least_batch, facts.least_samples):
+        if not 1 <= limit <= MAX_COUNT:
+            raise ProtocolError(silo, "limits", f"orders of {limit} samples at least")
     _check_presence(silo, facts.presence)
 
 

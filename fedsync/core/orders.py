@@ -333,6 +333,8 @@ class SiloFacts:
         device: for people, for example ``cpu`` or ``cuda:0``.
         validates: whether it holds out a validation split, by which rounds are evaluated; see `Split`.
         presence: how long it is still there; None if always.
+        least_batch: smallest batch that its owner allows.
+        least_samples: fewest samples of an order that its owner allows.
     """
 
     examples: int
@@ -341,6 +343,8 @@ class SiloFacts:
     device: str = "cpu"
     validates: bool = False
     presence: Presence | None = None
+    least_batch: int = 1
+    least_samples: int = 1
 
     def fits(self, found: int | None) -> int:
         """Largest batch, by its data, its memory, and what it ``found`` when one did not fit."""

@@ -75,11 +75,11 @@ class Sizing:
             found_caps: largest batches found by running out of memory, by silo.
             state: of the adaptive balancer, if there is one; None is that of before the first round.
         """
-        caps = self._caps(silos, found_caps)
+        caps, floors = self._caps(silos, found_caps), [self._floor(silo) for silo in silos.values()]
         batches = [min(self.work.batch_size, cap) for cap in caps]
         steps = [self.work.steps] * len(caps)
         if caps and self.adaptive is not None:
-            total, bounds = self._share(self.work.batch_size, caps, self.floor)
+            total, bounds = self._share(self.work.batch_size, caps, floors)
             state = self.adaptive.init() if state is None else state
             batches = self.adaptive.plan(state, list(silos), total, bounds).tolist()
         elif caps and self.balancer is not None:
@@ -87,13 +87,13 @@ class Sizing:
             if self.scale is Scale.STEPS:
                 curves = [curve.of_steps(batch) for curve, batch in zip(forecasts, batches, strict=True)]
                 most = [self.work.steps * len(caps)] * len(caps)
-                steps = self._balanced(curves, forecasts, 1, *self._share(self.work.steps, most, floor=1))
+                steps = self._balanced(curves, forecasts, 1, *self._share(self.work.steps, most, [1] * len(caps)))
             else:
                 curves = [curve.spread(self.work.steps) for curve in forecasts]
-                share = self._share(self.work.batch_size, caps, self.floor)
+                share = self._share(self.work.batch_size, caps, floors)
                 batches = self._balanced(curves, forecasts, self.work.steps, *share)
         return {
-            name: LocalWork(step, batch, self._learning_rate(batch))
+            name: LocalWork(self._steps(silos[name], batch, step), batch, self._learning_rate(batch))
             for name, batch, step in zip(silos, batches, steps, strict=True)
         }
 
@@ -127,7 +127,9 @@ class Sizing:
     def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
         """Work of one silo where nothing is balanced: as `plan`, without looking at the others."""
         batch = min(self.work.batch_size, self._cap(silo, found_cap))
-        return self.work if batch == self.work.batch_size else replace(self.work, batch_size=batch)
+        if batch == self.work.batch_size:
+            return self.work
+        return replace(self.work, batch_size=batch, steps=self._steps(silo, batch, self.work.steps))
 
     def seen(
         self,
@@ -137,14 +139,15 @@ class Sizing:
         memory: Mapping[str, float],
     ) -> RoundSeen:
         """What an adaptive balancer is shown between two rounds; see `RoundSeen`."""
-        total, bounds = self._share(self.work.batch_size, self._caps(silos, found_caps), self.floor)
+        floors = [self._floor(silo) for silo in silos.values()]
+        total, bounds = self._share(self.work.batch_size, self._caps(silos, found_caps), floors)
         return RoundSeen(tuple(silos), seconds, memory, total, bounds)
 
     @staticmethod
-    def _share(mean: int, caps: list[int], floor: int) -> tuple[int, Bounds]:
+    def _share(mean: int, caps: list[int], floors: list[int]) -> tuple[int, Bounds]:
         """A total of ``n x mean``, or all that the caps allow if that is less, and the bounds."""
         cap = np.asarray(caps, dtype=np.int64)
-        return min(mean * len(caps), int(cap.sum())), Bounds(np.minimum(floor, cap), cap)
+        return min(mean * len(caps), int(cap.sum())), Bounds(np.minimum(floors, cap), cap)
 
     def _caps(self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int]) -> list[int]:
         return [self._cap(silo, found_caps.get(name)) for name, silo in silos.items()]
@@ -153,6 +156,20 @@ class Sizing:
         """Largest batch of a silo: what fits it, and the configured cap."""
         cap = silo.facts.fits(found)
         return cap if self.cap is None else min(cap, self.cap)
+
+    def _floor(self, silo: SiloView) -> int:
+        """Smallest batch of a silo: as configured, and what its owner allows, up to the mean."""
+        facts = silo.facts
+        owned = max(facts.least_batch, -(-facts.least_samples // self.work.steps))
+        return max(self.floor, min(owned, self.work.batch_size))
+
+    def _steps(self, silo: SiloView, batch: int, steps: int) -> int:
+        """Steps of a silo; more where its batch is held down, so that its owner allows the order.
+
+        An owner who wants more than orders have in the mean refuses them.
+        """
+        least = silo.facts.least_samples
+        return steps if least > self.work.steps * self.work.batch_size else max(steps, -(-least // batch))
 
     def _learning_rate(self, batch: int) -> float:
         if not self.balances or self.scale is not Scale.LEARNING_RATE:

@@ -241,13 +241,14 @@ class CoordinatorState:
         ``seed`` is that of the run.
         """
         serial = self.issued[name] = self.issued.get(name, 0) + 1
-        first = self.silos[name].order
+        silo = self.silos[name]
+        first, least = silo.order, -(-silo.facts.least_samples // work.batch_size)
         return WorkOrder(
             f"{name}/{serial}",
             self.version,
             serial,
             work.batch_size,
-            verdict.steps.get(name, work.steps),
+            max(verdict.steps.get(name, work.steps), min(least, work.steps)),
             work.learning_rate,
             derive_seed(seed, Stream.ORDER, name, serial),
             verdict.budget_s.get(name),

@@ -188,6 +188,11 @@ class OwnerPolicy(Section):
         """That an order processes before it may end [samples]."""
         return 0 if self.limits is None else self.limits.samples
 
+    @property
+    def least_batch(self) -> int:
+        """Smallest batch of an order [samples]."""
+        return 1 if self.limits is None else self.limits.batch_size
+
     def check_done(self, samples: int) -> None:
         """See that what was done of an order may leave the silo.
 

@@ -118,6 +118,8 @@ class SiloSession:
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.device,
             validates=self._trainer.validates,
+            least_batch=self._owner.least_batch,
+            least_samples=max(self._owner.least_samples, 1),
         )
         table = self._trainer.table
         same = self._trainer.frozen_digest + (b"" if table is None else digest_of(table))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsync.core.actions import Action, Note
+from fedsync.core.actions import Action, Dispatch, Note
 from fedsync.core.curve import Curve
-from fedsync.core.events import SiloLost
+from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.orders import LocalWork, SiloFacts, Window, WorkReport
 from fedsync.core.protocols import Bounds
 from fedsync.core.sizing import Adaptation, Plan, Scale, Sizing
@@ -96,6 +96,45 @@ def test_each_limit_caps_the_batch_and_the_others_take_the_rest(
 ) -> None:
     """Of 96, speeds 300:100:100 would take 58, 19, 19; capped at 40, the other two share 56."""
     assert batches([limited, silo(100), silo(100)], found, balancer=PROPORTIONAL, cap=cap) == [40, 28, 28]
+
+
+def owned(speed: float, examples: int = 1000, **limits: int) -> SiloView:
+    return SiloView(SiloFacts(examples, **limits), forecast=Curve(speed))
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (owned(5), (8, 2)),  # 310:5 of 128 are 126 and 2
+        (owned(5, least_samples=18), (9, 2)),  # 2 steps of 9
+        (owned(5, least_batch=12, least_samples=18), (12, 2)),
+        (owned(5, least_batch=99), (32, 2)),  # it gets no more than the mean, and refuses that
+        (owned(5, examples=3, least_samples=18), (3, 6)),  # 18 are 6 steps of all that it has
+        (owned(5, examples=3, least_samples=65), (3, 2)),  # 65 are more than 2 steps of 32: it refuses
+    ],
+)
+def test_no_silo_is_asked_for_less_than_its_owner_allows(last: SiloView, expected: tuple[int, int]) -> None:
+    """An average silo does 2 steps of 32 samples; 8 is the strategy's floor."""
+    sizing = Sizing(LocalWork(2, 32, 0.1), balancer=PROPORTIONAL, floor=8)
+    work = sizing.plan({"a": silo(310), "b": silo(310), "c": silo(310), "d": last}, {})["d"]
+    assert (work.batch_size, work.steps) == expected
+    alone = Plan(Sizing(LocalWork(2, 32, 0.1)), {"d": last}, {})["d"]
+    assert (alone.batch_size, alone.steps) == (min(32, last.facts.examples), expected[1])
+
+
+def test_no_barrier_asks_for_fewer_steps_than_an_owner_allows() -> None:
+    """Of steps of 8, 18 samples are 3, and the barrier says 1; of 4 that the silo would do."""
+
+    def one_step(view: ClusterView) -> Verdict:
+        return Verdict(release=view.idle, steps=dict.fromkeys(view.idle, 1))
+
+    facts = {"a": SiloFacts(1000, least_samples=18), "b": SiloFacts(1000)}
+    coordinator, _ = begin(sizing=Sizing(LocalWork(4, 8, 0.1)), barrier=Scripted([one_step, one_step]))
+    entry = coordinator.handle([SiloJoined(0.0, name, each) for name, each in facts.items()], 0.0)
+    assert {action.silo: action.order.max_steps for action in entry.actions if isinstance(action, Dispatch)} == {
+        "a": 3,
+        "b": 1,
+    }
 
 
 def test_steps_are_not_capped_by_data_or_memory() -> None:

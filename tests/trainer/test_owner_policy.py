@@ -408,6 +408,11 @@ def test_a_trainer_holds_to_the_limits(service: TrainerService) -> None:
     assert code(order(4)) is Refusal.LIMIT, "the third"
 
 
+def test_a_trainer_says_what_its_owner_demands_of_an_order(service: TrainerService) -> None:
+    hello, _ = exchange(service.ask, Describe())
+    assert isinstance(hello, Hello) and (hello.facts.least_batch, hello.facts.least_samples) == (1, 12)
+
+
 def test_a_trainer_says_how_long_its_silo_is_there(
     service: TrainerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
