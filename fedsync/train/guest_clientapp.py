@@ -36,7 +36,7 @@ from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_arrays import NamedArrays
-from fedsync.train.guest_code import own_code
+from fedsync.train.guest_code import own_code, watched_loaders
 from fedsync.train.guest_reply import (
     EXAMPLES,
     LOSSES,
@@ -63,6 +63,9 @@ _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"
 
 _COUNTING = WorkOrder("", 0, 1, batch_size=32, max_steps=1, learning_rate=0.001, seed=0)
 """The order by which an app is asked for the number of its samples; nobody gets its update."""
+
+_LARGER = replace(_COUNTING, batch_size=1024)
+"""The same, for an app whose answer may be how many samples it trained on."""
 
 
 class Counted(BaseException):
@@ -331,17 +334,24 @@ class ClientAppTrainer(LocalTrainer):
             raise RunError(f"the app answers an error: {reply.error.reason}")
         return reply.content
 
+    def _ask(self, order: WorkOrder) -> tuple[Any, int]:
+        """The number of samples in the app's reply, and of the largest data set that it looped over, 0 if none."""
+        message = self._message(MessageType.TRAIN, OrderConfig(self._asked(order), OrderSteps(order, None)))
+        with watched_loaders() as held, own_code(self._device, self._silo.seed):
+            try:
+                told: Any = figures_of(self._call(message)).get(EXAMPLES)
+            except Counted as counted_samples:
+                told = counted_samples.examples
+        return told, max(held, default=0)
+
     def _count(self) -> int:
         """Samples of the site: as its owner says, or as the app says when it is asked to train."""
         told = self._silo.node_config.get(EXAMPLES)
         if told is None:
-            order = OrderSteps(_COUNTING, None)
-            message = self._message(MessageType.TRAIN, OrderConfig(self._asked(_COUNTING), order))
-            try:
-                with own_code(self._device, self._silo.seed):
-                    told = figures_of(self._call(message)).get(EXAMPLES)
-            except Counted as counted_samples:
-                told = counted_samples.examples
+            told, held = self._ask(_COUNTING)
+            if isinstance(told, int | float) and told <= _COUNTING.batch_size:
+                # It may be what was trained: the loader knows better, or else a larger batch is asked for.
+                told = max(held, told) if held else self._ask(_LARGER)[0]
         self._recall(Cursor())
         if not isinstance(told, int | float) or not float(told).is_integer() or told < 1:
             problem = f"the number of this silo's samples is {told}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 import fedsync
 from fedsync.core.errors import FedSyncError, RunError
@@ -90,3 +92,21 @@ def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str
 
 def _told_of(error: Exception, place: str) -> RunError:
     return RunError(f"{place}: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def watched_loaders() -> Iterator[list[int]]:
+    """How many samples each loader of PyTorch has that is looped over inside."""
+    found: list[int] = []
+    original = DataLoader.__iter__
+
+    def watched(loader: DataLoader[Any]) -> Any:
+        if isinstance(loader.sampler, Sized):
+            found.append(len(loader.sampler))
+        return original(loader)
+
+    DataLoader.__iter__ = watched  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        DataLoader.__iter__ = original  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 """A Flower ClientApp, hosted: what it is told of an order, what its reply comes to, and what it keeps."""
 
+import itertools
 import logging
 import random
 from collections.abc import Callable
@@ -86,6 +87,21 @@ def opaque(msg: Message, context: Context, model: nn.Module) -> dict[str, float]
     with torch.no_grad():
         model.encode.weight += msg.content["config"]["batch-size"] * msg.content["config"]["max-steps"]
     return {"train_loss": 0.5, "F1-score": 0.25, "lost": float("nan")}
+
+
+@pytest.mark.parametrize("held", [359, 20])
+@pytest.mark.parametrize("loads", [True, False], ids=["a loader", "arrays"])
+def test_an_app_that_tells_how_many_samples_it_trained_on_is_asked_how_many_it_has(held: int, loads: bool) -> None:
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        config = msg.content["config"]
+        size, steps = int(config["batch-size"]), int(config["max-steps"])
+        rows = torch.zeros(held, 3)
+        batches = DataLoader(TensorDataset(rows), batch_size=size) if loads else [[each] for each in rows.split(size)]
+        return {"num-examples": sum(len(batch[0]) for batch in itertools.islice(batches, steps))}
+
+    before = DataLoader.__iter__
+    assert hosted(app_of(loop)).examples == held
+    assert DataLoader.__iter__ is before
 
 
 def test_it_is_told_of_the_order_of_its_site_and_of_the_run(tmp_path: Path) -> None:
