@@ -51,6 +51,12 @@ class SiloApp:
     def has(self, name: str) -> bool:
         return name in self._functions
 
+    def takes(self) -> set[str]:
+        """What the functions name among their parameters."""
+        return {
+            parameter for function in self._functions.values() for parameter in inspect.signature(function).parameters
+        }
+
     def call(self, name: str, known: Mapping[str, Any]) -> Any:
         """Call a function with what it names.
 

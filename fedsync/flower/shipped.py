@@ -11,12 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
-from flwr.serverapp.strategy import Strategy
-
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
+from fedsync.flower.own_loop import OwnLoop, unexpected
 
 
 class Options(TypedDict, total=False):
@@ -88,7 +87,7 @@ _LEAST = 2
 """Silos of a round at least, as of Flower's strategies."""
 
 
-class Shipped(Strategy):
+class Shipped(OwnLoop):
     """Constructors of `FedSync`, one for each shipped strategy. All take `Options`; nothing has to be given."""
 
     @classmethod
@@ -305,7 +304,7 @@ class Shipped(Strategy):
         here = f"FedSync.{name.replace('-', '_')}"
         unknown = options.keys() - Options.__annotations__.keys()
         if unknown:
-            raise TypeError(f"{here}() got an unexpected keyword argument {min(unknown)!r}")
+            raise unexpected(here, min(unknown), Options.__annotations__.keys() | own.keys())
         file = YamlFile.read(locate(name))
         part = options.get("fraction_train")
         least = options.get("min_train_nodes") or _LEAST

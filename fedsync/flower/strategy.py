@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.cipher import sealing
@@ -24,7 +26,7 @@ from fedsync.config.survey import survey_of
 from fedsync.core.actions import KeepBest
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError, FedSyncError, HugeModel
+from fedsync.core.errors import ConfigError, HugeModel
 from fedsync.core.layout import Vector
 from fedsync.core.parts import CommonForm, PartsError
 from fedsync.core.survey.findings import STATISTICS
@@ -35,6 +37,7 @@ from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model, save_model, task_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.operator_requests import OperatorRequests, problem_with
+from fedsync.flower.own_loop import unexpected
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
@@ -116,6 +119,7 @@ class FedSync(Shipped):
         overwrite: bool = False,
         checkpoints: int = KEPT,
     ) -> None:
+        self._refuse_overridden()
         self.config = config = config.with_policies(policies or {})
         self.cluster = cluster
         self.out = Path(out if out is not None else tempfile.mkdtemp(prefix="fedsync-"))
@@ -155,7 +159,7 @@ class FedSync(Shipped):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
-        **unused: Any,
+        **later: Any,
     ) -> RunResult:
         """Run the strategy to its end.
 
@@ -168,7 +172,7 @@ class FedSync(Shipped):
             train_config: for the silos' own training code, beside the strategy's own: numbers, text and switches.
             evaluate_config: the same for their evaluation.
             evaluate_fn: called at the server with every version and its arrays, from version 0 on.
-            unused: what later versions of Flower pass.
+            later: what a later version of Flower knows beside these; it has no effect here.
 
         Returns:
             Final arrays, with names and types as they were given, none of an encrypted run; training and evaluation
@@ -177,7 +181,12 @@ class FedSync(Shipped):
         Raises:
             RunError: the run could not reach its end.
             ConfigError: strategy and silos do not fit together, ``out`` has a run, or there is nothing to resume from.
+            TypeError: a keyword is known neither here nor to the installed Flower.
         """
+        ours, theirs = (inspect.signature(start).parameters.keys() for start in (FedSync.start, Strategy.start))
+        for word in sorted(later.keys() - theirs):
+            raise unexpected("FedSync.start", word, (ours | theirs) - {"self", "later"})
+        self._refuse_overridden()
         config, timing = self._adjusted(num_rounds, timeout)
         config = config.told(train_config or {}, evaluate_config or {})
         with claimed(self.out, self._existing), ParcelStore.here() as self._parcels:
@@ -389,32 +398,3 @@ class FedSync(Shipped):
         from fedsync.cipher.keys.keywrap import read_server_file
 
         return read_server_file(self._keys.read_bytes(), str(self._keys))
-
-    # The steps of Flower's own loop. FedSync has a loop of its own, in which there is no moment at
-    # which all messages of a round are made, or all replies are there.
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
-        _refuse()
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
-        _refuse()
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
-        _refuse()
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise FedSyncError("FedSync drives its own loop: call start(), not the steps of Flower's round")

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fedsync.client.app import SiloApp
 from fedsync.client.lasting import KeptLoader
 from fedsync.client.silo import InUse, Silo
 from fedsync.client.work import Rows, Work
+from fedsync.common.names import near_miss
 from fedsync.core.checks import METRIC_NAME
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
@@ -62,7 +64,7 @@ class GuestTrainer(LocalTrainer):
         self._silo = silo
         model_seed = derive_seed(silo.seed, Stream.MODEL)
         with own_code(torch.device("cpu"), model_seed):
-            self._used = _used(app.call("setup", {"silo": silo}))
+            self._used = _used(app, app.call("setup", {"silo": silo}))
         with own_code(torch.device("cpu"), model_seed):
             given = self._used.model
             self._model = given if isinstance(given, nn.Module) else given()
@@ -139,12 +141,15 @@ class GuestTrainer(LocalTrainer):
         return replace(_evaluation(found), sums=measure.sums())
 
 
-def _used(given: object) -> InUse:
+def _used(app: SiloApp, given: object) -> InUse:
     if not isinstance(given, InUse):
         problem = f"it returned {type(given).__name__}"
         raise ConfigError("@app.setup()", problem, "End it with return silo.use(model, train, val)")
     if given.examples < 1:
         raise ConfigError("silo.use", "this silo holds no training samples", "Give it data, or leave it out")
+    for name in sorted(given.parts.keys() - {"train", "val", "silo"} - app.takes()):
+        allowed = {*signature(Silo.use).parameters} - {"self", "more"} | app.takes()
+        raise ConfigError("silo.use", f"no function of the app takes {name!r}", near_miss(name, allowed))
     return given
 
 

@@ -304,6 +304,16 @@ def test_setup_is_told_of_its_site_and_gives_whatever_functions_name() -> None:
     assert guest.examples == 2 and guest.layout.shapes == ((1, 3), (1,))
 
 
+@pytest.mark.parametrize(("word", "meant"), [("privat", "private"), ("sahre", "share"), ("tokeniser", "tokenizer")])
+def test_a_name_that_no_function_takes_is_refused(word: str, meant: str) -> None:
+    """A head that was to stay at the silo would travel."""
+    app = SiloApp()
+    app.setup()(lambda silo: silo.use(nn.Linear(2, 1), [1, 2], **{word: ["head."]}))
+    app.train()(lambda work, tokenizer=None: None)
+    with pytest.raises(ConfigError, match=rf"silo.use: no function of the app takes '{word}'. Did you mean '{meant}'"):
+        GuestTrainer(app, SITE, OPTIONS)
+
+
 def test_what_the_run_says_reaches_training_and_evaluation() -> None:
     told: list[Any] = []
 
