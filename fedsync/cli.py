@@ -208,7 +208,10 @@ def compare(
 
 
 @app.command()
-def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a path, or a shipped name.")]) -> None:
+def validate(
+    file: Annotated[str, typer.Argument(help="Strategy or silo file: a path, or a shipped name.")],
+    silos: Annotated[str | None, typer.Option("--silos", help="Silo file that the strategy is to run on.")] = None,
+) -> None:
     """Check a strategy, or a silo file for simulations; `fedsync doctor` checks server.yaml and silo.yaml."""
     path = Path(file)
     if path.is_file() and (option := _option_of_start_file(path)):
@@ -220,6 +223,8 @@ def validate(file: Annotated[str, typer.Argument(help="Strategy or silo file: a 
         console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors")
         return
     config = StrategyConfig.load(file)
+    if silos is not None:
+        config.check_silos([silo.name for silo in ClusterConfig.load(silos).silos])
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
     # Sealed, what metrics are worked out of has to fit a header; the task may say which these are.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
@@ -319,7 +324,7 @@ def _run(
     every_s = 0.5 if timing_only else 0.0
     label = f"{config.name} {config.seed}"
     try:
-        config.check_silos(silo.name for silo in cluster.silos)
+        config.check_silos([silo.name for silo in cluster.silos])
         config.check_target(target_accuracy)
         with RunProgress(console, label, config.stop.rounds, every_s, trained=not timing_only) as progress:
             return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from fedsync.config.cipher import MaskedConfig, PlainConfig, sealed_metrics
+from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
 from fedsync.config.selecting import needs_single_silos
 from fedsync.config.strategy_sections import StrategySections
 from fedsync.config.tasks_kinds import StatisticsSection
@@ -35,6 +35,27 @@ def check_together(config: StrategySections) -> None:
         _goes_without_single_figures,
     ):
         check(config)
+
+
+def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, str] | None:
+    """Key, problem and remedy where ``silos`` silos, which ``file`` lists, are fewer than a number in the strategy."""
+    cipher = config.cipher
+    sealed = sealing(cipher)
+    named = {"min_silos": config.min_silos or 0}
+    named |= {f"barrier.{key}": number for key, number in config.barrier.named_silos.items()}
+    if sealed is not None:
+        inner = "cipher.inner" if isinstance(cipher, MaskedConfig) else "cipher"
+        named[f"{inner}.members"] = sealed.members
+        if isinstance(cipher, MaskedConfig) and silos < least_silos(cipher):
+            problem = f"needs {least_silos(cipher)} silos as configured, and {file} has {silos}"
+            return "cipher.kind", problem, "Add silos, or choose cipher.kind: bfv"
+        if sealed.colluding > 1 and silos <= 2 * sealed.colluding:
+            problem = f"{sealed.colluding} of {silos} silos in {file} would be no minority"
+            return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
+    for key, number in named.items():
+        if number > silos:
+            return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"
+    return None
 
 
 def simulated(config: AnyStrategy) -> AnyStrategy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from fedsync.common.names import near_miss
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics
-from fedsync.config.compatibility import check_together
+from fedsync.config.compatibility import check_together, too_few
 from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
 from fedsync.config.strategy_sections import StrategySections
@@ -36,6 +36,9 @@ class StrategyConfig(StrategySections):
                 raise ValueError(f"silos names {name!r} twice; name each silo once")
         if names and (self.min_silos or 0) > len(names):
             raise ValueError(f"min_silos {self.min_silos} of {len(names)} silos can never join; lower it, or name more")
+        if names and (found := too_few(self, len(names), "silos")):
+            key, problem, remedy = found
+            raise ValueError(f"{key} {problem}; {remedy}")
         return self
 
     @model_validator(mode="after")
@@ -141,16 +144,26 @@ class StrategyConfig(StrategySections):
         """How often the server hears of orders in work [s]; None where the barrier does not need it."""
         return self.barrier.innermost.needs_progress
 
-    def check_silos(self, names: Iterable[str]) -> None:
-        """Check that silos of these names may take part.
+    def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
+        """Check that the run can be done as the strategy says with silos of these names.
+
+        Args:
+            names: all silos that there are.
+            file: what lists them.
 
         Raises:
-            ConfigError: one is not listed.
+            ConfigError: one is not listed, one that is listed is not there, or there are too few.
         """
         for name in names:
             if self.silos is not None and name not in self.silos:
                 remedy = near_miss(name, self.silos) + "; or leave `silos` out"
-                raise ConfigError("silos", f"the silo file has {name!r}, which is not listed", remedy)
+                raise ConfigError("silos", f"{file} has {name!r}, which is not listed", remedy)
+        for name in self.silos or ():
+            if name not in names and self.min_silos is None:
+                remedy = near_miss(name, names) + ". Or write min_silos, to begin without it"
+                raise ConfigError("silos", f"{name!r} is listed, and {file} does not have it", remedy)
+        if problem := too_few(self, len(names), file):
+            raise ConfigError(*problem)
 
     def check_target(self, target: float | None) -> None:
         """Check that a target of the command line is one that this task may reach.

@@ -72,6 +72,8 @@ class RunBuilder:
 
     def spec(self) -> RunSpec:
         """What silos know of the run."""
+        if self.cluster is not None:
+            self.config.check_silos([silo.name for silo in self.cluster.silos])
         silos = self.config.shares if self.cluster is None else len(self.cluster.silos)
         return RunSpec.of(self.config, self.cluster, silos)
 

@@ -122,9 +122,14 @@ def submit_run(
         overwrite: replace the run that ``out`` has, if it has ended.
 
     Raises:
-        ConfigError: the folder has a run already, or nothing can be written there.
+        ConfigError: the server's silos are too few for the strategy, the folder has a run already, or nothing can be
+            written there.
         RunError: the server does not take it.
     """
+    listed = [*config.silos, *(silo for region in config.regions.values() for silo in region)]
+    if listed:  # others are registered by hand
+        part = listed if strategy.silos is None else [silo for silo in listed if silo in strategy.silos]
+        strategy.check_silos(part, "the server's file")
     state = private_folder(Path(config.state))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()

@@ -54,3 +54,31 @@ def test_metrics_that_do_not_fit_a_sealed_header_are_refused_before_the_run(tmp_
         call("validate", tmp_path / "x.yaml")
     (tmp_path / "x.yaml").write_text(SEALED.format(", metrics: plain"), encoding="utf-8")
     assert "no errors" in call("validate", tmp_path / "x.yaml")
+
+
+STARTS = [
+    ["validate", "STRATEGY", "--silos", "SILOS"],
+    ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "virtual", "--out", "OUT"],
+    ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "virtual", "--timing-only", "--out", "OUT"],
+    ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "local", "--out", "OUT"],
+    ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "flower", "--out", "OUT"],
+    ["compare", "STRATEGY", "--silos", "SILOS", "--out", "OUT"],
+    ["server", "run", "STRATEGY", "--server", "SERVER", "--out", "OUT"],
+]
+
+
+@pytest.mark.parametrize("command", STARTS, ids=lambda command: "-".join(command[:6:5]))
+def test_every_start_finds_that_there_are_fewer_silos_than_the_strategy_wants(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """They would wait for ever."""
+    text = "{name: x, min_silos: 3, stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, "
+    text += "waiting: {idle_s: 1.0}, task: {kind: digits}}"
+    (tmp_path / "STRATEGY").write_text(text)
+    (tmp_path / "SILOS").write_text("silos: [{name: a, speed: 1.0}, {name: b, speed: 1.0}]")
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    (tmp_path / "SERVER").write_text("{certificates: ., state: state, silos: {a: a, b: b}}")
+    (tmp_path / "SERVER").chmod(0o600)
+    with pytest.raises(ConfigError, match=r"min_silos: 3, and the (silo|server's) file has 2 silos"):
+        call(*(tmp_path / word if word.isupper() else word for word in command))

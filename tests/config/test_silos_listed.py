@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 
@@ -23,7 +24,11 @@ def test_listed_silos_are_waited_for_and_share_the_data() -> None:
 def test_a_silo_file_has_to_fit_the_list() -> None:
     load().check_silos(["anybody"])
     listed = load("silos=[berlin, paris]")
-    listed.check_silos(["paris"])
+    load("silos=[berlin, paris]", "min_silos=1").check_silos(["paris"])
+    with pytest.raises(
+        ConfigError, match=r"silos: 'berlin' is listed, and the silo file does not have it\..*min_silos"
+    ):
+        listed.check_silos(["paris"])
     with pytest.raises(
         ConfigError, match=r"silos: the silo file has 'pariss', which is not listed\. Did you mean 'paris'"
     ):
@@ -44,3 +49,44 @@ def test_a_list_that_cannot_be(overrides: list[str], problem: str, remedy: str) 
     with pytest.raises(ConfigError) as caught:
         load(*overrides)
     assert problem in caught.value.problem and remedy in caught.value.remedy, caught.value
+
+
+TOO_MANY = [
+    (["min_silos=3"], "min_silos: 3, and the silo file has 2 silos. Write at most 2"),
+    (["barrier={kind: sampled, sample_size: 3}"], "barrier.sample_size: 3, and"),
+    (["barrier={kind: quorum, count: 3, inner: {kind: bsp}}"], "barrier.count: 3, and"),
+    (["barrier={kind: fraction, share: 0.5, least: 3, inner: {kind: bsp}}"], "barrier.least: 3, and"),
+    (
+        ["barrier={kind: capped, cap_s: 9.0, inner: {kind: quorum, count: 3, inner: {kind: bsp}}}"],
+        "barrier.inner.count",
+    ),
+    (["barrier={kind: overlap, inner: {kind: quorum, count: 3, inner: {kind: bsp}}}"], "barrier.inner.count: 3, and"),
+    (
+        [
+            "barrier={kind: fsp, interval: {kind: fixed, interval_s: 9.0}, wait_for: {sample_size: 3}}",
+            "aggregation={kind: fednova}",
+        ],
+        "barrier.wait_for.sample_size: 3, and",
+    ),
+    (["cipher={kind: bfv, members: 3}"], "cipher.members: 3, and"),
+    (["cipher={kind: pad, colluding: 2}"], "cipher.colluding: 2 of 2 silos in the silo file would be no minority"),
+    (["cipher={kind: masked}"], "cipher.kind: needs 3 silos as configured, and the silo file has 2"),
+    (["cipher={kind: masked, inner: {kind: bfv, colluding: 2}}"], "cipher.kind: needs 4 silos as configured"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), TOO_MANY)
+def test_a_silo_file_has_enough_silos_for_every_number_in_the_strategy(overrides: list[str], said: str) -> None:
+    """Else the run would wait for ever, open nothing, or be another than the file says."""
+    config = load("waiting.idle_s=5.0", *overrides)
+    with pytest.raises(ConfigError) as caught:
+        config.check_silos(["a", "b"])
+    assert str(caught.value).startswith(said)
+    config.check_silos(["a", "b", "c", "d", "e"])
+    with pytest.raises(ConfigError):
+        load("silos=[a, b]", *overrides)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(shipped_folder().glob("*.yaml"))])
+def test_every_shipped_strategy_runs_on_two_silos(name: str) -> None:
+    StrategyConfig.load(name).check_silos(["a", "b"])

@@ -15,7 +15,7 @@ class BarrierPolicy(Policy, Generic[S]):
     """Base of barriers: decide when updates are committed and who may go on; see `fedsync.core.protocols.Barrier`.
 
     The properties are true of most barriers; one of which they are not overrides them. They are asked of the barrier
-    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws`, `sampled`, `queues` and `carries`.
+    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws`, `sampled`, `named_silos`, `queues`, `carries`.
     """
 
     __slots__ = ()
@@ -108,6 +108,11 @@ class BarrierPolicy(Policy, Generic[S]):
         """How many of ``silos`` silos take part in a round."""
         return silos
 
+    @property
+    def named_silos(self) -> dict[str, int]:
+        """Numbers of silos that the file names, by key: with fewer the barrier is another than the file says."""
+        return {}
+
     def paced(self, seconds: float) -> BarrierPolicy[S]:
         """The same with rounds of so many seconds, if its rounds have a length; else as it is."""
         return self
@@ -118,6 +123,11 @@ class BarrierPolicy(Policy, Generic[S]):
     @abstractmethod
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
         """New state and answer."""
+
+
+def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
+    """`BarrierPolicy.named_silos` of a barrier inside a wrapper."""
+    return {f"inner.{key}": number for key, number in inner.named_silos.items()}
 
 
 def check_outermost(inner: BarrierPolicy[Any], around: str) -> None:

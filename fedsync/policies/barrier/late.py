@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, check_outermost
+from fedsync.policies.barrier.base import BarrierPolicy, check_outermost, within
 from fedsync.policies.schema import Choice
 
 S = TypeVar("S")
@@ -67,6 +67,10 @@ class Wrapper(BarrierPolicy[S]):
 
     def sampled(self, silos: int) -> int:
         return self.inner.sampled(silos)
+
+    @property
+    def named_silos(self) -> dict[str, int]:
+        return within(self.inner)
 
     @property
     def mixes_rounds(self) -> bool:

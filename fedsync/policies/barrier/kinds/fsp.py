@@ -199,6 +199,10 @@ class Fsp(BarrierPolicy[FspState]):
     def paced(self, seconds: float) -> Fsp:
         return replace(self, interval=FixedInterval(seconds))
 
+    @property
+    def named_silos(self) -> dict[str, int]:
+        return {} if self.wait_for is None else {"wait_for.sample_size": self.wait_for.sample_size}
+
     def init(self) -> FspState:
         return FspState(self.interval.init())
 

@@ -242,6 +242,10 @@ class Sampled(BarrierPolicy[SampledState]):
         """Whether there is nothing to draw; names decide what is drawn."""
         return self.sample_size == 0
 
+    @property
+    def named_silos(self) -> dict[str, int]:
+        return {"sample_size": self.sample_size}
+
     def init(self) -> SampledState:
         return SampledState()
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedsync.core.rng import Stream, derive_seed, part_of
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, Inner, check_outermost
+from fedsync.policies.barrier.base import BarrierPolicy, Inner, check_outermost, within
 from fedsync.policies.schema import PositiveInt, Share, register
 
 
@@ -69,6 +69,10 @@ class Fraction(BarrierPolicy[Any]):
 
     def sampled(self, silos: int) -> int:
         return self.inner.sampled(self._round(silos))
+
+    @property
+    def named_silos(self) -> dict[str, int]:
+        return {"least": self.least, **within(self.inner)}
 
     def init(self) -> Any:
         return self.inner.init()

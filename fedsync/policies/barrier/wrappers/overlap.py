@@ -30,7 +30,7 @@ from typing import Any
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, Inner
+from fedsync.policies.barrier.base import BarrierPolicy, Inner, within
 from fedsync.policies.schema import PartOfOne, register
 
 
@@ -69,6 +69,10 @@ class Overlap(BarrierPolicy[Any]):
     @property
     def innermost(self) -> BarrierPolicy[Any]:
         return self.inner.innermost
+
+    @property
+    def named_silos(self) -> dict[str, int]:
+        return within(self.inner)
 
     @property
     def queues(self) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import Inner
+from fedsync.policies.barrier.base import Inner, within
 from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late
 from fedsync.policies.schema import PositiveInt, Share, register
 
@@ -64,6 +64,10 @@ class Quorum(Wrapper[LateState]):
         if (self.count is None) == (self.share is None):
             raise ValueError("how many are enough is not clear; write either `count` or `share`")
         Wrapper.__post_init__(self)
+
+    @property
+    def named_silos(self) -> dict[str, int]:
+        return {"count": self.count or 1, **within(self.inner)}
 
     def init(self) -> LateState:
         return LateState(frozenset(), self.inner.init())
