@@ -223,6 +223,7 @@ def validate(
         console.print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors")
         return
     config = StrategyConfig.load(file)
+    config.check_files()
     if silos is not None:
         config.check_silos([silo.name for silo in ClusterConfig.load(silos).silos])
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
@@ -394,7 +395,7 @@ def main() -> None:
 
 
 def _say(error: FedSyncError) -> int:
-    """One line about what went wrong; returns the exit status."""
+    """A line for each thing that went wrong; returns the exit status."""
     users = isinstance(error, ConfigError)
     # The entries of a journal come on lines of their own, and each is a `repr`.
     first, *story = str(error).split("\n") if isinstance(error, PolicyError) else [str(error)]
@@ -402,6 +403,8 @@ def _say(error: FedSyncError) -> int:
     terminal.print(words("error:" if users else "failed:", "bold red"), first, soft_wrap=True)
     for line in story:
         terminal.print(line, soft_wrap=True)
+    for other in error.others if isinstance(error, ConfigError) else ():
+        terminal.print(words("error:", "bold red"), str(other), soft_wrap=True)
     return EXIT_USER if users else EXIT_FAILED
 
 

@@ -17,8 +17,9 @@ def check_together(config: StrategySections) -> None:
     """See that sections mean something together.
 
     Raises:
-        ValueError: two contradict each other; says which, and the remedy.
+        ValueError: two contradict each other; a line for each contradiction says which, and the remedy.
     """
+    found = []
     for check in (
         _fits_together,
         _trains_in_processes,
@@ -34,7 +35,12 @@ def check_together(config: StrategySections) -> None:
         _opens_versions,
         _goes_without_single_figures,
     ):
-        check(config)
+        try:
+            check(config)
+        except ValueError as error:
+            found.append(str(error))
+    if found:
+        raise ValueError("\n".join(found))
 
 
 def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, str] | None:

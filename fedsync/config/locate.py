@@ -33,6 +33,9 @@ def locate(name: str | Path, kind: str = "") -> Path:
     try:
         if path.is_file():
             return path.resolve()
+        if path.exists() and not path.is_dir():
+            problem = "a pipe or a device, and this file is read more than once"
+            raise ConfigError(str(name), problem, "Save it as a file")
     except OSError as error:
         raise ConfigError(str(name), error.strerror or str(error), "Check the path and its permissions") from error
     folder = shipped_folder() / kind

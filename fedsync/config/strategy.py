@@ -136,7 +136,7 @@ class StrategyConfig(StrategySections):
         try:
             return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **sections})
         except ValidationError as error:
-            problem, _, better = error.errors()[0]["msg"].removeprefix("Value error, ").partition("; ")
+            problem, _, better = error.errors()[0]["msg"].removeprefix("Value error, ").splitlines()[0].partition("; ")
             raise ConfigError(place, problem, better[:1].upper() + better[1:] or remedy) from None
 
     @property
@@ -164,6 +164,28 @@ class StrategyConfig(StrategySections):
                 raise ConfigError("silos", f"{name!r} is listed, and {file} does not have it", remedy)
         if problem := too_few(self, len(names), file):
             raise ConfigError(*problem)
+
+    def check_files(self) -> None:
+        """Check that what the task names relative to the strategy file is there; absolute paths may be the silos'.
+
+        Raises:
+            ConfigError: something is not.
+        """
+        missing: list[str] = []
+
+        def noted(path: str) -> str:
+            if not Path(path).is_absolute() and path not in missing:
+                missing.append(path)
+            return path
+
+        self.task.relocated(noted)
+        errors = [
+            ConfigError("task", f"{path} does not exist", "Mend the path; it is relative to the strategy file")
+            for path in missing
+        ]
+        if errors:
+            errors[0].others = tuple(errors[1:])
+            raise errors[0]
 
     def check_target(self, target: float | None) -> None:
         """Check that a target of the command line is one that this task may reach.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,16 @@ _TAKEN_FOR = {
 }
 _SLIPS = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 """What PyYAML lets pass, with neither line nor cause, where a text is not what it has been taken for."""
+_AS_IT_LOOKS = {
+    "tag:yaml.org,2002:int": re.compile(r"[+-]?(0|[1-9][0-9]*)"),
+    "tag:yaml.org,2002:float": re.compile(r"[^:_]*"),
+    "tag:yaml.org,2002:bool": re.compile(r"true|false", re.IGNORECASE),
+}
+"""Values that mean what they look like: not 010, which is 8 to YAML, 1:30, which is 90, nor no, which is false."""
+_MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 _PLAIN = "Quote it, or write a plain value"
+_MOST_UNKNOWN = 100
+"""Unknown keys of one section that are looked for."""
 _QUOTED = re.compile(r"'([^']*)'")
 _DOTTED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
 _SECTION_EXPECTED = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
@@ -53,18 +63,28 @@ class _NoValueError(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """As its base, but it says which value nothing can be made of, and where it stands."""
+    """As its base, but keys are text, a value means what it looks like, and one that is none is named by its line."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                key.tag = _TEXT
+        return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, int):
                 str(value)  # Python reads any number in base 16, but writes none of more than 4300 digits in base 10
-            return value
         except _SLIPS as error:
             found = _shown(node.value) if isinstance(node, yaml.ScalarNode) else "this"
             problem = f"YAML takes {found} for {_TAKEN_FOR.get(node.tag, 'something else')}, and can make nothing of it"
             raise _NoValueError(problem=problem, problem_mark=node.start_mark) from error
+        looks = _AS_IT_LOOKS.get(node.tag)
+        if looks is not None and not looks.fullmatch(node.value):
+            meant = str(value).lower() if isinstance(value, bool) else value
+            raise _NoValueError(problem=f"YAML takes {_shown(node.value)} for {meant}", problem_mark=node.start_mark)
+        return value
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
@@ -171,12 +191,44 @@ class YamlFile:
         """The data as ``model``.
 
         Raises:
-            ConfigError: the first thing that is wrong, with its place and the remedy.
+            ConfigError: the first thing that is wrong, with its place and the remedy; the others are among its
+                `ConfigError.others`.
         """
         try:
             return model.model_validate(self.data)
         except ValidationError as error:
-            raise self._explain(error.errors(include_url=False)[0]) from None
+            first, *others = self._mistakes(model, error)
+            first.others = tuple(others)
+            raise first from None
+
+    def _mistakes(self, model: type[Model], error: ValidationError) -> list[ConfigError]:
+        """All that are found, in the order of the file; an unknown key hides others, and is taken away to see them."""
+        found: dict[str, ConfigError] = {}
+        data = deepcopy(self.data)
+        for _ in range(_MOST_UNKNOWN):
+            errors = [each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called"]
+            for mistake in (mistake for each in errors for mistake in self._explain(each)):
+                found.setdefault(str(mistake), mistake)
+            unknown = [each for each in errors if each["type"] == "unknown_key"]
+            for each in unknown:
+                section: Any = data
+                for part in self._data_path(each["loc"]):
+                    section = section[int(part) if isinstance(section, list) else part]
+                del section[each["ctx"]["key"]]
+            try:
+                if not unknown:
+                    break
+                model.model_validate(data)
+                break
+            except ValidationError as more:
+                error = more
+        return sorted(found.values(), key=self._order)
+
+    @staticmethod
+    def _order(mistake: ConfigError) -> tuple[bool, int]:
+        """By line; what is missing has none of its own, and comes last."""
+        line = re.search(r"line (\d+)", mistake.place)
+        return mistake.problem == "missing", int(line[1]) if line else 0
 
     def place(self, path: tuple[str, ...]) -> str:
         """``file, line N, a.b`` for a path into the data, or who else gave what is there."""
@@ -216,7 +268,14 @@ class YamlFile:
                 seen.add(key.value)
             self._refuse_duplicates(item, (*above, node))
 
-    def _explain(self, error: ErrorDetails) -> ConfigError:
+    def _explain(self, error: ErrorDetails) -> list[ConfigError]:
+        """What is wrong: one mistake, or several where a validator looks for several."""
+        if error["type"] == "value_error":
+            path, told = self._data_path(error["loc"]), str(error.get("ctx", {}).get("error", error["msg"]))
+            return [self._disagreement(path, message) for message in told.splitlines()]
+        return [self._explained(error)]
+
+    def _explained(self, error: ErrorDetails) -> ConfigError:
         path = self._data_path(error["loc"])
         context, found, kind = error.get("ctx", {}), error.get("input"), error["type"]
         match kind:
@@ -234,8 +293,6 @@ class YamlFile:
                 return self._no_kind(path[:-1])
             case "missing":
                 return ConfigError(self.place(path), "missing", "Add this key")
-            case "value_error":
-                return self._disagreement(path, str(context.get("error", error["msg"])))
         if found is None:
             problem = "nothing stands here"
         elif kind in _SECTION_EXPECTED:

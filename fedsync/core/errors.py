@@ -21,6 +21,9 @@ class ConfigError(FedSyncError):
         remedy: what to write instead.
     """
 
+    others: tuple[ConfigError, ...] = ()
+    """What else is wrong, where several things were looked for."""
+
     def __init__(self, place: str, problem: str, remedy: str) -> None:
         super().__init__(place, problem, remedy)
         self.place = place

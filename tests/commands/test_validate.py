@@ -82,3 +82,20 @@ def test_every_start_finds_that_there_are_fewer_silos_than_the_strategy_wants(
     (tmp_path / "SERVER").chmod(0o600)
     with pytest.raises(ConfigError, match=r"min_silos: 3, and the (silo|server's) file has 2 silos"):
         call(*(tmp_path / word if word.isupper() else word for word in command))
+
+
+def test_all_files_of_the_task_that_are_not_there_are_told(tmp_path: Path) -> None:
+    text = "{name: x, stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, task: %s}"
+    for task, missing in [
+        ("{kind: custom, file: task.py}", ["task.py"]),
+        ("{kind: silo-app, file: nothing.py}", ["nothing.py"]),
+        ("{kind: csv, files: [a.csv, b.csv], target: t}", ["a.csv", "b.csv"]),
+        ("{kind: clientapp, app: 'theirs.client_app:app'}", ["theirs/client_app.py"]),
+    ]:
+        (tmp_path / "x.yaml").write_text(text % task)
+        with pytest.raises(ConfigError) as caught:
+            call("validate", tmp_path / "x.yaml")
+        told = [each.problem for each in (caught.value, *caught.value.others)]
+        assert told == [f"{name} does not exist" for name in missing]
+    (tmp_path / "x.yaml").write_text(text % "{kind: csv, files: [/srv/at/the/silo.csv], target: t}")
+    assert "no errors" in call("validate", tmp_path / "x.yaml")
