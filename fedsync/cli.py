@@ -248,11 +248,19 @@ def _option_of_start_file(path: Path) -> str | None:
 
 @app.command()
 def schema(
-    silos: Annotated[bool, typer.Option("--silos", help="The schema of silo files instead.")] = False,
+    silos: Annotated[bool, typer.Option("--silos", help="The schema of silo files for simulations instead.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="That of server.yaml.")] = False,
+    silo: Annotated[bool, typer.Option("--silo", help="That of silo.yaml.")] = False,
 ) -> None:
     """Print the JSON Schema of strategy files, for editors."""
-    model = ClusterConfig if silos else StrategyConfig
-    sys.stdout.write(json.dumps(model.model_json_schema(), indent=2) + "\n")
+    from fedsync.config.server_start import ServerStartConfig
+    from fedsync.config.silo_start import SiloStartConfig
+
+    models = {ClusterConfig: silos, ServerStartConfig: server, SiloStartConfig: silo}
+    chosen = [model for model, wanted in models.items() if wanted] or [StrategyConfig]
+    if len(chosen) > 1:
+        raise ConfigError("schema", "several files are chosen", "Choose one")
+    sys.stdout.write(json.dumps(chosen[0].model_json_schema(), indent=2) + "\n")
 
 
 def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
