@@ -1,4 +1,4 @@
-"""The commands beside ``run``, ``compare``, ``validate`` and ``schema``: one file each, light to import."""
+"""The commands beside ``run`` and ``compare``: one file each, light to import."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedsync.commands.probe import probe
 from fedsync.commands.report import report
 from fedsync.commands.statistics import statistics
 from fedsync.commands.tune import tune
+from fedsync.commands.validate import schema, validate
 from fedsync.commands.watch import watch
 
 
@@ -28,8 +29,10 @@ def register(app: typer.Typer) -> None:
     app.command()(predict)
     app.command()(probe)
     app.command()(report)
+    app.command()(schema)
     app.command()(statistics)
     app.command()(tune)
+    app.command()(validate)
     app.command()(watch)
     keys.app.command()(trace.consent)
     keys.app.command()(trace.trace)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.cli import validate
+from fedsync.commands.validate import validate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import Score

@@ -1,0 +1,75 @@
+"""``fedsync validate`` and ``fedsync schema``: what is wrong with a file, and what may stand in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsync.config.cipher import sealed_metrics
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.locate import shipped_folder
+from fedsync.config.selecting import TOLD
+from fedsync.config.section import Section
+from fedsync.config.strategy import StrategyConfig
+from fedsync.config.yaml_file import YamlFile
+from fedsync.core.errors import ConfigError
+from fedsync.observe.run_builder import measuring
+from fedsync.observe.terminal import Terminal
+
+
+def validate(
+    file: Annotated[str, typer.Argument(help="Strategy or silo file: a path, or a shipped name.")],
+    silos: Annotated[str | None, typer.Option("--silos", help="Silo file that the strategy is to run on.")] = None,
+) -> None:
+    """Check a strategy, or a silo file for simulations; `fedsync doctor` checks server.yaml and silo.yaml."""
+    path = Path(file)
+    if path.is_file() and (option := _option_of_start_file(path)):
+        problem = "this starts a real " + ("silo" if option == "--silo" else "server")
+        raise ConfigError(file, problem, f"Check it with `fedsync doctor {option} {file}`, on its machine")
+    shipped = shipped_folder() / "silos" / f"{file}.yaml"
+    if _lists_machines(path) if path.is_file() else shipped.is_file():
+        cluster = ClusterConfig.load(file)
+        Terminal().print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors")
+        return
+    config = StrategyConfig.load(file)
+    config.check_files()
+    if silos is not None:
+        config.check_silos([silo.name for silo in ClusterConfig.load(silos).silos])
+    by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
+    # Sealed, what metrics are worked out of has to fit a header; the task may say which these are.
+    (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
+    Terminal().print(f"{file}: strategy {config.name!r}, no errors")
+
+
+def _lists_machines(path: Path) -> bool:
+    """Whether a file is a silo file; a strategy may name ``silos`` too, but says what to do with them."""
+    data = YamlFile.read(path).data
+    return "silos" in data and not {"barrier", "balancer", "task"} & data.keys()
+
+
+def _option_of_start_file(path: Path) -> str | None:
+    """How `fedsync doctor` is told of a file that starts a real silo or server; None of any other."""
+    keys = YamlFile.read(path).data.keys()
+    if keys & {"state", "certificates", "node_key"} and not keys & {"barrier", "balancer", "task"}:
+        return "--silo" if keys & {"server", "node_key"} else "--server"
+    return None
+
+
+def schema(
+    silos: Annotated[bool, typer.Option("--silos", help="The schema of silo files for simulations instead.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="That of server.yaml.")] = False,
+    silo: Annotated[bool, typer.Option("--silo", help="That of silo.yaml.")] = False,
+) -> None:
+    """Print the JSON Schema of strategy files, for editors."""
+    from fedsync.config.server_start import ServerStartConfig
+    from fedsync.config.silo_start import SiloStartConfig
+
+    models: dict[type[Section], bool] = {ClusterConfig: silos, ServerStartConfig: server, SiloStartConfig: silo}
+    chosen = [model for model, wanted in models.items() if wanted] or [StrategyConfig]
+    if len(chosen) > 1:
+        raise ConfigError("schema", "several files are chosen", "Choose one")
+    sys.stdout.write(json.dumps(chosen[0].model_json_schema(), indent=2) + "\n")
