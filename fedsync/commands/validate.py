@@ -12,8 +12,8 @@ import typer
 from fedsync.config.cipher import sealed_metrics
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
-from fedsync.config.selecting import TOLD
 from fedsync.config.section import Section
+from fedsync.config.selecting import TOLD
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
