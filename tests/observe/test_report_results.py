@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.metrics.named import NAMES
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
 from fedsync.observe.report.draw_results import over_rounds
 from fedsync.observe.report.fairness import fairness
 from fedsync.observe.report.heat_map import heat_map
+from fedsync.observe.report.opening import MEANINGS
 from fedsync.observe.report.page import page
+from fedsync.observe.report.paper import result_rows
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Estimate, Findings, RoundNumbers
 from tests.observe.evaluations import METRICS, add_results
@@ -231,3 +234,23 @@ def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path
     results = replace(run.results, rounds=rounds)
     text = page([replace(run, silos=tuple(silos), orders=spans, points=points, results=results)])
     assert len(text.encode()) < 5_000_000
+
+
+def test_one_shared_test_split_is_shown_once(tmp_path: Path) -> None:
+    run = told(tmp_path, ["a", "b", "c"])
+    same = {"accuracy": Estimate(0.9, 0.8, 1.0, {"0": 20, "1": 30})}
+    main = Findings("best", "test", 9, same, dict.fromkeys("abc", same))
+    rows = [RoundNumbers(at, 0.5, dict.fromkeys("abc", 0.5)) for at in (1, 2)]
+    results = replace(run.results, findings=(main,), rounds={"auroc": rows})
+    words = said(page([replace(run, results=results)]))
+    assert words.count("0.900 [0.800, 1.000]") == 1
+    assert "All 3 silos were tested on one shared split" in words and "served" not in words
+    picture = over_rounds([replace(run, results=results)], "auroc")
+    assert picture is not None and len(picture.figure.axes[0].lines) == 1
+    assert result_rows(main) == (["silo", "accuracy"], [["all silos, one shared split", "0.900 [0.800, 1.000]"]])
+    other = {"accuracy": Estimate(0.8, 0.7, 0.9, {"0": 20, "1": 30})}
+    assert not replace(main, silos={"a": same, "b": other}).shared and not replace(main, silos={"a": same}).shared
+
+
+def test_every_shipped_metric_is_explained() -> None:
+    assert set(MEANINGS) == {*NAMES, "loss"}

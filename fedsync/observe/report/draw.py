@@ -37,14 +37,14 @@ _THINNED = f"Of long runs {MOST_POINTS} points, evenly spaced."
 _POOLED = {"largest": "the largest", "sum": "summed", "mean": "mean over the samples"}
 
 
-def progress(runs: Sequence[RunData], against: Literal["time", "rounds"]) -> Picture | None:
+def progress(runs: Sequence[RunData]) -> Picture | None:
     """Accuracy of the runs; their training loss where nothing was evaluated. None where nothing was trained."""
     scored = any(point.accuracy is not None for run in runs for point in run.points)
     if not scored and not any(point.loss for run in runs for point in run.points):
         return None
     what = "accuracy" if scored else "training loss"
     with canvas() as (figure, ax):
-        thinned = _lines(ax, runs, lambda point: point.accuracy if scored else point.loss, against)
+        thinned = _lines(ax, runs, lambda point: point.accuracy if scored else point.loss, "time")
         targets = {run.summary["target_accuracy"] for run in runs} - {None}
         if scored and len(targets) == 1:
             ax.axhline(targets.pop(), color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="target")
@@ -54,13 +54,15 @@ def progress(runs: Sequence[RunData], against: Literal["time", "rounds"]) -> Pic
         if len(ax.get_legend_handles_labels()[1]) > 1:
             legend_above(figure, ax)
     ends = ", ".join(f"{run.label} {_final(run, scored)}" for run in runs)
-    notes = ["A version is evaluated by the silos on their own test data, pooled."] if scored else []
+    shared = any(run.results.main is not None and run.results.main.shared for run in runs)
+    data = "one shared split" if shared else "their own test data, pooled"
+    notes = [f"A version is evaluated by the silos on {data}."] if scored else []
     notes += ["Nothing was evaluated, so this is the loss in training."] if not scored else []
     notes += [_THINNED] if thinned else []
-    title = f"{what.capitalize()} against {against}"
+    title = f"{what.capitalize()} against time"
     return Picture(
         title,
-        f"Line chart of {what} against {against}. At the end: {ends}.",
+        f"Line chart of {what} against time. At the end: {ends}.",
         " ".join(notes),
         figure,
     )

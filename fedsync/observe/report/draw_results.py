@@ -41,6 +41,10 @@ def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
     if not any(rows for _, rows in told):
         return None
     silos = {silo for _, rows in told for row in rows for silo in row.silos}
+    found = [(short(value), short(row.pooled)) for _, rows in told for row in rows for value in row.silos.values()]
+    shared = len(silos) > 1 and all(own == pooled for own, pooled in found)
+    if shared:
+        silos = set()  # their lines would hide each other
     with canvas() as (figure, ax):
         for index, (run, rows) in enumerate(told):
             label = "pooled" if len(runs) == 1 else name_of(run.label)
@@ -54,7 +58,9 @@ def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
             legend_above(figure, ax)
     ends = ", ".join(f"{run.label} {short(rows[-1].pooled)}" for run, rows in told if rows)
     alt = f"Line chart of {metric} against rounds, pooled over all silos. At the end: {ends}."
-    return Picture(metric, alt, _caption(runs, silos, any(len(rows) == MOST_POINTS for _, rows in told)), figure)
+    thinned = any(len(rows) == MOST_POINTS for _, rows in told)
+    caption = "All silos evaluate on one shared split." if shared else _caption(runs, silos, thinned)
+    return Picture(metric, alt, caption, figure)
 
 
 def over_seeds(groups: Sequence[SeedGroup], metric: str) -> Picture | None:

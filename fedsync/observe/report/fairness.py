@@ -46,8 +46,13 @@ def fairness(found: Findings, lower: Iterable[str]) -> list[Fairness]:
     Args:
         found: of one model on one split.
         lower: metrics of which less is better.
+
+    Returns:
+        Nothing where all silos share one split: it says nothing of them.
     """
-    rows = []
+    rows: list[Fairness] = []
+    if found.shared:
+        return rows
     for metric in found.pooled:
         told = {silo: numbers[metric] for silo, numbers in found.silos.items() if metric in numbers}
         values = _known(told)

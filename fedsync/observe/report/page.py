@@ -10,14 +10,18 @@ from typing import Any
 
 from fedsync import __version__
 from fedsync.core.foreign import escape
-from fedsync.observe.report import draw, page_results
+from fedsync.observe.report import draw, page_results, seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.html import FigureIds, amount, number, table
+from fedsync.observe.report.opening import opening
 from fedsync.observe.report.style import thin
 from fedsync.observe.report.timeline import timeline
 
 TIMELINE_ORDERS = 5000
 """Orders that all timelines of a page draw together, at most: they are most of its bytes."""
+
+MOST_OPENINGS = 12
+"""Runs that are told in sentences; the others are in the table."""
 
 MOST_CHARTS = 8
 """Metrics that get a chart; all are in the tables."""
@@ -52,16 +56,17 @@ def page(runs: Sequence[RunData]) -> str:
 def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
     """Key, title and HTML of every section; the HTML of one that has nothing to show is empty."""
     ids = FigureIds()
-    yield "summary", "Summary", _unfinished(runs) + _summary(runs)
+    yield "summary", "Summary", _unfinished(runs) + _opening(runs) + _summary(runs)
+    averaged = bool(seeds.groups(runs)) and any("accuracy" in run.results.rounds for run in runs)
+    yield "accuracy", "Accuracy", "" if averaged else ids.figures([draw.progress(runs)])
+    most = max(TIMELINE_ORDERS // len(runs), 200)
+    yield "timeline", "Timeline", "\n".join(ids.figures([timeline(run, most)]) for run in runs)
     yield "results", "Results", page_results.results(runs)
     yield "seeds", "Over seeds", page_results.over_seeds(runs)
     matrices = [page_results.cross_site(run, named=len(runs) > 1) for run in runs]
     yield "cross-site", "Every model at every silo", "\n".join(filter(None, matrices))
     yield "curves", "ROC and calibration", page_results.curves(runs, ids)
     yield "learning", "Metrics over rounds", page_results.over_rounds(runs, ids)
-    yield "accuracy", "Accuracy", ids.figures([draw.progress(runs, "time"), draw.progress(runs, "rounds")])
-    most = max(TIMELINE_ORDERS // len(runs), 200)
-    yield "timeline", "Timeline", "\n".join(ids.figures([timeline(run, most)]) for run in runs)
     yield "work", "Batch sizes and speed", "\n".join(_work(run, ids, named=len(runs) > 1) for run in runs)
     yield "waiting", "Waiting and staleness", ids.figures([draw.waiting(runs), draw.staleness(runs)])
     yield "traffic", "Traffic and overhead", ids.figures([draw.traffic(runs)]) + _overhead(runs)
@@ -93,7 +98,18 @@ _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
 
 def _summary(runs: Sequence[RunData]) -> str:
     rows = [(title, *(show(run.summary) for run in runs)) for title, show in _ROWS]
-    return table("The whole run, all silos together", ["", *(run.label for run in runs)], rows)
+    body = table("The whole run, all silos together", ["", *(run.label for run in runs)], rows)
+    return body if len(runs) > 1 else f"<details><summary>All figures</summary>{body}</details>"
+
+
+def _opening(runs: Sequence[RunData]) -> str:
+    """Each run in a few sentences; what its notes say must not be missed."""
+    parts = []
+    for run in runs[:MOST_OPENINGS]:
+        name = f"<strong>{escape(run.label)}</strong>: " if len(runs) > 1 else ""
+        parts.append(f'<p class="lead">{name}{escape(" ".join(opening(run)))}</p>')
+        parts += [f'<p class="mark">{escape(str(note))}</p>' for note in run.summary["notes"]]
+    return "\n".join(parts)
 
 
 def _unfinished(runs: Sequence[RunData]) -> str:
@@ -144,10 +160,7 @@ def _metric_table(run: RunData) -> str:
 
 def _end(run: RunData) -> str:
     reason = run.summary["stopped_by"] or "has not ended"
-    notes = "".join(f"<li>{escape(str(note))}</li>" for note in run.summary["notes"])
-    return f"<p><strong>{escape(run.label)}</strong>: {escape(str(reason))}</p>" + (
-        f"<ul>{notes}</ul>" if notes else ""
-    )
+    return f"<p><strong>{escape(run.label)}</strong>: {escape(str(reason))}</p>"
 
 
 def _configuration(run: RunData) -> str:
@@ -155,7 +168,7 @@ def _configuration(run: RunData) -> str:
         return ""
     config = "\n".join(map(escape, run.config.splitlines()))
     return (
-        f"<details open><summary>{escape(run.label)}: config.yaml, resolved</summary>"
+        f"<details><summary>{escape(run.label)}: config.yaml, resolved</summary>"
         f'<pre tabindex="0" aria-label="{escape(run.label)}">{config}</pre></details>'
     )
 

@@ -9,6 +9,7 @@ from fedsync.observe.report import draw_results, fairness, seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.heat_map import gains, heat_map, signed
 from fedsync.observe.report.html import FigureIds, table
+from fedsync.observe.report.opening import MEANINGS
 from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimates, Findings, KeptVersion
 from fedsync.observe.report.style import thin
 
@@ -18,8 +19,9 @@ MOST_SILOS = 200
 """Rows of a table of silos; of more, as many evenly spaced."""
 
 INTERVALS = (
-    "In brackets: 95 % intervals, by the bootstrap within classes, of means by the jackknife; none of fewer than five "
-    "samples of a class, nor of a loss."
+    "In brackets: the 95 % interval, in which the number would lie for most other samples of these silos. It comes "
+    "from drawing the samples again and again, by the bootstrap within classes, of means by the jackknife; there is "
+    "none of fewer than five samples of a class, nor of a loss."
 )
 
 
@@ -30,7 +32,7 @@ def results(runs: Sequence[RunData]) -> str:
     run = runs[0]
     parts = [_kept(run.results.kept), _pooled(run.results.findings)]
     if run.results.main is not None:
-        parts += [_silos(run.results.main), _fairness(run.results.main, run.results.lower)]
+        parts += [_silos(run.results.main), _fairness(run.results.main, run.results.lower), _meanings(run.results.main)]
     return "\n".join(part for part in parts if part)
 
 
@@ -64,6 +66,8 @@ def curves(runs: Sequence[RunData], ids: FigureIds) -> str:
 def over_rounds(runs: Sequence[RunData], ids: FigureIds) -> str:
     """A chart for each metric."""
     names, groups = metric_names(run.results.rounds for run in runs), seeds.groups(runs)
+    if not groups and any(point.accuracy is not None for run in runs for point in run.points):
+        names = [name for name in names if name != "accuracy"]  # it has a figure of its own
     pictures = [
         draw_results.over_seeds(groups, name) if groups else draw_results.over_rounds(runs, name)
         for name in names[:MOST_CHARTS]
@@ -124,10 +128,12 @@ _ONLY_VALIDATION = "<p>No test split was evaluated: these numbers chose the vers
 def _silos(found: Findings) -> str:
     if not found.silos:
         return "<p>Numbers of single silos are sealed, or nobody told them.</p>" if found.pooled else ""
+    if found.shared:
+        return f"<p>All {len(found.silos)} silos were tested on one shared split: each has these numbers.</p>"
     metrics = metric_names(found.silos.values())
     names = thin(list(found.silos), MOST_SILOS)
     rows = [(silo, _samples(found.silos[silo]), *words(found.silos[silo], metrics)) for silo in names]
-    return table(f"Each silo: {found.title}. {INTERVALS}", ["silo", "samples", *metrics], rows)
+    return table(f"Each silo: {found.title}. In brackets: the 95 % interval.", ["silo", "samples", *metrics], rows)
 
 
 def _samples(numbers: Estimates) -> str:
@@ -141,7 +147,17 @@ def _samples(numbers: Estimates) -> str:
 
 def _fairness(found: Findings, lower: frozenset[str]) -> str:
     rows = [fairness.cells(row) for row in fairness.fairness(found, lower)]
-    return table(f"How evenly silos are served: {found.title}", fairness.HEAD, rows) if rows else ""
+    caption = (
+        f"How evenly silos are served: {found.title}. The gap is from the worst silo to the best. Mean and variance "
+        "(the mean squared distance from the mean) count each silo once, however many samples it has."
+    )
+    return table(caption, fairness.HEAD, rows) if rows else ""
+
+
+def _meanings(found: Findings) -> str:
+    known = [name for name in found.pooled if name in MEANINGS]
+    rows = "".join(f"<dt>{name}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in known)
+    return f"<dl>{rows}</dl>" if rows else ""
 
 
 def _side_by_side(runs: Sequence[RunData]) -> str:

@@ -35,7 +35,7 @@ def result_files(run: RunData) -> dict[str, str]:
 def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
     """Head and rows: what was found over all silos together, and at each."""
     metrics = metric_names([found.pooled, *found.silos.values()])
-    of = {POOLED: found.pooled, **found.silos}
+    of = {f"{POOLED}, one shared split": found.pooled} if found.shared else {POOLED: found.pooled, **found.silos}
     rows = [
         [name, *(numbers[each].words if each in numbers else "-" for each in metrics)] for name, numbers in of.items()
     ]

@@ -76,6 +76,12 @@ class Findings:
     calibration: Sequence[tuple[float, float, float]] = ()
 
     @property
+    def shared(self) -> bool:
+        """Whether all silos were judged by one split, so that each has the numbers of all."""
+        views = [{name: (each.words, each.support) for name, each in of.items()} for of in self.silos.values()]
+        return len(views) > 1 and all(view == views[0] for view in views) and any(self.pooled.values())
+
+    @property
     def title(self) -> str:
         version = "" if self.version is None else f" ({self.version})"
         return f"{SUBJECTS.get(self.subject, self.subject)}{version}, {self.split} split"

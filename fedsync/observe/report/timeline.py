@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MOST_SILOS = 32
 """Rows of a timeline; of more silos, as many evenly spaced."""
-MOST_LINES = 40
-"""Commits that are lines from top to bottom."""
 MOST_COMMITS = 400
 """Commits that are drawn at all."""
 
@@ -52,7 +50,7 @@ _ALWAYS = 4
 
 
 def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
-    """What every silo did, or why it had no order, with commits as lines. None without any order.
+    """What every silo did, or why it had no order, with commits as marks at the foot. None without any order.
 
     A run of many orders is shown from its beginning, as far as ``most_orders`` of them go.
     """
@@ -75,18 +73,16 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
         for kind in told:
             # Not `add_patch`, which looks for the extent of every box: the limits are set below.
             ax.add_artist(_patch(boxes[kind], _KINDS[kind]))
-        # Many lines would hide what they cross, so many are marks at the foot.
-        many = len(commits) > MOST_LINES
-        line: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": "-" if many else (0, (4, 2))}
+        # Lines from top to bottom would hide what they cross.
         for at_s in thin(commits, MOST_COMMITS):
-            ax.axvline(at_s, ymax=0.04 if many else 1.0, **line)
+            ax.axvline(at_s, ymax=0.04, color=INK, linewidth=1.0)
         ax.set_xlim(0, shown_s or 1.0)
-        ax.set_ylim(len(names) - (0.1 if many else 0.4), -0.6)
+        ax.set_ylim(len(names) - 0.1, -0.6)
         ax.set_yticks(range(len(names)), [name_of(name) for name in names])
         ax.grid(axis="y", visible=False)
         ax.set_xlabel("time [s]")
         handles: list[Patch | Line2D] = [Patch(label=_KINDS[kind].label, **_KINDS[kind].look()) for kind in told]
-        handles.append(Line2D([], [], label="commit", **line))
+        handles.append(Line2D([], [], label="commit", color=INK, linestyle="", marker="|", markersize=8))
         figure.legend(handles=handles, loc="outside upper center", ncols=columns)
     failed = sum(not span.done for span in kept)
     absent = ", ".join(f"{_seconds(boxes[kind]):.1f} s {_KINDS[kind].label}" for kind in told[_ALWAYS:])
@@ -118,8 +114,7 @@ def _caption(
         notes.append(f"{len(names)} of {len(run.silos)} silos, evenly spaced.")
     if shown_s < whole_s:
         notes.append(f"The first {shown_s:.1f} s of {whole_s:.1f} s.")
-    if len(commits) > MOST_LINES:
-        notes.append("Commits are the marks at the foot.")
+    notes.append("Commits, where updates become a new version of the model, are the marks at the foot.")
     if len(commits) > MOST_COMMITS:
         notes.append(f"{MOST_COMMITS} of {len(commits)} commits, evenly spaced.")
     return " ".join(notes)
