@@ -29,7 +29,7 @@ _LATEX = {
 
 def plain(text: str) -> str:
     """A text for Markdown, on one line: neither HTML nor marks."""
-    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())))
+    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())).replace("&#x27;", "'"))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
