@@ -170,7 +170,7 @@ def compare(
                 "compare", f"two of the strategies are named {name!r}", "Give each file a name of its own"
             )
     planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
-    out = _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned).path
+    out = (whole := _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)).path
     summaries: list[list[dict[str, Any]]] = []
     for name, first in zip(strategies, first_seeds, strict=True):
         summaries.append([])
@@ -199,6 +199,7 @@ def compare(
         for file, text in files_beside(read_runs([out / each for each in planned])).items():
             write_result(out / file, text.encode())
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
+    whole.release()
     console.print(f"Files: {out}", soft_wrap=True)
 
 
@@ -355,8 +356,7 @@ def _say(error: FedSyncError) -> int:
     return EXIT_USER if users else EXIT_FAILED
 
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""Errors of a disk, also of a file that the error does not name."""
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  # also of files without a name
 
 
 def _unusable(error: OSError) -> FedSyncError | None:

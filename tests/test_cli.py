@@ -220,6 +220,7 @@ def test_a_default_folder_is_never_used_twice_and_a_named_one_only_when_told(
     assert {path.name for path in Path("runs").iterdir()} == {
         *("lb-bsp-virtual-7", "lb-bsp-virtual-7-2", "compare", "compare-2")
     }
+    assert not [*Path("runs").rglob("run.lock")], "nothing stays of the lock"
     for command in ("run", "compare"):
         folder = {"run": "runs/lb-bsp-virtual-7", "compare": "runs/compare"}[command]
         kept = sorted((path, path.stat().st_mtime_ns) for path in Path(folder).rglob("*"))
