@@ -353,14 +353,14 @@ class FedSync(Shipped):
 
         config = run.config
         tensors = [(name, array.dtype, tuple(array.shape)) for name, array in (given or {}).items()]
-        task = config.task.started_from(tensors)
+        task = (asked := run.spec()).task.started_from(tensors)
         clear(self.out)
         for folder in (EVIDENCE, SURVEY):
             shutil.rmtree(self.out / folder, ignore_errors=True)
         (self.out / STATISTICS).unlink(missing_ok=True)
-        told = run.spec().model_copy(update={"run": new_identity(), "task": task})
+        told = asked.model_copy(update={"run": new_identity(), "task": task})
         spec = self._surveyed(grid, config, timing, told).dump()
-        if given is not None and task is not config.task:
+        if given is not None and task is not asked.task:
             model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
             about = InitialModel(layout)
         else:

@@ -28,9 +28,10 @@ def _identity() -> Iterator[None]:
 
 def started(files: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, **task: Any) -> FedSync:
     """A run that has been, of as many silos as files."""
-    entries = [{"name": name, "speed": 1e6} for name in "abc"[: len(files)]]
+    named = zip("abc", files, strict=False)
+    entries = [{"name": name, "speed": 1e6, "data": {"train": file}} for name, file in named]
     cluster = ClusterConfig.model_validate({"silos": entries})
-    made = json.dumps({"kind": "csv", "files": files, "target": "sick", **task})
+    made = json.dumps({"kind": "csv", "file": "data:train", "target": "sick", **task})
     quick = ["local.steps=1", "local.batch_size=8", "stop.rounds=1", f"task={made}"]
     config = StrategyConfig.load("fedavg", [*quick, *overrides])
     rings = emulated_rings(config, cluster, folder)
