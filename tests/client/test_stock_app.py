@@ -228,9 +228,9 @@ def test_a_run_names_no_app_outside_its_owners_folders(task: dict[str, str], tmp
     spec = RunSpec.of(base, None, 3).model_copy(update={"task": base.task})
     lying = RunSpec.model_validate({**spec.model_dump(), "task": {"kind": "clientapp", **names}})
     with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
-        OwnerPolicy.here().checked(lying)
+        OwnerPolicy.here().checked(lying, 0)
     honest = {"kind": "clientapp", "app": "digitsapp.client_app:app", "folder": str(tmp_path / "mine")}
-    checked = OwnerPolicy.here().checked(RunSpec.model_validate({**spec.model_dump(), "task": honest}))
+    checked = OwnerPolicy.here().checked(RunSpec.model_validate({**spec.model_dump(), "task": honest}), 0)
     assert checked.task.folder == str((tmp_path / "mine").resolve())  # type: ignore[union-attr]
 
 
@@ -240,7 +240,7 @@ def test_the_folder_that_an_app_imports_from_is_fenced_too(tmp_path: Path) -> No
     task = {"kind": "clientapp", "app": "digitsapp.client_app:app", "folder": str(folder)}
     spec = RunSpec.model_validate({**RunSpec.of(strategy_of(tmp_path), None, 3).model_dump(), "task": task})
     with pytest.raises(OwnerRefusal, match="mine is not where this silo's owner allows"):
-        inner.checked(spec)
+        inner.checked(spec, 0)
 
 
 def test_two_runs_apps_of_one_name_are_two(tmp_path: Path) -> None:
