@@ -1,5 +1,10 @@
 """``python -m fedsync`` is ``fedsync``."""
 
+import sys
+
+if not sys.flags.safe_path:
+    del sys.path[0]  # the folder in which it is started: others may write there
+
 from fedsync.cli import main
 
 main()

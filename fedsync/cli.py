@@ -317,9 +317,15 @@ def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: 
 register(app)
 
 
+def safe() -> None:
+    """Have no process that this one starts import from the folder in which it is started."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
 def main() -> None:
     """Entry point: the user's mistakes exit with 2, failed runs with 1, Ctrl-C with 130."""
     guard_output()
+    safe()
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])

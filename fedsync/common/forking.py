@@ -11,21 +11,20 @@ import json
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsync.common.processes import alive
+from fedsync.common.processes import INTERPRETER, alive
 
 NURSERY = "FEDSYNC_NURSERY"
 """Environment variable: socket of the nursery that forks resident trainers, where there is one."""
 
 HEAD = struct.Struct("=Q")
 HEAD_BYTES = HEAD.size
-MODULE_AT = 2
-"""Where a command names its module: behind the interpreter and ``-m``. Its arguments follow."""
+MODULE_AT = 3
+"""Where a command names its module: behind `fedsync.common.processes.INTERPRETER`. Its arguments follow."""
 
 _PATIENCE_S = 90.0
 """How long a nursery may take to load and to fork [s]."""
@@ -158,7 +157,7 @@ def start_nursery(
         listener.listen(_WAITING)
         # This process closes its own end: once the nursery is gone, callers are turned away at once.
         return subprocess.Popen(
-            [sys.executable, "-m", "fedsync.common.nursery", module, *arguments, _ROOM],
+            [*INTERPRETER, "fedsync.common.nursery", module, *arguments, _ROOM],
             stdin=listener.fileno(),
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+
+INTERPRETER = (sys.executable, "-P", "-m")
+"""Begin of a command that runs a module, and imports nothing from the folder in which it is started."""
 
 MOST_FILES = 65536
 """Files that a server needs at most; some programs go through all that they may have."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedsync.common.code import function_of
 from fedsync.config.section import Section
 from fedsync.config.training import PositiveInt
 from fedsync.core.errors import ConfigError
@@ -38,7 +38,9 @@ class BestConfig(Section):
             ConfigError: the metric is none of these, or there is no such function.
         """
         higher = is_higher(self.metric, metrics, "evaluation.best.metric")
-        return Selection(self.metric, higher, self.by) if self.by in ("pooled", "worst") else _own(self.by)  # type: ignore[arg-type]
+        if self.by in ("pooled", "worst"):
+            return Selection(self.metric, higher, self.by)  # type: ignore[arg-type]
+        return Selection("", higher=True, by=function_of(self.by, "evaluation.best.by"))
 
 
 class TargetConfig(Section):
@@ -106,15 +108,3 @@ def is_higher(name: str, metrics: Sequence[AnyMetric], place: str) -> bool:
 def needs_single_silos(best: BestConfig) -> str:
     """Why this choice makes no sense where figures are sealed; empty if it does."""
     return "" if best.by == "pooled" else f"evaluation.best.by {best.by!r}: {_SINGLE}; write pooled"
-
-
-def _own(name: str) -> Selection:
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        remedy = "Install the module where the server runs, or name its folder in PYTHONPATH"
-        raise ConfigError("evaluation.best.by", f"{name!r} cannot be imported: {error}", remedy) from error
-    if not callable(found):
-        raise ConfigError("evaluation.best.by", f"{name!r} is no function", "Write def rule(pooled, silos): ...")
-    return Selection("", higher=True, by=found)

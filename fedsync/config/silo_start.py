@@ -158,9 +158,12 @@ class SiloStartConfig(Section):
     silo's user, so that the server can read the keys and whatever else that user can; each message then starts a
     process, which takes seconds."""
 
+    code_files: list[str] = Field(default_factory=list)
+    """Python files below ``data`` that a run may have this silo run: ``task.py``, with the files beside it; and
+    ``client.py:Net`` for what a run may call in one by its name (``task.model``). Left out, runs run no file."""
+
     data: _Data = Field(default_factory=list)
-    """What runs may read. A list of folders: the files that a run names, data and the Python file of a task of one's
-    own, lie below them. Or names with a file or folder each, as in ``{train: /srv/fl/train.csv}``: a run asks for
+    """What runs may read. A list of folders: the files that a run names lie below them. Or names with a file or folder each, as in ``{train: /srv/fl/train.csv}``: a run asks for
     ``data:train``. Left out, runs read no file. Keys, certificates, state and this file stay closed wherever they
     lie."""
 
@@ -288,7 +291,14 @@ class SiloStartConfig(Section):
                 if closed is not None and here.is_relative_to(closed):
                     raise ConfigError(place, f"{here} lies in {closed}", "Keep data apart from keys and state")
         paths = {key: str(here) for key, here in found.items()}
-        return self.model_copy(update={"data": paths if named else list(paths.values())})
+        code = []
+        for index, text in enumerate(self.code_files):
+            place, (name, colon, call) = file.place(("code_files", str(index))), text.partition(":")
+            here = beside(path, name, place).resolve()
+            if not here.is_file():
+                raise ConfigError(place, f"there is no file {here}", "Name a Python file below data")
+            code.append(f"{here}{colon}{call}")
+        return self.model_copy(update={"data": paths if named else list(paths.values()), "code_files": code})
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:

@@ -47,7 +47,7 @@ def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
 @cache
 def _plug_in(path: str) -> None:
     """Run a user's file, which registers policies."""
-    from fedsync.tasks.custom import run_file
+    from fedsync.common.code import run_file
 
     run_file(Path(path), "plugin")
 

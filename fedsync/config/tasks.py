@@ -383,7 +383,7 @@ class SiloAppConfig(_OwnFileSection):
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.client.app import SiloApp
-        from fedsync.tasks.custom import run_file
+        from fedsync.common.code import run_file
         from fedsync.train.guest import GuestTrainer
 
         app = getattr(run_file(Path(self.file), "task.file"), self.app, None)

@@ -56,23 +56,24 @@ class CodePlace:
             raise ValueError(f"{where!r} is neither a module nor a Python file; write package.module:name")
         return cls(Path(*where.split(".")).with_suffix(".py"), where, name)
 
-    def find(self, folder: Path, key: str, run: dict[str, ModuleType]) -> Any:
+    def find(self, folder: Path, key: str, run: dict[str, ModuleType], *, call: bool = False) -> Any:
         """What is meant.
 
         Args:
             folder: of the task.
             key: of the YAML file, which says it.
             run: files that were run for the task, by module or path; this one comes to them.
+            call: whether it is called, which the silo's owner has to allow by its name.
 
         Raises:
             ConfigError: there is no such file, it does not run, or it defines no such name.
         """
-        from fedsync.tasks.custom import run_file
+        from fedsync.common.code import run_file
 
         path = folder / self.file
         known = self.module or str(path)
-        if known not in run:
-            run[known] = run_file(path, key, self.module)
+        if call or known not in run:
+            run[known] = run_file(path, key, self.module, self.name if call else "")
         found = getattr(run[known], self.name, None)
         if found is None:
             raise ConfigError(str(path), f"there is no {self.name} in it", f"Mend {key}")
@@ -192,7 +193,7 @@ class ClientAppConfig(TaskSection):
         folder, modules, place = Path(self.folder), dict[str, ModuleType](), CodePlace.parse(self.app)
         first = FirstModel(tensors=[(each.name, each.dtype, tuple(each.shape)) for each in self.tensors])
         if self.model is not None:
-            first = FirstModel(make=CodePlace.parse(self.model).find(folder, "task.model", modules))
+            first = FirstModel(make=CodePlace.parse(self.model).find(folder, "task.model", modules, call=True))
         app = place.find(folder, "task.app", modules)
         return ClientAppTrainer(app, first, site, slots, options, place.root(folder / place.file), run)
 

@@ -14,6 +14,8 @@ from fedsync.common.proxies import unproxied
 from fedsync.trainer.protocol import STATE, STATE_FOLDER
 
 QUIET = {
+    # No program of Flower imports what lies in the folder where it is started.
+    "PYTHONSAFEPATH": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedsync.common.files import write_private
+from fedsync.common.processes import INTERPRETER
 from fedsync.common.proxies import DIRECT, Way, proxied, way_to
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
@@ -29,7 +29,7 @@ RELAY_SOCKET = "relay.sock"
 """Socket of a relay's app, in its state folder."""
 
 _POLL_S = 0.1
-_CHILD = (sys.executable, "-m", "fedsync.flower.internals.launch")
+_CHILD = (*INTERPRETER, "fedsync.flower.internals.launch")
 
 
 def way(code: str = "installed") -> str:

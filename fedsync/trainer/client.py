@@ -6,15 +6,16 @@ import contextlib
 import hashlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedsync.common.forking import NURSERY, Nursery
-from fedsync.common.processes import Child, tail
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.common.locks import taken
+from fedsync.common.processes import INTERPRETER, Child, tail
+from fedsync.core.errors import ConfigError, LimitReached, RunError
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import call, receive, send
 from fedsync.trainer.folder import tenant
@@ -37,6 +38,10 @@ _LOAD_S = 180.0
 
 _LISTEN_S = 180.0
 """How long it waits for one to be there at all [s]."""
+
+MOST_TRAINERS = 3
+"""Trainers that a silo has at a time, whatever runs the server names: one at work, and those of runs
+before and after it."""
 
 _TELL_S = 5.0
 _PAUSE_S = 0.05
@@ -134,26 +139,38 @@ class TrainerClient:
 
     def _start(self) -> Child:
         """Start a trainer; if somebody else does so too, the one that comes second ends at once."""
-        command = [sys.executable, "-m", "fedsync.trainer.server", str(self._folder)]
+        command = [*INTERPRETER, "fedsync.trainer.server", str(self._folder)]
         try:
             # The folder may have been removed, for want of room, since this link was made.
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._identity.save(self._folder)
             os.utime(self._folder / IDENTITY)
-            make_room(self._folder)
-            with (self._folder / LOG).open("ab") as output:
+            with self._one_at_a_time(), (self._folder / LOG).open("ab") as output:
+                make_room(self._folder)
                 nursery = os.environ.get(NURSERY)
                 forked = Nursery(Path(nursery)).fork(command, os.environ, output.fileno()) if nursery else None
-                return forked or subprocess.Popen(
+                process = forked or subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+                self._await_tenant(process)
+                return process
         except OSError as error:
             problem = f"no trainer can be started here: {error.strerror}"
             raise ConfigError(str(self._folder), problem, "Check the folder and the disk") from error
+
+    def _one_at_a_time(self) -> AbstractContextManager[bool]:
+        """No other trainer of this silo is started meanwhile: those that start count, too."""
+        return taken(self._folder.with_name(f"{self._identity.index}.starting"), _LISTEN_S)
+
+    def _await_tenant(self, process: Child) -> None:
+        """Wait until the folder has a tenant, so that who looks for trainers finds this one."""
+        end_s = time.monotonic() + _LISTEN_S
+        while tenant(self._folder) is None and process.poll() is None and time.monotonic() < end_s:
+            time.sleep(_PAUSE_S)
 
     def _tail(self) -> str:
         try:
@@ -167,10 +184,17 @@ def make_room(folder: Path) -> None:
 
     Args:
         folder: of a trainer that is about to be started.
+
+    Raises:
+        LimitReached: too many go on.
     """
-    for other in folder.parent.iterdir():
-        if other != folder and _silo(other) == _silo(folder):
-            _tell(other, MakeRoom())
+    mine = _silo(folder)
+    others = [other for other in folder.parent.iterdir() if other != folder and _silo(other) == mine]
+    for other in others:
+        _tell(other, MakeRoom())
+    if sum(tenant(other) is not None for other in others) >= MOST_TRAINERS:
+        problem = f"{MOST_TRAINERS} runs are at work at this silo"
+        raise LimitReached("trainers", problem, "Ask again once one of them has ended")
 
 
 def stop_trainers(root: Path) -> None:

@@ -52,6 +52,9 @@ class OwnerPolicy(Section):
     named: dict[str, str] = Field(default_factory=dict)
     """Paths of its data, by the names that runs ask for."""
 
+    code_files: list[str] | None = None
+    """Absolute files of code that runs may name, see `fedsync.common.code`; None leaves them to the run."""
+
     never: list[str] = Field(default_factory=list)
     """Absolute files and folders that are closed wherever ``data`` leads."""
 
@@ -91,6 +94,7 @@ class OwnerPolicy(Section):
             seal=None if config.keys is None else config.seal or SealConfig(),
             data=config.paths,
             named=config.data if isinstance(config.data, dict) else {},
+            code_files=None if config.code == "shipped" else config.code_files,
             never=config.closed(),
             presence=config.presence,
             limits=config.limits,

@@ -8,11 +8,12 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from fedsync.cipher.encoding.catch_up import Start
-from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.trainer.protocol import Describe, EvaluateModel, Hello, Train
 from tests.attacks.adversary import FEATURES, Federation
@@ -131,3 +132,16 @@ def test_a_model_that_the_owner_pinned_in_silo_yaml_is_the_only_one_taken(make: 
         give(silo, beginning(federation, start=Start.CLEAR, model=model.tobytes()), 0)
         assert (silo.replica.holds == 0) is taken
     np.testing.assert_array_equal(silo.model, pinned)
+
+
+def test_seconds_and_pressures_tell_no_number_of_samples(make: Make) -> None:
+    """Seconds of an evaluation, times the speed, were the samples of the split, to a tenth."""
+    federation = make()
+    report = federation.train("silo-a", federation.order("silo-a", evaluate=True)).reply
+    assert isinstance(report, WorkReport)
+    assert set(report.overhead_s) <= {"open", "seal"}
+    shares = [share for window in report.windows for share in (window.cpu, window.memory) if share is not None]
+    assert shares == [round(share, 2) for share in shares]
+    measured = replace(report, windows=(Window(1.0, 0.123456789, 0.987654321),))
+    kept = federation.silos["silo-a"].replica.disclosed(measured)
+    assert kept.windows == (Window(1.0, 0.12, 0.99),)

@@ -19,7 +19,7 @@ import pytest
 import fedsync.common.forking
 import fedsync.common.nursery
 from fedsync.common.forking import ForkedProcess, Nursery, start_nursery
-from fedsync.common.processes import alive, end_processes
+from fedsync.common.processes import INTERPRETER, alive, end_processes
 
 PROGRAMS = "tests.common.nursery_programs"
 Start = Callable[..., tuple[Nursery, subprocess.Popen[bytes]]]
@@ -42,7 +42,7 @@ def fork(
     nursery: Nursery, words: Sequence[str], output: Path, environment: dict[str, str] | None = None
 ) -> ForkedProcess:
     with output.open("ab") as file:
-        command = [sys.executable, "-m", "the.program", *words]
+        command = [*INTERPRETER, "the.program", *words]
         forked = nursery.fork(command, os.environ if environment is None else environment, file.fileno())
     assert forked is not None
     return forked
@@ -75,7 +75,7 @@ def test_a_fork_has_what_a_new_process_would_have(start: Start, tmp_path: Path, 
     for each in stays:
         each_process = psutil.Process(each.pid)
         soon(lambda: "-m the.program stay" in " ".join(each_process.cmdline()))  # noqa: B023
-        assert each_process.cmdline() == [sys.executable, "-m", "the.program", "stay"]
+        assert each_process.cmdline() == [*INTERPRETER, "the.program", "stay"]
         assert each.poll() is None
         each_process.kill()
         assert each.wait() == -signal.SIGKILL
@@ -105,7 +105,7 @@ def test_forks_outlive_their_nursery_which_nobody_asks_then(start: Start, tmp_pa
     process.wait()
     assert forked.poll() is None and alive(forked.pid)
     begun_s = time.monotonic()
-    assert nursery.fork([sys.executable, "-m", "x", "stay"], os.environ, 1) is None
+    assert nursery.fork([*INTERPRETER, "x", "stay"], os.environ, 1) is None
     assert time.monotonic() - begun_s < 5
     psutil.Process(forked.pid).kill()
     assert forked.wait() == 1, "nobody can say how it ended"
@@ -126,7 +126,7 @@ def test_the_end_of_a_fork_is_seen_although_its_nursery_is_stopped(
 @pytest.mark.parametrize("reason", ["thread", "device"])
 def test_a_nursery_whose_forks_would_lack_something_forks_nothing(start: Start, tmp_path: Path, reason: str) -> None:
     nursery, process = start(reason)
-    assert nursery.fork([sys.executable, "-m", "x", "stay"], os.environ, 1) is None
+    assert nursery.fork([*INTERPRETER, "x", "stay"], os.environ, 1) is None
     assert process.wait(60) == 1
     assert "programs are started by themselves" in (tmp_path / "log").read_text()
 
@@ -135,7 +135,7 @@ def test_who_has_lost_patience_gets_no_fork(start: Start, tmp_path: Path, monkey
     nursery, _ = start("slow")
     with monkeypatch.context() as patch:
         patch.setattr(fedsync.common.forking, "_PATIENCE_S", 0.5)
-        assert nursery.fork([sys.executable, "-m", "x", "touch", str(tmp_path / "late")], os.environ, 1) is None
+        assert nursery.fork([*INTERPRETER, "x", "touch", str(tmp_path / "late")], os.environ, 1) is None
     assert fork(nursery, ["touch", str(tmp_path / "next")], tmp_path / "output").wait() == 0
     assert (tmp_path / "next").exists() and not (tmp_path / "late").exists()
 

@@ -50,7 +50,8 @@ def test_what_a_real_silo_s_task_raises_is_nowhere_at_the_server(tmp_path_factor
     (port,) = free_ports(1)
     (folder / "server.yaml").write_text(f"{{host: 127.0.0.1, port: {port}, insecure: true, state: server}}")
     (folder / "silo.yaml").write_text(
-        f"{{name: berlin, server: 'localhost:{port}', insecure: true, state: b, data: [data]}}"
+        f"{{name: berlin, server: 'localhost:{port}', insecure: true, state: b, data: [data], "
+        "code_files: [data/task.py]}"
     )
     started = [
         fedsync("server", "start", "--server", "server.yaml", cwd=folder),

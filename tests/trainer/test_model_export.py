@@ -86,8 +86,11 @@ VALUES = 4 * 2 + 2
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a silo, with its state folder ``s`` beside it, whose path may not be long, and a task."""
     path = tmp_path_factory.mktemp("e") / "silo.yaml"
+    path.with_name("small.py").touch()
     path.write_text(
-        "{name: berlin, server: 'localhost:1', insecure: true, state: s, data: [.], emulate: true}", encoding="utf-8"
+        "{name: berlin, server: 'localhost:1', insecure: true, state: s, data: [.], emulate: true, "
+        "code_files: [small.py, 'small.py:first']}",
+        encoding="utf-8",
     )
     return path
 

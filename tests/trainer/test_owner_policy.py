@@ -149,6 +149,7 @@ def test_what_the_file_says_arrives_at_the_trainer(
         monkeypatch.setenv(name, value)
     never = sorted(["/s", *([more["keys"]] if "keys" in more else [])])
     assert OwnerPolicy.here() == OwnerPolicy(
+        code_files=[],
         seal=seal,
         data=["/d"],
         never=never,

@@ -7,7 +7,10 @@ silo's keys and data.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import tomllib
+import zipfile
+from typing import TYPE_CHECKING, Any
 
 from fedsync.core import foreign
 from fedsync.core.errors import SERVER, OwnerRefusal, ProtocolError
@@ -25,6 +28,9 @@ OWN = "fedsync.flower.client_app:app"
 WIRING = "client.app:app"
 """What FedSync's repository, submitted as a Flower app, calls it: that file does nothing but import it."""
 
+MOST_BYTES = 2**20
+"""Of a bundle's ``pyproject.toml``, inflated."""
+
 _seen: set[str] = set()
 
 
@@ -35,13 +41,11 @@ def installed_app(run: Run, fab: Fab) -> ClientApp:
         OwnerRefusal: the bundle brings its own client.
         ProtocolError: it is no bundle.
     """
-    from flwr.common.config import get_fab_config
-
     from fedsync.flower.client_app import app
 
     if fab.hash_str not in _seen:
         try:
-            client = get_fab_config(fab.content)["tool"]["flwr"]["app"]["components"]["clientapp"]
+            client = _manifest(fab.content)["tool"]["flwr"]["app"]["components"]["clientapp"]
         except Exception as error:  # what anybody's bytes may do to the reading of them
             raise ProtocolError(SERVER, "bundle", f"{type(error).__name__}: {error}") from error
         # Names prove nothing, and need not: what they lead to is here already.
@@ -52,3 +56,13 @@ def installed_app(run: Run, fab: Fab) -> ClientApp:
         logger.info("messages of %s, bundle %.12s, go to FedSync's own client", run.fab_id, fab.hash_str)
         _seen.add(fab.hash_str)
     return app
+
+
+def _manifest(bundle: bytes) -> dict[str, Any]:
+    """What a bundle says of itself; nothing else of it is inflated, and of this no more than is allowed."""
+    with zipfile.ZipFile(io.BytesIO(bundle)) as files, files.open("pyproject.toml") as file:
+        # What the bundle says of the length may be false.
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"its pyproject.toml has more than {MOST_BYTES} bytes")
+    return tomllib.loads(text.decode())

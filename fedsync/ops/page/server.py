@@ -22,8 +22,10 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -44,6 +46,8 @@ MOST_AT_ONCE = 16
 """Requests that are served at the same time."""
 
 _TIME_S = 10.0
+"""For a whole request to arrive, and for its answer to be taken [s]."""
+
 _KEY, _TOKEN = "X-FedSync-Key", "token"
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -97,6 +101,8 @@ class PageServer(ThreadingHTTPServer):
         self._cookie, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._entering = threading.Lock()
         self.room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self.reading: dict[socket.socket, threading.Timer] = {}
+        self.lock = threading.Lock()
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         self.cookie_name = f"fedsync-{self.server_port}"
 
@@ -119,15 +125,42 @@ class PageServer(ThreadingHTTPServer):
         return all([self._token is None, _same(cookie, self._cookie), _same(key, self._key)])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.room.acquire(blocking=False):
+        # Who has not asked anything yet makes room, the first that came first.
+        free = self.room.acquire(blocking=False) or (self._hang_up() and self.room.acquire(timeout=1.0))
+        if not free:
             self.shutdown_request(request)
             return
+        late = threading.Timer(_TIME_S, self._hang_up, [request])
+        late.daemon = True
+        with self.lock:
+            self.reading[request] = late
+        late.start()
         super().process_request(request, client_address)
+
+    def heard(self, request: socket.socket) -> None:
+        """All of a request has arrived, or its connection has ended."""
+        with self.lock:
+            late = self.reading.pop(request, None)
+        if late is not None:
+            late.cancel()
+
+    def _hang_up(self, request: socket.socket | None = None) -> bool:
+        """End a connection whose request has not arrived, by default the oldest; returns whether there was one."""
+        with self.lock:
+            request = request or next(iter(self.reading), None)
+            late = None if request is None else self.reading.pop(request, None)
+            if request is None or late is None:
+                return False
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+        late.cancel()
+        return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.heard(request)
             self.room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -153,6 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(code, {"problem": "this is not served here"})
 
     def do_GET(self) -> None:
+        self.server.heard(self.connection)
         if not self._is_ours():
             return
         if self.path in _FILES:
@@ -171,6 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(403, {"problem": "asked from another page"})
             return
         body = self._body()
+        self.server.heard(self.connection)
         if body is None:
             self._json(400, {"problem": f"JSON of at most {MOST_BYTES} bytes is expected"})
         elif self.path == "/enter":

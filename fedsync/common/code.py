@@ -1,0 +1,176 @@
+"""Code that a run names: the one place where such a name becomes code.
+
+What a run names comes from the server, so a silo's owner says what may be run: files that ``code_files`` in silo.yaml
+names, and what is called in them by name. Names of modules are no way to code where a silo has an owner. An emulated
+silo has none, and neither has who starts a run: there the run's own words count. With ``code: shipped`` the server's
+client runs whatever it likes, so files are not asked about.
+
+| a run names | at a silo with an owner |
+|---|---|
+| a Python file (``task.file``, ``task.app``) | run, if its owner named the file |
+| what makes the first model (``task.model``) | called, if its owner named ``file.py:name`` |
+| a function that chooses the best version | refused: silos need none |
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedsync.common.fence import ALLOWED, fence_here, open_data
+from fedsync.core.errors import ConfigError, OwnerRefusal
+
+_NAME = "fedsync_file_"
+
+
+def function_of(name: str, key: str) -> Callable[..., Any]:
+    """The function that ``module:name`` means, for whoever starts a run.
+
+    Raises:
+        OwnerRefusal: this process has an owner.
+        ConfigError: there is none.
+    """
+    if os.environ.get(ALLOWED):
+        problem = f"the run names a function, {name!r}, and a silo calls none that a run names"
+        raise OwnerRefusal(key, problem, "Write pooled or worst")
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        remedy = "Install the module where the server runs, or name its folder in PYTHONPATH"
+        raise ConfigError(key, f"{name!r} cannot be imported: {error}", remedy) from error
+    if not callable(found):
+        raise ConfigError(key, f"{name!r} is no function", "Write def rule(pooled, silos): ...")
+    made: Callable[..., Any] = found
+    return made
+
+
+def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> ModuleType:
+    """Run a user's file as a module, once more if it was run before.
+
+    Args:
+        path: a Python file.
+        key: of the YAML file, which names it.
+        module_name: with dots, where the file belongs to a package: it then imports from the package's folder.
+        call: what the run has called in it, if anything.
+
+    Raises:
+        ConfigError: no such file, or it does not run. Names the file, and the line where there is one.
+        OwnerRefusal: this process has an owner, who did not name the file.
+    """
+    root = path.resolve().parents[module_name.count(".")]
+    _admit(path, root, call)
+    if not path.is_file():
+        raise ConfigError(str(path), "there is no such file", f"Mend {key}; it is relative to the YAML file")
+    name = module_name or f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise ConfigError(str(path), "this is not a Python file", "Give it a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    _neighbours.go_to(root)
+    try:
+        if module.__package__:
+            importlib.import_module(module.__package__)
+        # Dataclasses and pickle look a class's module up there.
+        sys.modules[name] = module
+        # Not by the loader, which opens whatever the path leads to by then, and runs bytecode from beside it.
+        with open_data(path) as source:
+            exec(compile(source.read(), str(path), "exec"), vars(module))
+    except ConfigError:
+        sys.modules.pop(name, None)
+        raise
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
+        raise ConfigError(place_of(path, error), f"running the file failed: {tell(error)}", "Mend the file") from error
+    return module
+
+
+def _admit(path: Path, root: Path, call: str) -> None:
+    """See that this silo's owner, if it has one, allows a file of code, and that a name in it is called.
+
+    Raises:
+        OwnerRefusal: not so; or the file would import from a folder that is not its own.
+    """
+    text = os.environ.get(ALLOWED)
+    files = json.loads(text).get("code_files") if text else None
+    if files is None:
+        return
+    here = path.resolve()
+    if not any(here == Path(each.rpartition(":")[0] if ":" in each else each) for each in files):
+        remedy = "Have the owner name it below code_files in silo.yaml, once it was read"
+        raise OwnerRefusal("task", f"this silo's owner named no code {here}", remedy)
+    if call and f"{here}:{call}" not in files:
+        remedy = f"Have the owner name {here}:{call} below code_files in silo.yaml, once it was read"
+        raise OwnerRefusal("task", f"this silo's owner did not name {call} in {here}", remedy)
+    packages = [folder for folder in here.parents if folder.is_relative_to(root) and folder != root]
+    if not all((folder / "__init__.py").is_file() for folder in packages):
+        problem = f"{here} is named as a module of {root}, and there is no such package"
+        raise OwnerRefusal("task", problem, "Name it by its path, or give each package an __init__.py")
+
+
+class _Neighbours:
+    """Has the modules beside one task's file be found, those in one folder at a time.
+
+    Modules go by their bare names, so those of two folders would be taken for each other.
+    """
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._before: frozenset[str] = frozenset()
+
+    def go_to(self, folder: Path) -> None:
+        """Look in this folder first, and forget what was imported from the one before."""
+        if folder != self._folder:
+            self._leave()
+            self._folder, self._before = folder, frozenset(sys.modules)
+            sys.path.insert(0, str(folder))
+        elif str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        # Files may have come since somebody looked.
+        importlib.invalidate_caches()
+
+    def _leave(self) -> None:
+        if self._folder is None:
+            return
+        if str(self._folder) in sys.path:
+            sys.path.remove(str(self._folder))
+        gone = {name for name in sys.modules.keys() - self._before if self._is_beside(name)}
+        for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
+            sys.modules.pop(name, None)
+
+    def _is_beside(self, name: str) -> bool:
+        """Whether it is a module or package in the folder itself, and no task's file."""
+        if "." in name or name.startswith(_NAME):
+            return False
+        module = sys.modules[name]
+        places = getattr(module, "__path__", None) or [getattr(module, "__file__", None)]
+        return any(place is not None and Path(place).parent == self._folder for place in places)
+
+
+_neighbours = _Neighbours()
+
+
+def place_of(path: Path, error: BaseException) -> str:
+    """The file and, if the error passed through it, the last line there."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path}, line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
+
+
+def tell(error: BaseException) -> str:
+    return f"{type(error).__name__}: {told(str(error))}"
+
+
+def told(text: str) -> str:
+    """Words of a file's, for whoever tries it out; where the silo has an owner, others hear of errors too."""
+    return text if fence_here() is None else "(not told)"

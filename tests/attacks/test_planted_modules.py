@@ -1,0 +1,58 @@
+"""Another user's modules in the folder where a program of FedSync is started: none is imported beside the keys."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsync.common.processes import INTERPRETER
+from fedsync.flower.environment import QUIET
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = ["torch", "numpy", "flwr", "grpc", "uvicorn", "psutil", "pydantic", "typer", "rich", "cryptography", "yaml"]
+PROGRAMS = {
+    "trainer": [*INTERPRETER, "fedsync.trainer.server", "nowhere"],
+    "nursery": [*INTERPRETER, "fedsync.common.nursery", "fedsync.trainer.preload", "x"],
+    "SuperNode, SuperLink, SuperExec": [*INTERPRETER, "fedsync.flower.internals.launch", "supernode", "--help"],
+    "console script": [str(Path(sys.executable).with_name("fedsync")), "doctor", "--silo", "nowhere"],
+    "module": [sys.executable, "-m", "fedsync", "doctor", "--silo", "nowhere"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_no_program_imports_what_lies_in_its_folder(program: list[str], tmp_path: Path) -> None:
+    for library in LIBRARIES:
+        (tmp_path / f"{library}.py").write_text("open('planted', 'w').close()\n")
+    subprocess.run(program, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert not (tmp_path / "planted").exists()
+
+
+def test_neither_do_those_that_programs_start() -> None:
+    """Flower's own programs, and processes that are spawned: they take the variable along."""
+    assert QUIET["PYTHONSAFEPATH"] == "1"
+    said = subprocess.run(
+        [*INTERPRETER[:-1], "-c", "import os, fedsync.cli; fedsync.cli.safe(); print(os.environ['PYTHONSAFEPATH'])"],
+        env={**os.environ, "PYTHONSAFEPATH": ""}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout.strip() == "1"
+
+
+def test_every_command_begins_with_it() -> None:
+    wrong = []
+    for path in sorted((ROOT / "fedsync").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.List | ast.Tuple) and len(node.elts) > 1:
+                elements = [ast.unparse(each) for each in node.elts]
+                if elements[0] == "sys.executable" and "'-P'" not in elements:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "fedsync-silo.service", "fedsync-server.service"])
+def test_units_and_images_say_so(file: str) -> None:
+    assert "PYTHONSAFEPATH=1" in (ROOT / "deploy" / file).read_text()

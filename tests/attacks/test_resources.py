@@ -1,0 +1,114 @@
+"""How much of a machine others can make FedSync take: processes of a silo, inflated bytes, connections to a page."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import socket
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+
+from fedsync.core.errors import FedSyncError, LimitReached, ProtocolError
+from fedsync.flower.internals.apps import installed_app
+from fedsync.ops.page import server as page
+from fedsync.trainer import client
+from fedsync.trainer.client import MOST_TRAINERS, TrainerClient, stop_trainers
+from fedsync.trainer.folder import tenant
+from fedsync.trainer.protocol import STATE, Identity
+
+STUB = (
+    "import sys, time; from pathlib import Path; from fedsync.trainer.folder import FolderLock; "
+    "FolderLock.take(Path(sys.argv[2])); time.sleep(60)"
+)
+
+
+def test_run_texts_give_a_silo_no_more_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text of a run was another trainer of 290 MB, also where all came at once. These here only hold a folder."""
+    monkeypatch.setenv(STATE, str(tmp_path))
+    monkeypatch.setattr(client, "INTERPRETER", (sys.executable, "-P", "-c", STUB))
+    refused: list[FedSyncError] = []
+
+    def ask(number: int) -> None:
+        try:
+            TrainerClient(Identity(json.dumps(number), 0, "silo-a"))._start()
+        except LimitReached as error:
+            refused.append(error)
+
+    tmp_path.chmod(0o700)
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(6)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        alive = [folder for folder in tmp_path.iterdir() if folder.is_dir() and tenant(folder) is not None]
+        assert (len(alive), len(refused)) == (MOST_TRAINERS, 6 - MOST_TRAINERS)
+        TrainerClient(Identity("0", 1, "silo-b"))._start()  # another silo has its own
+    finally:
+        for folder in tmp_path.iterdir():
+            if folder.is_dir() and (pid := tenant(folder)):
+                psutil.Process(pid).kill()
+        stop_trainers(tmp_path)
+
+
+@pytest.mark.parametrize("told", [None, 100], ids=["as it is", "says it is short"])
+def test_a_bundle_is_not_inflated_beyond_what_it_may_be(told: int | None) -> None:
+    """99 kB that inflate to 100 MB; what a bundle says of its length proves nothing."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("pyproject.toml", b"#" * 100_000_000)
+    data = bytearray(packed.getvalue())
+    if told is not None:
+        at = data.rindex(b"PK\x01\x02") + 24
+        data[at : at + 4] = told.to_bytes(4, "little")
+    assert len(data) < 100_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ProtocolError):
+        installed_app(Run.create_empty(1), Fab(f"bomb {told}", bytes(data), {}))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # kB
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> page.PageServer:
+    monkeypatch.setattr(page, "_TIME_S", 1.0)
+    monkeypatch.setattr(page._Handler, "timeout", 1.0)
+    server = page.PageServer(tmp_path)
+    threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+    return server
+
+
+def connected(server: page.PageServer) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+    made.sendall(b"GET / HTTP/1.0\r\nX: ")
+    return made
+
+
+def test_dripping_connections_keep_nobody_from_a_page(served: page.PageServer) -> None:
+    """A byte before each time limit held a place for ever; sixteen held them all."""
+    held = [connected(served) for _ in range(page.MOST_AT_ONCE)]
+    end_s = time.monotonic() + 2.5
+    while time.monotonic() < end_s:
+        for each in held:
+            try:
+                each.sendall(b"x")
+            except OSError:
+                continue
+        asked = socket.create_connection(("127.0.0.1", served.server_port), timeout=5)
+        host = f"Host: 127.0.0.1:{served.server_port}\r\n\r\n"
+        asked.sendall(f"GET / HTTP/1.0\r\n{host}".encode())
+        assert asked.recv(12) == b"HTTP/1.0 200"
+        time.sleep(0.2)
+    time.sleep(0.3)
+    with served.lock:
+        assert not served.reading
+    served.shutdown()
+    served.server_close()
