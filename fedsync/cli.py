@@ -22,6 +22,7 @@ from rich.logging import RichHandler
 from fedsync.commands import register
 from fedsync.common.files import write_result
 from fedsync.common.output import guard_output, output_may_be_lost
+from fedsync.common.processes import safe_paths
 from fedsync.common.run_claim import Claim, Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
@@ -317,15 +318,10 @@ def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: 
 register(app)
 
 
-def safe() -> None:
-    """Have no process that this one starts import from the folder in which it is started."""
-    os.environ["PYTHONSAFEPATH"] = "1"
-
-
 def main() -> None:
     """Entry point: the user's mistakes exit with 2, failed runs with 1, Ctrl-C with 130."""
     guard_output()
-    safe()
+    safe_paths()
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])

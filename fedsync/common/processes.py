@@ -19,6 +19,12 @@ import psutil
 INTERPRETER = (sys.executable, "-P", "-m")
 """Begin of a command that runs a module, and imports nothing from the folder in which it is started."""
 
+
+def safe_paths() -> None:
+    """Have no process that this one starts import from the folder in which it is started."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
 MOST_FILES = 65536
 """Files that a server needs at most; some programs go through all that they may have."""
 

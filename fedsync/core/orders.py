@@ -163,6 +163,11 @@ class Window:
     cpu: float | None = None
     memory: float | None = None
 
+    def coarse(self) -> Window:
+        """The same with shares in two digits, for a server that may know no more of the machine."""
+        cpu, memory = (None if share is None else round(share, 2) for share in (self.cpu, self.memory))
+        return Window(self.speed, cpu, memory)
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:

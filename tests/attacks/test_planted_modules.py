@@ -35,10 +35,9 @@ def test_no_program_imports_what_lies_in_its_folder(program: list[str], tmp_path
 def test_neither_do_those_that_programs_start() -> None:
     """Flower's own programs, and processes that are spawned: they take the variable along."""
     assert QUIET["PYTHONSAFEPATH"] == "1"
-    said = subprocess.run(
-        [*INTERPRETER[:-1], "-c", "import os, fedsync.cli; fedsync.cli.safe(); print(os.environ['PYTHONSAFEPATH'])"],
-        env={**os.environ, "PYTHONSAFEPATH": ""}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    code = "import os; from fedsync.common.processes import *; safe_paths(); print(os.environ['PYTHONSAFEPATH'])"
+    command, environment = [*INTERPRETER[:-1], "-c", code], {**os.environ, "PYTHONSAFEPATH": ""}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "1"
 
 

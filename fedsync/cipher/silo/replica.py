@@ -269,16 +269,12 @@ class EncryptedReplica:
         return self._pooled if self._plan.seal_metrics else None
 
     def disclosed(self, report: WorkReport) -> WorkReport:
-        """What the server is told of an order; `fedsync.cipher.silo.figure_pool` lists all that leaves a silo.
-
-        Seconds besides training stay: those of an evaluation, times the speed, are its number of samples. Predictors
-        go by shares of the machine, for which two digits do.
-        """
+        """What the server is told of an order; `fedsync.cipher.silo.figure_pool` lists all that leaves a silo."""
         if not self._plan.seal_metrics:
             return report
-        windows = tuple(replace(each, cpu=_coarse(each.cpu), memory=_coarse(each.memory)) for each in report.windows)
-        kept = replace(report, loss=None, evaluation=None, metrics={}, overhead_s={}, windows=windows)
-        return replace(kept, pooled=self._pooled)
+        # Seconds of an evaluation, times the speed, would be its number of samples.
+        kept = replace(report, loss=None, evaluation=None, metrics={}, overhead_s={}, pooled=self._pooled)
+        return replace(kept, windows=tuple(window.coarse() for window in report.windows))
 
     def answer(self, question: Payload) -> Payload:
         if self._masking is None:
@@ -421,7 +417,3 @@ class EncryptedReplica:
 
 def _bytes(data: bytes | bytearray) -> Payload:
     return np.frombuffer(data, dtype=np.uint8)
-
-
-def _coarse(share: float | None) -> float | None:
-    return None if share is None else round(share, 2)
