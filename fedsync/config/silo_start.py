@@ -163,9 +163,9 @@ class SiloStartConfig(Section):
     ``client.py:Net`` for what a run may call in one by its name (``task.model``). Left out, runs run no file."""
 
     data: _Data = Field(default_factory=list)
-    """What runs may read. A list of folders: the files that a run names lie below them. Or names with a file or folder each, as in ``{train: /srv/fl/train.csv}``: a run asks for
-    ``data:train``. Left out, runs read no file. Keys, certificates, state and this file stay closed wherever they
-    lie."""
+    """What runs may read. A list of folders: the files that a run names lie below them. Or names with a file or folder
+    each, as in ``{train: /srv/fl/train.csv}``: a run asks for ``data:train``. Left out, runs read no file. Keys,
+    certificates, state and this file stay closed wherever they lie."""
 
     approve: Literal["never", "ask"] = "never"
     """Whether the owner wants to be asked about each run (``ask``) before the silo takes part. It waits for ``fedsync
