@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedsync.core import foreign
 from fedsync.core.columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.core.errors import ConfigError
 from fedsync.core.metrics.base import AnyMetric
@@ -25,7 +25,7 @@ from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.readers.tabular import Table, check_column, read_table
 from fedsync.tasks.samples import check_shares, held_out, stratified
 
-logger = logging.getLogger(__name__)
+logger = foreign.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def test_the_logs_of_processes(tmp_path: Path) -> None:
 # Call sites.
 
 # Own text for machines: JSON, a silo file, keys in hex.
-WRITES_OWN_TEXT = {"fedsync/cli.py": 1, "fedsync/commands/keys.py": 2, "fedsync/commands/probe.py": 1}
+WRITES_OWN_TEXT = {"fedsync/commands/validate.py": 1, "fedsync/commands/keys.py": 2, "fedsync/commands/probe.py": 1}
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
