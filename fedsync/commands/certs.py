@@ -55,6 +55,8 @@ def init(
     server = make_server_certificate(authority, hosts, folder, days, now)
     say(f"{authority.certificate}: to the server and to every silo")
     say(f"{server.certificate}, {server.key}: to the server")
+    if renew:
+        say("A server that runs shows the old certificate until `fedsync server start` is restarted; runs go on")
     say(f"{authority.key}: secret; keep it offline, it signs renewals")
 
 

@@ -81,12 +81,14 @@ class CertificateFacts:
         hosts: names and addresses that it covers.
         expires: until when it holds, in UTC.
         authority: whether it may sign others.
+        fingerprint: SHA-256 of it, hexadecimal.
     """
 
     subject: str
     hosts: tuple[str, ...]
     expires: datetime
     authority: bool
+    fingerprint: str = ""
 
     def days_left(self, now: datetime) -> float:
         """Days until it expires; negative afterwards."""
@@ -195,7 +197,11 @@ def read_certificate(path: Path) -> CertificateFacts:
     Raises:
         ConfigError: it is missing or no certificate.
     """
-    certificate = _certificate(path)
+    return certificate_facts(_certificate(path))
+
+
+def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
+    """What a certificate says."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
@@ -207,7 +213,8 @@ def read_certificate(path: Path) -> CertificateFacts:
         authority = False
     subject = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(subject[0].value) if subject else certificate.subject.rfc4514_string()
-    return CertificateFacts(name, hosts, certificate.not_valid_after_utc, authority)
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+    return CertificateFacts(name, hosts, certificate.not_valid_after_utc, authority, fingerprint)
 
 
 def check_server_certificate(authority: Path, server: ServerCertificate) -> None:

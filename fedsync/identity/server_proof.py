@@ -10,6 +10,7 @@ from cryptography import x509
 from fedsync.common.proxies import ProxyRefused, Way
 from fedsync.core.errors import ConfigError
 from fedsync.core.foreign import shown
+from fedsync.identity.certificates import CertificateFacts, certificate_facts
 
 _UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
 """OpenSSL's codes of a chain that does not lead to who is trusted."""
@@ -28,8 +29,11 @@ class CertificateReplaced(OSError):
         self.remedy = remedy
 
 
-def prove_server(way: Way, authority: Path, timeout_s: float) -> str:
-    """Have the server prove that the authority signed for it, under the name it is called by; the version of TLS.
+def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, CertificateFacts]:
+    """Have the server prove that the authority signed for it, under the name it is called by.
+
+    Returns:
+        The version of TLS, and the certificate.
 
     Raises:
         ConfigError: the authority's certificate cannot be read.
@@ -41,9 +45,11 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> str:
     trust = trusting(authority)
     try:
         with way.connect(timeout_s) as raw, trust.wrap_socket(raw, server_hostname=way.host) as secured:
-            return str(secured.version())
+            certificate = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
+            return str(secured.version()), certificate_facts(certificate)
     except ssl.SSLCertVerificationError as error:
-        issuer = _issuer(way, timeout_s) if error.verify_code in _UNKNOWN_ISSUER else None
+        certificate = shown_certificate(way, timeout_s) if error.verify_code in _UNKNOWN_ISSUER else None
+        issuer = None if certificate is None else certificate.issuer
         if issuer is None or issuer == x509.load_pem_x509_certificate(authority.read_bytes()).subject:
             raise  # also where another federation's server answers: its authority is called as this one
         through = "a proxy between" if way.proxy is None else f"a proxy between ({way.proxy}, or one behind it)"
@@ -74,12 +80,12 @@ def what_is_between(way: Way, authority: Path, timeout_s: float) -> str | None:
     return None
 
 
-def _issuer(way: Way, timeout_s: float) -> x509.Name | None:
-    """Who signed the certificate that is shown there; nothing else is said to whoever shows it."""
+def shown_certificate(way: Way, timeout_s: float) -> x509.Certificate | None:
+    """The certificate that is shown there, unchecked; nothing else is said to whoever shows it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with way.connect(timeout_s) as raw, context.wrap_socket(raw, server_hostname=way.host) as secured:
-            return x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"").issuer
+            return x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
     except (OSError, ValueError):
         return None

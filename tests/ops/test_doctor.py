@@ -21,7 +21,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals import contract, versions
-from fedsync.identity.certificates import ServerCertificate, make_authority
+from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.doctor import checks, health, network, preflight
 from fedsync.ops.doctor.checks import Check
@@ -48,6 +48,7 @@ def test_a_certificate_expires(certificates: Path) -> None:
     assert checks.check_certificate(path, "certificate", NOW).ok
     soon = checks.check_certificate(path, "certificate", NOW + timedelta(days=364 - 9))
     assert soon.ok and ("9 days left" in soon.detail or "10 days left" in soon.detail)
+    failed(checks.check_certificate(path, "c", NOW + timedelta(days=364)), "1 days left", "--renew")
     failed(checks.check_certificate(path, "c", NOW + timedelta(days=366)), "expired", "--renew")
     authority = certificates / "ca.crt"
     failed(checks.check_certificate(authority, "c", NOW + timedelta(days=3651)), "expired", "another authority")
@@ -329,9 +330,50 @@ def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: in
     found = list(preflight.check_server(config, None, NOW))
     assert [check.name for check in found] == [
         "versions", "authority", "certificate", "key", "authority key", "silos", "state", "disk", "memory", "port",
-        "health", "registration", "runs",
+        "served", "health", "registration", "runs",
     ]  # fmt: skip
     assert all(check.ok for check in found), found
+
+
+def running_server(certificates: Path, port: int, state: Path, **told: object) -> ServerStartConfig:
+    """A server's file whose supervisor is at work, as its health file says."""
+    state.mkdir(mode=0o700, exist_ok=True)
+    at = {"state": "running", "since": NOW.isoformat(), "at": NOW.isoformat(), "restarts": 0}
+    (state / "health.json").write_text(json.dumps({**at, **told}))
+    return ServerStartConfig(host="127.0.0.1", port=port, certificates=str(certificates), state=str(state))
+
+
+def test_a_renewed_certificate_that_is_not_served_yet_is_a_failure(
+    port: int, certificates: Path, tmp_path: Path
+) -> None:
+    renewed = tmp_path / "certs"
+    shutil.copytree(certificates, renewed)
+
+    def found(now: datetime = NOW) -> dict[str, Check]:
+        config = running_server(renewed, port, tmp_path / "state", at=now.isoformat())
+        return {check.name: check for check in preflight.check_server(config, None, now)}
+
+    assert found()["served"].ok
+    failed(found(NOW + timedelta(days=364))["served"], "1 days left", "restart")
+    make_server_certificate(Authority.at(renewed), ["fl.example.org"], renewed)
+    assert found()["certificate"].ok, "the file is good"
+    failed(found()["served"], "shown another certificate", "Restart `fedsync server start`")
+
+
+def test_a_silo_sees_until_when_the_servers_certificate_holds(port: int, certificates: Path, tmp_path: Path) -> None:
+    key = make_node_key("berlin", tmp_path / "k").private
+    config = SiloStartConfig(
+        name="berlin", server=f"localhost:{port}", authority=str(certificates / "ca.crt"), node_key=str(key),
+        state=str(tmp_path / "state"), device="cpu",
+    )  # fmt: skip
+
+    def tls(days: int) -> Check:
+        now = NOW + timedelta(days=days)
+        return next(check for check in preflight.check_silo(config, None, now) if check.name == "TLS")
+
+    assert tls(0).ok and f"until {NOW + timedelta(days=365):%Y-%m-%d}" in tls(0).detail
+    assert tls(340).ok and "days left" in tls(340).detail
+    failed(tls(364), "1 days left", "server's operator")
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -6,7 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,8 @@ LEAST_MEMORY_BYTES = 500_000_000
 MODELS_IN_MEMORY = 8
 """Model, gradient, optimiser's state, base, update and what is sealed of it: a generous count."""
 
-WARN_DAYS = 30
+WARN_DAYS, LEAST_DAYS = 30, 7
+"""Days before the end of a certificate from which its check says so, and from which it fails."""
 
 _FEW = 5
 
@@ -93,15 +94,21 @@ def check_certificate(path: Path, name: str, now: datetime) -> Check:
 
     def found() -> Check:
         facts = read_certificate(path)
-        left = facts.days_left(now)
         hosts = f", for {', '.join(facts.hosts)}" if facts.hosts else ""
-        detail = f"{facts.subject}{hosts}, until {facts.expires:%Y-%m-%d}"
         remedy = "Make another authority, for all silos" if facts.authority else "Run `fedsync certs init DIR --renew`"
-        if left <= 0:
-            return Check(name, False, f"{detail}: expired", remedy)
-        return Check(name, True, detail if left >= WARN_DAYS else f"{detail}: {left:.0f} days left", "")
+        return judge_expiry(name, f"{facts.subject}{hosts}", facts.expires, now, remedy)
 
     return guarded(name, found)
+
+
+def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy: str) -> Check:
+    """Whether a certificate holds for long enough to renew it in time."""
+    left = (expires - now) / timedelta(days=1)
+    detail = f"{what}, until {expires:%Y-%m-%d}"
+    if left <= 0:
+        return Check(name, False, f"{detail}: expired", remedy)
+    few = "" if left >= WARN_DAYS else f": {left:.0f} days left"
+    return Check(name, left >= LEAST_DAYS, f"{detail}{few}", remedy if few else "")
 
 
 def check_fit(folder: Path) -> Check:

@@ -7,12 +7,14 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedsync.common.proxies import ProxyRefused, Way
-from fedsync.identity.server_proof import CertificateReplaced, prove_server, trusting
-from fedsync.ops.doctor.checks import Check, guarded
+from fedsync.identity.certificates import certificate_facts, read_certificate
+from fedsync.identity.server_proof import CertificateReplaced, prove_server, shown_certificate, trusting
+from fedsync.ops.doctor.checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0
 MOST_SKEW_S = 60.0
@@ -36,13 +38,15 @@ def check_reachable(way: Way) -> Check:
     return Check("server", True, f"{way}{through}, round trip {1000 * min(times):.1f} ms")
 
 
-def check_tls(way: Way, authority: Path) -> Check:
-    """That the server proves to be the one that the authority signed for, under the name it is called by."""
+def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
+    """That the server proves who it is, by a certificate of the authority for its name that holds long enough."""
 
     def found() -> Check:
         try:
-            version = prove_server(way, authority, TIMEOUT_S)
-            return Check("TLS", True, f"{version}, the certificate covers {way.host}")
+            version, facts = prove_server(way, authority, TIMEOUT_S)
+            remedy = "Have the server's operator renew its certificate and restart the server"
+            covers = f"{version}, the certificate covers {way.host}"
+            return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
         except ssl.SSLCertVerificationError as error:
             remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
             return Check("TLS", False, error.verify_message, remedy)
@@ -52,6 +56,32 @@ def check_tls(way: Way, authority: Path) -> Check:
             return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
 
     return guarded("TLS", found)
+
+
+def check_served(address: str, certificate: Path, now: datetime, *, running: bool) -> Check:
+    """That a server that runs shows silos the certificate that is on the disk.
+
+    Args:
+        address: of the server on its own machine.
+        certificate: file of the server's certificate.
+        now: the present, in UTC.
+        running: whether it runs.
+    """
+
+    def found() -> Check:
+        if not running:
+            return Check("served", True, "not running")
+        host, _, port = address.rpartition(":")
+        shown = shown_certificate(Way(host.strip("[]"), int(port)), TIMEOUT_S)
+        if shown is None:
+            return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
+        facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
+        if facts.fingerprint != read_certificate(certificate).fingerprint:
+            detail = f"silos are shown another certificate than {certificate}: until {facts.expires:%Y-%m-%d %H:%M}"
+            return Check("served", False, detail, remedy)
+        return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
+
+    return guarded("served", found)
 
 
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:

@@ -50,7 +50,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
     yield here.check_device(config.device or "auto")
-    yield from _check_way(lambda: way_to_server(config), config.authority)
+    yield from _check_way(lambda: way_to_server(config), config.authority, now)
     yield health.check_health(Path(config.state), now)
     yield from health.check_refusals(Path(config.state))
     yield health.check_approvals(config)
@@ -74,7 +74,11 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield here.check_memory_for(strategy)
     if config.upstream is not None:
         yield from _check_upstream(config.upstream, now)
-    yield network.check_port(config.host, config.port, running=health.is_running(Path(config.state), now))
+    running = health.is_running(Path(config.state), now)
+    yield network.check_port(config.host, config.port, running=running)
+    if config.certificates is not None:
+        certificate = ServerCertificate.at(Path(config.certificates)).certificate
+        yield network.check_served(config.loopback, certificate, now, running=running)
     yield health.check_health(Path(config.state), now)
     yield health.check_registration(Path(config.state), now)
     yield health.check_runs(Path(config.state), now)
@@ -84,10 +88,10 @@ def _check_upstream(upstream: UpstreamConfig, now: datetime) -> Iterator[Check]:
     """What a relay needs of the server above it, as a silo does."""
     yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
     yield here.check_node_key(Path(upstream.node_key))
-    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority)
+    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
 
 
-def _check_way(found: Callable[[], Way], authority: str | None) -> Iterator[Check]:
+def _check_way(found: Callable[[], Way], authority: str | None, now: datetime | None = None) -> Iterator[Check]:
     try:
         way = found()
     except ConfigError as error:
@@ -96,7 +100,7 @@ def _check_way(found: Callable[[], Way], authority: str | None) -> Iterator[Chec
     reached = network.check_reachable(way)
     yield reached
     if reached.ok and authority is not None:
-        yield network.check_tls(way, Path(authority))
+        yield network.check_tls(way, Path(authority), now)
         yield network.check_clock(way, Path(authority), time.time)
 
 
