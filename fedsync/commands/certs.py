@@ -95,7 +95,8 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder with certificates o
     if len(paths) == 2:
         check_server_certificate(authority.certificate, server)
     for key in nodes:
-        say(f"{key.private}: node key of {key.name}, {key.fingerprint}")
+        kind, path = ("node key", key.private) if key.private.exists() else ("public node key", key.public)
+        say(f"{path}: {kind} of {key.name}, {key.fingerprint}")
 
 
 def describe(path: Path, facts: CertificateFacts, now: datetime) -> list[str]:

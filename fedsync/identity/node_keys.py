@@ -7,19 +7,30 @@ Flower wants a key on a NIST curve in OpenSSH's form: the server's operator regi
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsync.common.files import ANYBODY_FILE, private_folder, read_private, write_atomically, write_private
+from fedsync.common.files import (
+    ANYBODY_FILE,
+    private_folder,
+    read_input,
+    read_private,
+    write_atomically,
+    write_private,
+)
 from fedsync.common.names import check_silo_name
 from fedsync.core.errors import ConfigError
 
 _MAX_KEY_BYTES = 2**16
+_P384, _P384_POINT = bytes.fromhex("3076301006072a8648ce3d020106052b81040022036200"), 97
+"""What the DER form of a public key on P-384 begins with, and bytes of the point that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,7 @@ class NodeKey:
 
     Args:
         name: of the silo.
-        private: OpenSSH form, secret; for the SuperNode.
+        private: OpenSSH form, secret; for the SuperNode. At the server's operator there is none.
         public: one line in OpenSSH form; for the server's operator.
         fingerprint: ``SHA256:...`` as ``ssh-keygen -l`` prints it.
     """
@@ -72,10 +83,34 @@ def read_node_keys(folder: Path) -> list[NodeKey]:
         ConfigError: one is damaged or open to others.
     """
     found = []
-    for private in sorted(folder.glob("*.node")):
-        public = private.with_name(private.name + ".pub")
-        found.append(NodeKey(private.stem, private, public, _fingerprint(_public_line(private))))
+    for name in sorted(
+        {path.name.removesuffix(".pub") for path in (*folder.glob("*.node"), *folder.glob("*.node.pub"))}
+    ):
+        private, public = folder / name, folder / f"{name}.pub"
+        line = _public_line(private) if private.exists() else public_line_of(public)
+        found.append(NodeKey(private.stem, private, public, _fingerprint(line)))
     return found
+
+
+def public_line_of(path: Path) -> bytes:
+    """Kind and public key in a file that a silo sent, as OpenSSH writes them.
+
+    Raises:
+        ConfigError: it is no public key on an elliptic curve, or cannot be read.
+    """
+    try:
+        key = serialization.load_ssh_public_key(read_input(path, _MAX_KEY_BYTES))
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        remedy = "Have the silo send the NAME.node.pub that `fedsync certs silo` makes"
+        raise ConfigError(str(path), "not a public key on an elliptic curve in OpenSSH form", remedy)
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def public_key_fingerprint(path: Path) -> str:
+    """What the key in a public file is called; raises `ConfigError` as `public_line_of`."""
+    return _fingerprint(public_line_of(path))
 
 
 def node_key_fingerprint(private: Path) -> str:
@@ -101,6 +136,34 @@ def is_signed_by_node(private: Path, message: bytes, signature: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def node_headers(private: Path, now: datetime) -> dict[str, str]:
+    """Headers that prove which node sends a request: its public key, and its signature of the time.
+
+    Raises:
+        ConfigError: the key is damaged or open to others.
+    """
+    key, at = _private_key(private), now.isoformat()
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    signature = key.sign(at.encode(), ec.ECDSA(hashes.SHA256()))
+    encoded = {"flwr-public-key": public, "flwr-signature": signature}
+    return {"flwr-timestamp": at} | {name: base64.b64encode(value).decode() for name, value in encoded.items()}
+
+
+def claimed_fingerprint(pem: bytes) -> str:
+    """Fingerprint of the public key that a stranger shows, by its bytes alone: nothing of it is parsed or believed.
+
+    Only keys such as `make_node_key` makes have one; of others it is said that they are none of these.
+    """
+    try:
+        der = base64.b64decode(b"".join(pem.split(b"\n")[1:-2]), validate=True)
+    except binascii.Error:
+        der = b""
+    if len(der) != len(_P384) + _P384_POINT or not der.startswith(_P384):
+        return "of no kind that `fedsync certs silo` makes"
+    parts = (b"ecdsa-sha2-nistp384", b"nistp384", der[len(_P384) :])
+    return _fingerprint(b"- " + base64.b64encode(b"".join(len(part).to_bytes(4, "big") + part for part in parts)))
 
 
 def _public_line(private: Path) -> bytes:

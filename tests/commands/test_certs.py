@@ -43,6 +43,11 @@ def test_a_node_key_is_made_and_shown(tmp_path: Path) -> None:
     assert made.endswith("who names it in server.yaml:\n  silos: {silo-a: nodes/silo-a.node.pub}\n")
     fingerprint = made.split()[1]
     assert f"node key of silo-a, {fingerprint}" in done("show", tmp_path / "a")
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "a" / "silo-a.node.pub").rename(tmp_path / "nodes" / "silo-a.node.pub")  # sent to the server's operator
+    assert f"public node key of silo-a, {fingerprint}" in done("show", tmp_path / "nodes")
+    (tmp_path / "nodes" / "silo-b.node.pub").write_text("ssh-rsa nonsense")
+    assert "not a public key" in failed("show", tmp_path / "nodes")
 
 
 def test_mistakes_are_named_and_leave_nothing_behind(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_pa
     found = list(preflight.check_silo(config, None, NOW))
     assert [check.name for check in found] == [
         "versions", "code", "authority", "node key", "state", "disk", "memory", "device", "server", "TLS", "clock",
-        "health", "approvals", "audit",
+        "registered", "health", "approvals", "audit",
     ]  # fmt: skip
     assert all(check.ok or check.name == "code" for check in found), found
     assert found[1].ok == versions.supported()
@@ -389,7 +389,7 @@ def test_a_relay_is_checked_up_to_the_server_above_it(
         }
     )  # fmt: skip
     found = {check.name: check for check in preflight.check_server(config, None, NOW)}
-    upstream = ["upstream CA", "node key", "server", *(["TLS", "clock"] if there else [])]
+    upstream = ["upstream CA", "node key", "server", *(["TLS", "clock", "registered"] if there else [])]
     assert [name for name in found if name in upstream] == upstream
     assert [name for name, check in found.items() if not check.ok] == ([] if there else ["server"])
 

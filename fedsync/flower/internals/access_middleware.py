@@ -20,6 +20,9 @@ All others are answered and cut off; what came with them is not read.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import contextlib
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -41,6 +44,7 @@ from fedsync.flower.internals.replies import guard_replies
 from fedsync.flower.internals.serving import LINE, serve_within, time_for
 from fedsync.flower.internals.shares import NoPlaceError, Shares
 from fedsync.flower.parcels import FOLDER, tidy_up
+from fedsync.identity.node_keys import claimed_fingerprint
 
 logger = foreign.logger(__name__)
 
@@ -62,6 +66,7 @@ _FLEET, _RUNTIME, _CONTROL = "/v1/fleet/", "/v1/runtime/", "/v1/control/"
 _MOST = {"/v1/fleet/push-object": MAX_REQUEST_BYTES, "/v1/fleet/push-messages": MAX_REQUEST_BYTES, PUSH: MOST_BYTES}
 _REGISTER, _ACTIVATE = "/v1/fleet/register-node", "/v1/fleet/activate-node"
 _DIGITS = 20
+_MOST_PATH = 200
 _ONCE = (b"authorization", b"content-length", b"content-range", b"range", b"flwr-")
 
 
@@ -170,6 +175,8 @@ class AccessMiddleware:
             else:
                 await self._passed_on(scope, receive, send, judged)
         except (TurnedAway, NoParcel) as refused:
+            if isinstance(refused, TurnedAway):
+                _log(scope, refused)
             await _answer(send, refused)
 
     async def _trusted(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,7 +203,6 @@ class AccessMiddleware:
         except NoPlaceError:
             if entered:
                 raise
-            logger.warning("node %s has too many requests at a time", judged.owner)
             raise TurnedAway(503, "too many requests at a time") from None
 
     async def _judge(self, scope: Scope) -> Judged:
@@ -222,7 +228,6 @@ class AccessMiddleware:
             if not await self._callers.is_app(headers):
                 raise TurnedAway(401, "not an app that runs")
         elif not self._callers.is_operator(headers):
-            logger.warning("a request for %s without the secret of the server's user is refused", path)
             raise TurnedAway(401, "show the secret of the server's user; see docs/deployment.md")
         return Judged(TRUSTED, None)
 
@@ -233,10 +238,21 @@ class AccessMiddleware:
             return Judged(NOBODY, size)
         node = await self._callers.node(headers)
         if node is None:
-            logger.error("[%s] refused: no registered node proves to have sent it", path)
             # A SuperNode takes 401 for the end of a session that it had, and 412 for one that it does not get.
             raise TurnedAway(412 if path in (_REGISTER, _ACTIVATE) else 401, "not a registered node")
         return Judged(node, size, parcel)
+
+
+def _log(scope: Scope, refused: TurnedAway) -> None:
+    """Say who was turned away: nothing that the stranger wrote is believed, and its text is printed as ASCII."""
+    client, key = scope.get("client"), dict(scope["headers"]).get(b"flwr-public-key")
+    shown = ""
+    if key is not None:
+        with contextlib.suppress(binascii.Error):
+            shown = f", key {claimed_fingerprint(base64.b64decode(key, validate=True))}"
+    path = ascii(str(scope["path"])[:_MOST_PATH])
+    where = client[0] if client else "nowhere"
+    logger.warning("refused with %d: %s (%s from %s%s)", refused.status, refused.text, path, where, shown)
 
 
 def _note(scope: Scope, owner: int | None) -> None:

@@ -133,7 +133,7 @@ def check_node_key(path: Path) -> Check:
     """That the silo's node key is one, and its owner's alone."""
 
     def found() -> Check:
-        keys = [key for key in read_node_keys(path.parent) if key.private == path]
+        keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
         if not keys:
             return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
         return Check("node key", True, f"{keys[0].name} {keys[0].fingerprint}")

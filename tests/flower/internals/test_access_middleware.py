@@ -1,21 +1,27 @@
 """Who may ask a SuperLink for what, told from the head of a request; no stranger's body is read."""
 
 import asyncio
+import base64
 import hashlib
 import time
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_FLWR_AID
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, GetNodesRequest
 from flwr.supercore.auth import compute_superexec_signature, derive_auth_secret
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from fedsync.common.proxies import Way
 from fedsync.config.gate import GateConfig
+from fedsync.flower.internals import callers
 from fedsync.flower.internals.access_middleware import (
     MAX_REQUEST_BYTES,
     MAX_SMALL_BYTES,
@@ -25,7 +31,10 @@ from fedsync.flower.internals.access_middleware import (
     Send,
 )
 from fedsync.flower.internals.callers import Headers
+from fedsync.flower.internals.registration import node_public_key
 from fedsync.flower.internals.shares import Shares
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops.doctor import network
 from tests.flower.internals.superlink import SECRET, SUPEREXEC, SuperLink, serving
 
 PUSH, POLL = "/v1/fleet/push-object", "/v1/fleet/pull-messages"
@@ -66,8 +75,8 @@ def ask(
         raise AssertionError("nobody reads what a stranger sends")
 
     async def play() -> None:
-        callers: Any = Believing()
-        behind = AccessMiddleware(app, callers, Shares(2**30), authenticated=authenticated)
+        believing: Any = Believing()
+        behind = AccessMiddleware(app, believing, Shares(2**30), authenticated=authenticated)
         server = None if own is None else (own, 9092)
         client = None if host is None else (host, 5)
         await behind({"type": "http", "path": path, "client": client, "server": server, "headers": list(headers)},
@@ -222,3 +231,35 @@ def test_a_node_that_was_revoked_is_a_stranger(link: SuperLink) -> None:
     with pytest.raises(httpx.HTTPStatusError) as caught:
         berlin.pull()
     assert caught.value.response.status_code == 401
+
+
+def test_a_silo_learns_whether_the_server_takes_its_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it was registered, afterwards, and when it was revoked; the server's log says who was refused."""
+    key = make_node_key("rome", tmp_path / "keys")
+    monkeypatch.setattr(network, "trusting", lambda authority: None)  # this SuperLink has no TLS
+    monkeypatch.setattr(callers, "_STALE_S", 0.0)
+    monkeypatch.setattr(callers, "_REREAD_S", 0.0)
+    with serving(monkeypatch, GateConfig()) as link:
+        way = Way("127.0.0.1", link.port)
+        stranger = network.check_registered(way, tmp_path, key.private)
+        assert not stranger.ok and key.fingerprint in stranger.detail and "not registered" in stranger.detail
+        (line,) = [record.getMessage() for record in caplog.records if "not a registered node" in record.getMessage()]
+        assert "from 127.0.0.1" in line and f"key {key.fingerprint}" in line
+        public = public_key_to_bytes(node_public_key("rome", key.public))
+        node = link.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
+        assert network.check_registered(way, tmp_path, key.private).ok
+        assert link.state.get_node_info(node_ids=[node])[0].status == NodeStatus.REGISTERED, "asking makes no node"
+        link.state.delete_node(NOOP_FLWR_AID, node)
+        assert not network.check_registered(way, tmp_path, key.private).ok
+    with serving(monkeypatch, GateConfig(), gate=False) as link:
+        unsure = network.check_registered(Way("127.0.0.1", link.port), tmp_path, key.private)
+        assert unsure.ok and "does not say" in unsure.detail
+
+
+@pytest.mark.parametrize("key", [b"%%%", b"", base64.b64encode(b"-----BEGIN\n" + b"A" * 500)])
+def test_a_strangers_key_and_path_are_printed_as_text(key: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask("/v1/fleet/\x1b[31m\nok", ELSEWHERE, (b"flwr-public-key", key)) == 401
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.isprintable() and ELSEWHERE in line and "not a registered node" in line
