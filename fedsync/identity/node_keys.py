@@ -108,11 +108,6 @@ def public_line_of(path: Path) -> bytes:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
-def public_key_fingerprint(path: Path) -> str:
-    """What the key in a public file is called; raises `ConfigError` as `public_line_of`."""
-    return _fingerprint(public_line_of(path))
-
-
 def node_key_fingerprint(private: Path) -> str:
     """What the file's public half is called; raises `ConfigError` as `read_node_keys`."""
     return _fingerprint(_public_line(private))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedsync.common.backoff import Backoff
+from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.locks import taken
 from fedsync.core import foreign
-from fedsync.core.errors import RunError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.internals.registration import Registered
 
 logger = foreign.logger(__name__)
@@ -18,6 +22,9 @@ ATTEMPTS = Backoff(0.5, 60.0)
 
 PATIENCE_S = 120.0
 """Time that a SuperLink is given before there is a warning [s]. The attempts go on."""
+
+REGISTERED_FILE = "registered.json"
+"""In a server's state folder: `DONE`, or what is in the way, by silo, whichever process registered it last."""
 
 DONE = "registered"
 """What `RegistrationLoop.status` says of a silo that is."""
@@ -76,6 +83,25 @@ class RegistrationLoop:
         if done:
             logger.info("silos registered: %s", ", ".join(done))
         return not found.problems
+
+
+def read_registered(state: Path) -> dict[str, str]:
+    """What `note_registered` put down; nothing where that cannot be read."""
+    try:
+        found = json.loads((state / REGISTERED_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
+def note_registered(state: Path, told: Mapping[str, str | None]) -> None:
+    """Put down what became of silos, for whoever looks at the server; None for one that is revoked."""
+    with taken(state / f"{REGISTERED_FILE}.lock"):
+        now = {name: text for name, text in {**read_registered(state), **told}.items() if text is not None}
+        try:
+            write_atomically(state / REGISTERED_FILE, json.dumps(now, indent=2).encode(), OWNER_FILE)
+        except ConfigError as error:  # a full disk does not undo what the SuperLink did
+            logger.warning("%s", error)
 
 
 def tell_what_else(found: Registered) -> None:

@@ -24,7 +24,7 @@ from fedsync.identity.certificates import Authority, ServerCertificate, check_se
 from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.presence import PresenceWatch
 from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
-from fedsync.ops.registration_loop import RegistrationLoop
+from fedsync.ops.registration_loop import DONE, REGISTERED_FILE, RegistrationLoop, note_registered, read_registered
 from fedsync.ops.relay import begin_relaying
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
@@ -160,6 +160,7 @@ def start_server(config: ServerStartConfig) -> None:
     with alone_in(state), stop_on_signals() as stop:
         _check_port(config)
         connect(config)
+        (state / REGISTERED_FILE).unlink(missing_ok=True)
         registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
         for watch in (registrar.watch, keeper.watch, partial(begin_relaying, config)):
@@ -171,7 +172,7 @@ def start_server(config: ServerStartConfig) -> None:
             config.logs,
             {"listens": f"{config.host}:{config.port}", "way": way()},
             stop,
-            tell=lambda: {"silos": registrar.status(), "keeper": keeper.status()},
+            tell=lambda: {"silos": registrar.status() | read_registered(state), "keeper": keeper.status()},
         )
 
 
@@ -228,7 +229,9 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
     """
     authority = _required_authority(config)
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
-    return register_each(keys, Path(config.state), CONNECTION, config.loopback, authority)
+    found = register_each(keys, Path(config.state), CONNECTION, config.loopback, authority)
+    note_registered(Path(config.state), {name: str(found.problems.get(name, DONE)) for name in keys})
+    return found
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
@@ -242,6 +245,7 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
     if revoke_keys(name, Path(config.state), config.loopback, _required_authority(config)) == 0:
         raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
+    note_registered(Path(config.state), {name: None})
 
 
 def _required_authority(config: ServerStartConfig) -> Path:

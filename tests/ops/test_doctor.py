@@ -21,8 +21,10 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.internals import contract, versions
+from fedsync.flower.internals.registration import Registered
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
+from fedsync.ops import start
 from fedsync.ops.doctor import checks, health, network, preflight
 from fedsync.ops.doctor.checks import Check
 from fedsync.trainer.lockout import Lockout
@@ -306,6 +308,30 @@ def test_what_the_registrar_says(tmp_path: Path) -> None:
     assert check({}).detail == "no silo is listed"
     assert check({"berlin": "registered", "rome": "registered"}).detail == "berlin, rome"
     failed(check({"berlin": "registered", "rome": "no key"}), "rome: no key", "fedsync server register")
+
+
+def test_what_was_registered_since_the_last_health_file_counts(
+    certificates: Path, closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `fedsync server register`, by another process than the one that writes the health file, and revoked."""
+    silos = {name: str(make_node_key(name, tmp_path / "k").public) for name in ("berlin", "rome")}
+    config = running_server(certificates, closed_port, tmp_path / "state", silos={"berlin": "registered"})
+    config = config.model_copy(update={"silos": silos})
+
+    def found() -> Check:
+        return next(each for each in preflight.check_server(config, None, NOW) if each.name == "registration")
+
+    failed(found(), "rome: not registered", "fedsync server register")
+    problem = ConfigError("silos, rome", "its key was revoked before", "Make another")
+    monkeypatch.setattr(start, "register_each", lambda *arguments: Registered({"rome": problem}))
+    start.register_silos(config)
+    failed(found(), "rome: silos, rome: its key was revoked", "")
+    monkeypatch.setattr(start, "register_each", lambda *arguments: Registered())
+    start.register_silos(config)
+    assert found().detail == "berlin, rome"
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
+    start.revoke_silo(config.model_copy(update={"silos": {"berlin": silos["berlin"]}}), "rome")
+    failed(found(), "rome: not registered", "")
 
 
 def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.doctor.checks import Check, guarded
-from fedsync.ops.registration_loop import DONE
+from fedsync.ops.registration_loop import DONE, read_registered
 from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
 from fedsync.trainer.approvals import APPROVALS, Approvals
 from fedsync.trainer.protocol import STATE_FOLDER
@@ -41,16 +41,17 @@ def check_health(state: Path, now: datetime) -> Check:
     return Check("health", True, detail)
 
 
-def check_registration(state: Path, now: datetime) -> Check:
-    """That the silos of the file with which the server was started are registered, if it runs."""
+def check_registration(state: Path, now: datetime, names: Iterable[str] = ()) -> Check:
+    """That the silos of the server's file are registered, if it runs; ``names`` are those that the file lists now."""
     health, name = _health(state), "registration"
     if health is None or not is_running(state, now):
         return Check(name, True, "not running")
-    problems = {silo: text for silo, text in _table(health, "silos").items() if text != DONE}
+    silos = dict.fromkeys(names, "not registered") | _table(health, "silos") | read_registered(state)
+    problems = {silo: text for silo, text in silos.items() if text != DONE}
     if problems:
         told = "; ".join(f"{silo}: {text}" for silo, text in problems.items())
-        return Check(name, False, told, "Then run `fedsync server register`, or restart the server if its file changed")
-    return Check(name, True, ", ".join(_table(health, "silos")) or "no silo is listed")
+        return Check(name, False, told, "Then run `fedsync server register`")
+    return Check(name, True, ", ".join(silos) or "no silo is listed")
 
 
 def check_runs(state: Path, now: datetime) -> Check:

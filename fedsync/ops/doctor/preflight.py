@@ -80,7 +80,7 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
         certificate = ServerCertificate.at(Path(config.certificates)).certificate
         yield network.check_served(config.loopback, certificate, now, running=running)
     yield health.check_health(Path(config.state), now)
-    yield health.check_registration(Path(config.state), now)
+    yield health.check_registration(Path(config.state), now, config.node_keys)
     yield health.check_runs(Path(config.state), now)
 
 
