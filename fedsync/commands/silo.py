@@ -76,6 +76,20 @@ def digest(model: Annotated[Path, typer.Argument(help="A model.pt, as runs and `
 
 
 @app.command()
+def rotate(file: File) -> None:
+    """Replace the silo's node key by a fresh one; the audit log says so, signed by the old key."""
+    from fedsync.config.silo_start import SiloStartConfig
+
+    config = SiloStartConfig.load(file)
+    from fedsync.ops.key_rotation import rotate_node_key
+
+    key = rotate_node_key(config)
+    typer.echo(f"{key.name} {key.fingerprint}")
+    typer.echo(f"{key.public}: to the server's operator, who puts it in place of the old one and registers it")
+    typer.echo("then restart `fedsync silo start`; from its registration on the server turns the old key away")
+
+
+@app.command()
 def unlock(file: File) -> None:
     """Let a silo that met failures of integrity take part again, and show what happened."""
     from fedsync.config.silo_start import SiloStartConfig
@@ -111,7 +125,7 @@ def approve(
     config = SiloStartConfig.load(file)
     from fedsync.ops.approval_summary import summary
     from fedsync.trainer.approvals import APPROVALS, Approvals
-    from fedsync.trainer.audit import AuditLog
+    from fedsync.trainer.audit import AuditLog, run_name
     from fedsync.trainer.owner_policy import audit_place
 
     approvals = Approvals(Path(config.state) / APPROVALS)
@@ -129,7 +143,8 @@ def approve(
     if decided is not None:
         say(*summary(decided, config), most=None)
     said = "refused" if refuse else "approved"
-    AuditLog(audit_place(config)).add("decided", {"who": "owner", "spec": digest, "said": said})
+    fields = {} if decided is None else {"run": run_name(decided.spec)}
+    AuditLog(audit_place(config)).add("decided", {**fields, "who": "owner", "spec": digest, "said": said})
     say(f"{said} {digest}")
 
 

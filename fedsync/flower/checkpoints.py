@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,7 @@ logger = foreign.logger(__name__)
 FOLDER = CHECKPOINTS
 """Name of the folder, in that of the run's files."""
 
+_MOST_NAME = 40
 KEPT = 3
 """Newest checkpoints that are kept."""
 
@@ -251,9 +253,9 @@ class Checkpoints:
             self._arrays.prune([name for file in kept for name in _named_in(file)])
 
 
-def new_identity() -> str:
-    """For a run that begins."""
-    return secrets.token_hex(8)
+def new_identity(name: str) -> str:
+    """What silos call a run that begins: the strategy's name, by which people know it, and what no other run has."""
+    return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:_MOST_NAME]}-{secrets.token_hex(8)}"
 
 
 def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
@@ -306,7 +308,8 @@ def _may_be_known(folder: Path, checkpoint: Checkpoint) -> bool:
 def _renamed(checkpoint: Checkpoint) -> Checkpoint:
     """The same run under another identity."""
     known = json.loads(checkpoint.origin.spec)
-    names = {"run": new_identity(), "began": known.get("began") or known["run"]}
+    name = str(known["run"]).rpartition("-")[0] or known["run"]
+    names = {"run": new_identity(name), "began": known.get("began") or known["run"]}
     spec = json.dumps({**known, **names}, separators=(",", ":"))
     return replace(checkpoint, origin=replace(checkpoint.origin, spec=spec))
 

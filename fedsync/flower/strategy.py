@@ -241,6 +241,7 @@ class FedSync(Shipped):
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, given, keeper)
         layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
         spec = RunSpec.parse(begin.origin.spec)
+        logger.info("silos call this run %s", spec.run)
         plan = spec.encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
@@ -358,7 +359,7 @@ class FedSync(Shipped):
         for folder in (EVIDENCE, SURVEY):
             shutil.rmtree(self.out / folder, ignore_errors=True)
         (self.out / STATISTICS).unlink(missing_ok=True)
-        told = asked.model_copy(update={"run": new_identity(), "task": task})
+        told = asked.model_copy(update={"run": new_identity(config.name), "task": task})
         spec = self._surveyed(grid, config, timing, told).dump()
         if given is not None and task is not asked.task:
             model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told

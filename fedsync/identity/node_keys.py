@@ -71,9 +71,9 @@ def make_node_key(name: str, folder: Path) -> NodeKey:
                 serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
             ),
         )
-    line = _public_line(private)
+    line = node_public_line(private)
     write_atomically(public, line + b" " + name.encode() + b"\n", ANYBODY_FILE)
-    return NodeKey(name, private, public, _fingerprint(line))
+    return NodeKey(name, private, public, line_fingerprint(line))
 
 
 def read_node_keys(folder: Path) -> list[NodeKey]:
@@ -87,8 +87,8 @@ def read_node_keys(folder: Path) -> list[NodeKey]:
         {path.name.removesuffix(".pub") for path in (*folder.glob("*.node"), *folder.glob("*.node.pub"))}
     ):
         private, public = folder / name, folder / f"{name}.pub"
-        line = _public_line(private) if private.exists() else public_line_of(public)
-        found.append(NodeKey(private.stem, private, public, _fingerprint(line)))
+        line = node_public_line(private) if private.exists() else public_line_of(public)
+        found.append(NodeKey(private.stem, private, public, line_fingerprint(line)))
     return found
 
 
@@ -110,7 +110,7 @@ def public_line_of(path: Path) -> bytes:
 
 def node_key_fingerprint(private: Path) -> str:
     """What the file's public half is called; raises `ConfigError` as `read_node_keys`."""
-    return _fingerprint(_public_line(private))
+    return line_fingerprint(node_public_line(private))
 
 
 def sign_by_node(private: Path, message: bytes) -> bytes:
@@ -124,11 +124,14 @@ def sign_by_node(private: Path, message: bytes) -> bytes:
     return _private_key(private).sign(message, ec.ECDSA(hashes.SHA384()))
 
 
-def is_signed_by_node(private: Path, message: bytes, signature: bytes) -> bool:
-    """Whether the node whose key this is signed a message; raises `ConfigError` as `sign_by_node`."""
+def is_signed_by_node(public: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether the node with this public key, in OpenSSH's form, signed a message; False also where it is no key."""
     try:
-        _private_key(private).public_key().verify(signature, message, ec.ECDSA(hashes.SHA384()))
-    except InvalidSignature:
+        key = serialization.load_ssh_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, message, ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
 
@@ -158,11 +161,11 @@ def claimed_fingerprint(pem: bytes) -> str:
     if len(der) != len(_P384) + _P384_POINT or not der.startswith(_P384):
         return "of no kind that `fedsync certs silo` makes"
     parts = (b"ecdsa-sha2-nistp384", b"nistp384", der[len(_P384) :])
-    return _fingerprint(b"- " + base64.b64encode(b"".join(len(part).to_bytes(4, "big") + part for part in parts)))
+    return line_fingerprint(b"- " + base64.b64encode(b"".join(len(part).to_bytes(4, "big") + part for part in parts)))
 
 
-def _public_line(private: Path) -> bytes:
-    """Kind and public key, as OpenSSH writes them."""
+def node_public_line(private: Path) -> bytes:
+    """Kind and public key, as OpenSSH writes them; raises `ConfigError` as `read_node_keys`."""
     public = _private_key(private).public_key()
     return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
@@ -179,6 +182,7 @@ def _private_key(private: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _fingerprint(line: bytes) -> str:
+def line_fingerprint(line: bytes) -> str:
+    """``SHA256:...`` of a public key in OpenSSH's form."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).rstrip(b"=").decode()

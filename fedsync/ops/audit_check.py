@@ -9,8 +9,10 @@ from typing import Any
 
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
-from fedsync.ops.audit_heads import HEAD, AuditHead, check_fits, check_head, heads_elsewhere
+from fedsync.ops.audit_heads import HEAD, ROTATED, AuditHead, check_fits, check_head, heads_elsewhere, keys_of
 from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader
+
+_MOST_NAME = 60
 
 
 @dataclass
@@ -70,14 +72,20 @@ def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditF
         heads = {}
         for path in (*(path for path in (folder / HEAD,) if path.exists()), *heads_elsewhere(config)):
             heads[path] = AuditHead.load(path)
-            check_head(heads[path], config, path)
         reader, wanted, digests = AuditReader(folder), {head.n for head in heads.values()}, {}
+        rotations = []
         for line in reader.lines():
             found.lines += 1
             if line["n"] in wanted:
                 digests[line["n"]] = reader.digest
             if line["kind"] == "answered":
                 found.runs.setdefault((line["run"], line["spec"]), RunAccount()).note(line)
+            elif line["kind"] == ROTATED:
+                rotations.append(line)
+        keys = keys_of(config, rotations) if heads else {}
+        for path, head in heads.items():
+            if head.n >= reader.first:  # of one before, the log says nothing any more, nor who signed it
+                check_head(head, config, keys, path)
         check_fits(heads, digests, reader)
         _note(found, config, reader, heads)
     except AuditBroken as error:
@@ -105,11 +113,15 @@ def _note(found: AuditFound, config: SiloStartConfig, reader: AuditReader, heads
 
 def table(found: AuditFound) -> list[str]:
     """Lines of a table by run. Names of runs are the server's: they are shown as text of a programming language."""
-    lines = [f"{'run':<24} {'spec':<12} {'messages':>8} {'orders':>7} {'evaluations':>11} {'bytes out':>14}  refused"]
+    names = {run: ascii(run)[1:-1][:_MOST_NAME] for run, _ in found.runs}
+    wide = max([24, *map(len, names.values())])
+    lines = [
+        f"{'run':<{wide}} {'spec':<12} {'messages':>8} {'orders':>7} {'evaluations':>11} {'bytes out':>14}  refused"
+    ]
     for (run, spec), each in found.runs.items():
         refused = ", ".join(f"{code} {count}" for code, count in sorted(each.refused.items())) or "-"
         lines.append(
-            f"{ascii(run)[1:-1][:24]:<24} {spec[:12]:<12} {each.lines:>8} {len(each.orders):>7} {each.evaluations:>11} "
+            f"{names[run]:<{wide}} {spec[:12]:<12} {each.lines:>8} {len(each.orders):>7} {each.evaluations:>11} "
             f"{each.nbytes:>14,}  {refused}"
         )
     return lines

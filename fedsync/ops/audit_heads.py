@@ -5,22 +5,33 @@ log's own). The supervisor of the silo signs, apart from the way of messages: wh
 a minute of new lines, so also at the end of a run, of which a silo hears nothing but that questions cease. It reads
 on from the line that it signed last, and signs no log that does not continue it.
 
+`fedsync silo rotate` replaces the silo's node key, and writes an entry that the old key signed for the new one. Heads
+by former keys are accepted as far as such entries lead back from the present key.
+
 The newest head is in the log's folder. Whoever has the machine has the key, too, and can make all of it anew. So where
 the owner names a place elsewhere, each day's first head, and the one at the end, is written there, a file a day.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedsync.common.files import OWNER_FILE, private_folder, read_input, write_atomically, write_private
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core import codec, foreign
 from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.identity.node_keys import is_signed_by_node, make_node_key, node_key_fingerprint, sign_by_node
+from fedsync.identity.node_keys import (
+    is_signed_by_node,
+    line_fingerprint,
+    make_node_key,
+    node_key_fingerprint,
+    node_public_line,
+    sign_by_node,
+)
 from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader, canonical
 
 logger = foreign.logger(__name__)
@@ -28,7 +39,10 @@ logger = foreign.logger(__name__)
 HEAD = "head.json"
 """File in the log's folder."""
 
-_CONTEXT = b"fedsync audit head 1\0"
+ROTATED = "rotated"
+"""Kind of a line: the silo has another node key from now on."""
+
+_CONTEXT, _ROTATION = b"fedsync audit head 1\0", b"fedsync node key rotation 1\0"
 _MOST_BYTES = 2**14
 
 
@@ -85,18 +99,42 @@ def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
         yield from sorted(Path(config.audit.head_to).glob(f"{config.name}-????-??-??.json"))
 
 
-def check_head(head: AuditHead, config: SiloStartConfig, place: object) -> None:
-    """See that it is this silo's, and signed by it.
+def rotation(silo: str, old: Path, new: Path) -> dict[str, str]:
+    """The entry that says that a node key follows another, signed by the old one for the new."""
+    said = {"silo": silo, "old": node_public_line(old).decode(), "new": node_key_fingerprint(new)}
+    return {**said, "signature": sign_by_node(old, _ROTATION + canonical(said)).hex()}
+
+
+def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The silo's key, and those before it as far back as each was signed over to the next, by fingerprint.
+
+    Args:
+        config: of the silo.
+        rotations: entries of the kind `ROTATED`, in the order of the log.
+    """
+    line = node_public_line(signing_key(config))
+    keys = {line_fingerprint(line): line}
+    for entry in reversed(rotations):
+        said = {name: entry[name] for name in ("silo", "old", "new")}
+        old = str(said["old"]).encode()
+        signed = is_signed_by_node(old, _ROTATION + canonical(said), _bytes(str(entry["signature"])))
+        if signed and said["silo"] == config.name and said["new"] in keys:
+            keys[line_fingerprint(old)] = old
+    return keys
+
+
+def check_head(head: AuditHead, config: SiloStartConfig, keys: Mapping[str, bytes], place: object) -> None:
+    """See that it is this silo's, and signed by one of ``keys``, which are `keys_of` it.
 
     Raises:
         AuditBroken: it is not.
     """
-    key = signing_key(config)
     if head.silo != config.name:
         raise AuditBroken(f"{place} is the head of {head.silo!r:.80}")
-    if head.key != node_key_fingerprint(key):
-        raise AuditBroken(f"{place} was signed by {head.key!r:.80}, which is not the key of this silo")
-    if not is_signed_by_node(key, head.message, _bytes(head.signature)):
+    if head.key not in keys:
+        replaced = "a key that was replaced without `fedsync silo rotate` cannot be told from a stranger's"
+        raise AuditBroken(f"{place} was signed by {head.key!r:.80}, which is not the key of this silo; {replaced}")
+    if not is_signed_by_node(keys[head.key], head.message, _bytes(head.signature)):
         raise AuditBroken(f"{place} has a signature that is not of it")
 
 

@@ -183,11 +183,12 @@ def audit_answer(identity: Identity | None, asked: str, nbytes: int, reply: str,
 def _run(identity: Identity | None) -> dict[str, str | int]:
     if identity is None:
         return {"run": "", "spec": ""}
-    return {"run": _name_of(identity.spec), "spec": run_digest(identity.spec, identity.run_config)}
+    return {"run": run_name(identity.spec), "spec": run_digest(identity.spec, identity.run_config)}
 
 
 @lru_cache(maxsize=8)
-def _name_of(spec: str) -> str:
+def run_name(spec: str) -> str:
+    """What the server calls a run, cut; empty where it says nothing that can be read."""
     try:
         return str(json.loads(spec).get("run", ""))[:_MOST_WORDS]
     except (ValueError, AttributeError, RecursionError):

@@ -73,7 +73,8 @@ def test_the_owner_sees_what_the_run_asks_for_and_confirms_it(silo: Path) -> Non
     Approvals(silo.parent / "state" / APPROVALS).check(asked(silo.parent))
     assert call("silo", "approve", "--silo", silo) == f"approved {digest}\n"
     decided = list(AuditReader(silo.parent / "state" / AUDIT).lines())
-    assert [(line["kind"], line["spec"], line["said"]) for line in decided] == [("decided", digest, "approved")]
+    found = [(line["kind"], line["run"], line["spec"], line["said"]) for line in decided]
+    assert found == [("decided", "run-1", digest, "approved")], "the log says which run the digest names"
 
 
 def test_a_run_is_refused(silo: Path) -> None:

@@ -8,7 +8,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.ops.audit_heads import HeadKeeper
+from fedsync.core.errors import ConfigError
+from fedsync.identity.node_keys import make_node_key, node_key_fingerprint
+from fedsync.ops.audit_heads import ROTATED, HeadKeeper, rotation
 from fedsync.ops.doctor.health import check_approvals, check_audit_log
 from fedsync.trainer.approvals import APPROVALS, Approvals, AwaitsApproval
 from fedsync.trainer.audit import AuditLog
@@ -68,3 +70,68 @@ def test_doctor_says_what_waits(silo: Path) -> None:
         Approvals(Path(config.state) / APPROVALS).check(Identity("{}", 0, "berlin"))
     assert check_approvals(config).ok and check_approvals(config).detail.startswith("1 wait for you")
     assert "not asked" in check_approvals(config.model_copy(update={"approve": "never"})).detail
+
+
+@pytest.fixture
+def keyed(silo: Path) -> SiloStartConfig:
+    """A silo with a node key and three entries, whose head is also elsewhere."""
+    make_node_key("berlin", silo.parent / "keys")
+    (silo.parent / "ca.crt").touch()
+    said = {"name": "berlin", "server": "x:1", "authority": "ca.crt", "node_key": "keys/berlin.node", "state": "s"}
+    silo.write_text(json.dumps({**said, "audit": {"head_to": "heads"}}))
+    config = SiloStartConfig.load(silo)
+    write(config, 3)
+    HeadKeeper(config).tend()
+    return config
+
+
+def write(config: SiloStartConfig, lines: int) -> None:
+    for _ in range(lines):
+        AuditLog(audit_place(config)).add("answered", {**LINE, "asked": "", "of": "", "said": "Hello", "bytes": 10})
+
+
+def test_a_rotated_node_key_is_an_entry_and_no_alarm(keyed: SiloStartConfig, silo: Path) -> None:
+    keys = silo.parent / "keys"
+    seen = [node_key_fingerprint(keys / "berlin.node")]
+    for _ in range(2):
+        assert call("silo", "rotate", "--silo", silo).split()[:2] == [
+            "berlin",
+            node_key_fingerprint(keys / "berlin.node"),
+        ]
+        seen.append(node_key_fingerprint(keys / "berlin.node"))
+        assert check_audit_log(keyed).ok, "also before the silo signs by the new key"
+        write(keyed, 1)
+    assert len(set(seen)) == 3 and not (keys / "next").exists()
+    assert (keys / "berlin.node").stat().st_mode & 0o777 == 0o600
+    HeadKeeper(keyed).tend(last=True)
+    assert call("silo", "audit", "--silo", silo).endswith("ok   7 lines, each as it was written\n")
+
+
+@pytest.mark.parametrize("entry", ["none", "of another key", "for another key", "of another silo"])
+def test_a_key_that_was_not_signed_over_is_an_alarm(keyed: SiloStartConfig, silo: Path, entry: str) -> None:
+    keys = silo.parent / "keys"
+    stranger, fresh = (make_node_key("berlin", silo.parent / name).private for name in ("stranger", "fresh"))
+    old = keys / "berlin.node"
+    said = {
+        "none": None,
+        "of another key": rotation("berlin", stranger, fresh) | {"old": rotation("berlin", old, fresh)["old"]},
+        "for another key": rotation("berlin", old, stranger),
+        "of another silo": rotation("paris", old, fresh),
+    }[entry]
+    if said is not None:
+        AuditLog(audit_place(keyed)).add(ROTATED, said)
+    fresh.replace(old)
+    found = check_audit_log(keyed)
+    assert not found.ok and "is not the key of this silo" in found.detail and "fedsync silo rotate" in found.detail
+
+
+def test_a_folder_for_heads_that_is_not_there_is_a_failure(keyed: SiloStartConfig, silo: Path) -> None:
+    assert check_audit_log(keyed).ok
+    (silo.parent / "heads").rename(silo.parent / "elsewhere")
+    found = check_audit_log(keyed)
+    assert not found.ok and str(silo.parent / "heads") in found.detail and "Mount" in found.remedy
+
+
+def test_a_silo_without_a_node_key_has_none_to_rotate(silo: Path) -> None:
+    with pytest.raises(ConfigError, match="no node key"):
+        call("silo", "rotate", "--silo", silo)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedsync.cli import app
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.errors import ConfigError, RunError
@@ -61,6 +62,8 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
 
     np.testing.assert_array_equal(_model(result.arrays), straight)
     assert before <= set(map(id, trainers.values())), "the silos' trainers went on"
+    named = [RunSpec.parse(identity.spec).run for identity in trainers]
+    assert {name.rpartition("-")[0] for name in named} == {resumed.config.name}, "by which owners know the run"
     assert len(trainers) == 3 + 3, "those of the straight run, and those of this one"
     commits = [a for entry in replay(out / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
     assert [commit.version for commit in commits] == [1, 2, 3, 4]

@@ -203,9 +203,10 @@ class _Registry:
 
         public = public_key_to_bytes(key)
         known = self._nodes.get(public)
-        # `fedsync certs silo` leaves a key as it is where there is one.
-        again = f"remove {name}.node, make another with `fedsync certs silo {name}`, and send its public half"
-        remedy = f"At the silo, {again}"
+        remedy = (
+            "At the silo, make another with `fedsync silo rotate` and send its public half. "
+            f"Do not remove {name}.node by hand: the silo's audit log could not tell the new key from a stranger's"
+        )
         if known is None:
             self._client.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
             self._nodes[public] = NodeInfo(public_key=public, name=name)

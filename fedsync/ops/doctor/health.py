@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +98,11 @@ def check_audit_log(config: SiloStartConfig) -> Check:
         if audit.broken:
             remedy = "Find out who changed it; `fedsync silo audit` says more. To begin another, move it away"
             return Check("audit", False, audit.broken, remedy)
+        elsewhere = config.audit.head_to
+        if elsewhere is not None and not (Path(elsewhere).is_dir() and os.access(elsewhere, os.W_OK)):
+            stops = "nothing leaves this silo until it is written" if config.audit.required else "no head is kept there"
+            detail = f"the head of the log cannot be written to audit.head_to, {elsewhere}; {stops}"
+            return Check("audit", False, detail, "Mount the folder, and let the silo's user write there")
         return Check("audit", True, "; ".join([f"{audit.lines} lines", *audit.notes]))
 
     return guarded("audit", found)

@@ -1,0 +1,39 @@
+"""A silo's node key is replaced by another, in a way that its audit log explains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsync.common.files import private_folder, read_private, write_private
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core.errors import ConfigError
+from fedsync.identity.node_keys import NodeKey, make_node_key, read_node_keys
+from fedsync.ops.audit_heads import ROTATED, rotation
+from fedsync.trainer.audit import AuditLog
+from fedsync.trainer.owner_policy import audit_place
+
+_NEXT = "next"
+_MOST_BYTES = 2**16
+
+
+def rotate_node_key(config: SiloStartConfig) -> NodeKey:
+    """Put a fresh node key in the place of a silo's; the old one stays beside it as ``NAME.node.old``.
+
+    The entry of the audit log is on disk before the key changes. After a crash in between, the command does it again.
+
+    Raises:
+        ConfigError: the silo has no node key, or nothing can be written.
+    """
+    if config.node_key is None:
+        remedy = "There is nothing to do: with insecure: true no node proves who it is"
+        raise ConfigError("silo.yaml, node_key", "the silo has no node key", remedy)
+    private = Path(config.node_key)
+    name = private.stem
+    fresh = make_node_key(name, private.parent / _NEXT)
+    private_folder(Path(config.state))
+    AuditLog(audit_place(config)).add(ROTATED, rotation(config.name, private, fresh.private))
+    write_private(private.with_name(f"{private.name}.old"), read_private(private, _MOST_BYTES))
+    fresh.private.replace(private)
+    fresh.public.replace(private.with_name(f"{private.name}.pub"))
+    fresh.private.parent.rmdir()
+    return next(key for key in read_node_keys(private.parent) if key.name == name)
