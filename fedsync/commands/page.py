@@ -19,12 +19,12 @@ def page(
 ) -> None:
     """Show a run that goes on as a page on this machine, and steer it there, until Ctrl-C."""
     from fedsync.core.journal import JOURNAL
-    from fedsync.observe.fate import NO_RUN
+    from fedsync.observe.fate import NO_RUN, before_its_beginning
     from fedsync.ops.page.server import PageServer
 
     if not folder.is_dir():
         raise ConfigError(str(folder), "no such folder", f"Name the folder of a run, which has a {JOURNAL}")
-    if not (folder / JOURNAL).is_file():
+    if not (folder / JOURNAL).is_file() and before_its_beginning(folder) is None:
         raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
     try:
         server = PageServer(folder, port, steers=not read_only)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedsync.common.log_times import log_with_times
 from fedsync.common.output import output_may_be_lost
 from fedsync.observe.terminal import say
 
@@ -25,7 +25,7 @@ def start(file: File) -> None:
     from fedsync.ops.programs import way
     from fedsync.ops.start import start_server
 
-    logging.getLogger("fedsync").setLevel(logging.INFO)
+    log_with_times()
     output_may_be_lost()
     say(f"server on {config.host}:{config.port}, {way()} way; files in {config.state}")
     if way() == "stock":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedsync.common.log_times import log_with_times
 from fedsync.common.output import output_may_be_lost
 from fedsync.observe.terminal import say
 
@@ -26,7 +26,7 @@ def start(file: File) -> None:
     from fedsync.ops.programs import way
     from fedsync.ops.start import start_silo
 
-    logging.getLogger("fedsync").setLevel(logging.INFO)
+    log_with_times()
     output_may_be_lost()
     say(f"silo {config.name}, server {config.server}, {way(config.code)} way; files in {config.state}")
     start_silo(config)
@@ -40,7 +40,7 @@ def serve(file: File) -> None:
     config = SiloStartConfig.load(file)
     from fedsync.ops.start import serve_silo
 
-    logging.getLogger("fedsync").setLevel(logging.INFO)
+    log_with_times()
     output_may_be_lost()
     serve_silo(config)
 

@@ -21,6 +21,7 @@ from fedsync.core.errors import ProtocolError, RunError
 from fedsync.core.parts import CommonForm
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.regions import Regions
+from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
 from fedsync.trainer.refusals import AT_ONCE, PASSING, UNTIL_CHANGED, explained_together, explained_too_few
 
@@ -59,6 +60,7 @@ RESTS = Backoff(1, 64)
 """Looks between two greetings of a node that gives no usable answer."""
 
 _MOST_REFUSALS = 2
+_MOST_NAMED = 10
 _PAUSE, _MOST_PAUSE_S = 20.0, 10.0
 """Refusals in a row after which one is final that may pass."""
 
@@ -93,6 +95,8 @@ class Nodes:
         self._refused: dict[int, str] = {}
         self._refusing: dict[int, Refused] = {}
         self._names: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
+        self._told = ""
         self.by_name: dict[str, int] = {}
         """Node of each silo that is here."""
         self.examples: dict[str, int] = {}
@@ -135,6 +139,7 @@ class Nodes:
                 logger.warning("refused: %s", error)
             else:
                 fresh.append(node)
+        self._tell_who_is_missing()
         return gone, fresh
 
     def relay(self, node: int, arrival: Arrival) -> None:
@@ -151,7 +156,7 @@ class Nodes:
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""
         self._seen.discard(node)
-        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
+        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests, self._answers):
             kept.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
@@ -181,6 +186,7 @@ class Nodes:
         Raises:
             RunError: there is none; names the refusals.
         """
+        self._answers[node] = refused.code.name
         final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS
         if not final or refused.code in PASSING:
             self._refusing.pop(node, None)
@@ -234,6 +240,7 @@ class Nodes:
         """Take a node that was checked as the silo ``name``, which has that many samples."""
         self._names[node] = name
         self._useless.pop(node, None)
+        self._answers.pop(node, None)
         self.by_name[name] = node
         self.examples[name] = examples
         others = sum(self.examples[other] for other in self.by_name if other != name)
@@ -243,6 +250,21 @@ class Nodes:
                 "Refuse such by most_examples, or write weight: silo",
                 name, examples, examples + others,
             )  # fmt: skip
+
+    def _tell_who_is_missing(self) -> None:
+        """Log whom the run waits for, whenever that has changed."""
+        refusing = {self.sender(node): code for node, code in self._answers.items()}
+        here = self.by_name.keys() | refusing.keys()
+        missing = [name for name in self._admission.silos or () if name not in here]
+        parts = [f"{name} answers {code}" for name, code in sorted(refusing.items())[:_MOST_NAMED]]
+        if missing:
+            parts.append(f"not connected: {', '.join(missing[:_MOST_NAMED])}")
+        elif (self._admission.expected or 0) > len(here):
+            parts.append(f"{len(here)} of {self._admission.expected} silos are connected")
+        told = "; ".join(parts)
+        if told != self._told:
+            self._told = told
+            logger.info("%s: %s", MISSING, told or "none")
 
     def _check_registration(self, node: int) -> None:
         """Refuse a node by what the SuperLink says of it."""

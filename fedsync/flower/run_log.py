@@ -1,16 +1,49 @@
-"""What a ServerApp's log says of a run: one line a round, in Flower's own log, which ``flwr run --stream`` shows."""
+"""What a ServerApp's log says of a run: one line a round, in Flower's own log, which ``flwr run --stream`` shows.
+
+Flower keeps that log in the SuperLink's database. `kept_log` writes it to the run's folder, too, with times.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsync.common.log_times import QuietFile
 from fedsync.core import foreign
+from fedsync.core.errors import FedSyncError
+from fedsync.observe.fate import RUN_LOG
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
 
 logger = foreign.logger("flwr.fedsync")
 """Below Flower's logger, whose handler writes what users see; others' messages of level INFO it does not."""
 
+_LOG_BYTES = 10_000_000
 _NAMED = 6
 """Silos of a round that a line names one by one."""
+
+
+@contextmanager
+def kept_log(folder: Path) -> Iterator[None]:
+    """Have what this process logs in `RUN_LOG` of a run's folder as well, and a failure's traceback."""
+    handler = QuietFile(folder / RUN_LOG, _LOG_BYTES, 1, level=True)
+    loggers = [logging.getLogger(name) for name in ("flwr", "fedsync")]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.addHandler(handler)
+    loggers[1].setLevel(logging.INFO)
+    try:
+        yield
+    except Exception as error:
+        logger.error("the run failed: %s", error, exc_info=None if isinstance(error, FedSyncError) else error)
+        raise
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.removeHandler(handler)
+            each.setLevel(level)
+        handler.close()
 
 
 class RoundLog:

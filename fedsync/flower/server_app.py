@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -29,13 +30,14 @@ from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError, RunError
+from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.checkpoints import clear
 from fedsync.flower.internals import versions
 from fedsync.flower.internals.bundle_client import bundle_messages
 from fedsync.flower.internals.polling import pull_soon
 from fedsync.flower.relay_app import serve_relay
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.flower.run_log import kept_log
 from fedsync.flower.strategy import FedSync
 
 app = ServerApp()
@@ -58,17 +60,22 @@ def main(grid: Grid, context: Context) -> None:
             raise RunError(f"another process is at work on the run in {control}")
         if (control / ERROR_FILE).exists():
             raise RunError(f"the run in {control} was stopped before Flower began it")
-        write_atomically(control / PID_FILE, str(os.getpid()).encode())
-        if settings.get("relay"):
-            serve_relay(grid, Path(settings["relay"]), _folder(settings, "keys"), control)
         try:
-            out = _run(grid, settings)
-            # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.
-            (control / DONE_FILE).touch()
-            clear(out)
-        except FedSyncError as error:
-            write_error(control, error)
+            write_atomically(control / PID_FILE, str(os.getpid()).encode())
+        except ConfigError:  # a full disk; without the app the folder says at once that the run has died
+            shutil.rmtree(control / APP, ignore_errors=True)
             raise
+        with kept_log(control):
+            if settings.get("relay"):
+                serve_relay(grid, Path(settings["relay"]), _folder(settings, "keys"), control)
+            try:
+                out = _run(grid, settings)
+                # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.
+                (control / DONE_FILE).touch()
+                clear(out)
+            except FedSyncError as error:
+                write_error(control, error)
+                raise
 
 
 def target_of(settings: dict[str, str]) -> float | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.locks import held
+from fedsync.common.run_claim import ERROR_FILE, RUN_FILE
 from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.journal import JOURNAL, read_header
 from fedsync.observe.report.read_json import read_object
@@ -16,6 +17,43 @@ OPERATOR, LISTENING = "operator", "listening"
 """Folder of what is asked of a run, and the file in it that its server process locks while it goes on."""
 
 NO_RUN = "no run: journal.jsonl is not there"
+
+RUN_LOG = "run.log"
+"""In the folder of a real server's run: the log of its server process."""
+
+MISSING = "silos that are missing"
+"""With what a line of that log begins that names whom the run waits for."""
+
+_END_BYTES = 20_000
+
+
+def why_failed(folder: Path) -> str | None:
+    """The reason that a run of a real server left, in a sentence; None where it left none."""
+    try:
+        told = read_object(folder / ERROR_FILE, "kind")
+    except ConfigError as error:
+        return str(error)
+    if told is None:
+        return None
+    return str(told.get("message") or f"{told.get('place')}: {told.get('problem')}. {told.get('remedy')}")
+
+
+def before_its_beginning(folder: Path) -> str | None:
+    """What is known of a run whose journal has not begun; None where the folder is of no run of a real server."""
+    if not (folder / RUN_FILE).exists():
+        return None
+    failed = why_failed(folder)
+    if failed is not None:
+        return f"the run failed before it began: {failed}"
+    try:
+        with (folder / RUN_LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _END_BYTES))
+            end = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        end = []
+    last = next((line for line in reversed(end) if MISSING in line), end[-1] if end else "")
+    shown = "".join(letter if letter.isprintable() else "?" for letter in last)
+    return f"the run has not begun: {shown or 'its server process has not started'}"
 
 
 def is_cut_off(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from rich.table import Table
 from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
-from fedsync.observe.fate import NO_RUN, is_cut_off, way_on
+from fedsync.observe.fate import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
 from fedsync.observe.ledger import KEPT_ROUNDS, EndedOrder, Ledger
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.steered import SteeredRun
@@ -214,10 +214,12 @@ def watch(
     if not journal.is_file():
         done = read_summary(summary)
         if done is None:
-            raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
-        console.print(silo_table(done))
-        return
-    tail, run, news_s = Tail(journal), None, wall()
+            if before_its_beginning(folder) is None:
+                raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
+        else:
+            console.print(silo_table(done))
+            return
+    tail, run, news_s, told = Tail(journal), None, wall(), ""
     # Elsewhere than on a terminal, only how it ended.
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or nullcontext():
@@ -228,8 +230,14 @@ def watch(
                 run = run or LiveRun(tail.header or {})
                 run.add(entry)
                 news_s = wall()
-            view: Group = Group(words("nothing has happened yet"))
-            if run is not None:
+            before = before_its_beginning(folder) or "nothing has happened yet"
+            view: Group = Group(words(before))
+            if run is None:
+                ended = ended or why_failed(folder) is not None
+                if live is None and before != told and not ended:
+                    console.print(view)
+                    told = before
+            else:
                 cut = run.is_cut_off(summary=ended, gone=gone)
                 # A deployed run goes on by itself. Of others somebody at a terminal may wait for the next begin.
                 ended = ended or run.ledger.stopped is not None or (cut and live is None and run.runtime == "local")

@@ -15,7 +15,7 @@ from fedsync.core.actions import Commit, Note, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.observe.absences import WAITING, pieces
-from fedsync.observe.fate import SUMMARY, is_cut_off, way_on
+from fedsync.observe.fate import SUMMARY, before_its_beginning, is_cut_off, way_on
 from fedsync.observe.ledger import EndedOrder
 from fedsync.observe.live import LiveRun
 from fedsync.observe.report.data import natural
@@ -73,7 +73,7 @@ class RunView:
                 self._run.add(entry)
                 self._add(entry)
             if self._run is None:
-                return {"entries": 0, "title": self._folder.name}
+                return {"entries": 0, "title": self._folder.name, "why": before_its_beginning(self._folder)}
             return self._shown(self._run, cut=self._run.is_cut_off(summary=summary, gone=gone))
 
     def _ended(self, ended: EndedOrder) -> None:

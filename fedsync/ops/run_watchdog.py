@@ -2,15 +2,18 @@
 
 A run that dies again and again is never given up. The pause before the next try doubles each time it dies at the same
 version of the model, up to ten minutes; a new version begins with the shortest. What cannot be submitted, since the
-SuperLink is away or the disk is full, is tried again after five seconds at first, and at most a minute. Whatever goes
+SuperLink is away or the disk is full, is tried again after five seconds at first, and at most a minute. So is a run
+whose server process Flower never began. Whatever goes
 wrong with one run costs no other run its care. An operator ends all this by `fedsync server stop`.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,10 +21,12 @@ from pathlib import Path
 from fedsync.common.backoff import Backoff
 from fedsync.common.locks import held
 from fedsync.core import foreign
-from fedsync.core.errors import FedSyncError
+from fedsync.core.errors import FedSyncError, RunError
+from fedsync.flower.checkpoints import FOLDER as CHECKPOINTS
 from fedsync.flower.checkpoints import newest_version
-from fedsync.flower.run_folder import DONE_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
-from fedsync.ops.runs import RUN_FILE, RUNS, BusyError
+from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
+from fedsync.observe.fate import RUN_LOG, why_failed
+from fedsync.ops.runs import RUN_FILE, RUNS, STOPPED, BusyError
 
 logger = foreign.logger(__name__)
 
@@ -30,6 +35,9 @@ DIED = Backoff(2.0, 600.0)
 
 REFUSED = Backoff(5.0, 60.0)
 """Pause after a run could not be submitted; each refusal in a row doubles it."""
+
+LEAST_ROOM = 2**20
+"""Bytes that are free on the disk before a run is submitted again, beside two of its checkpoints."""
 
 LINGERS_S = 30.0
 """A server process that lives on for this long [s] after its run was stopped is ended."""
@@ -50,6 +58,8 @@ class _Care:
     skip_s: float = 0.0
     lingers_since_s: float | None = None
     reason: str | None = None
+    failed: str | None = None
+    starved: bool = False
 
 
 def _utc_now() -> datetime:
@@ -73,6 +83,7 @@ class RunWatchdog:
     clock: Callable[[], datetime] = _utc_now
     _cares: dict[Path, _Care] = field(default_factory=dict)
     _told: dict[str, object] = field(default_factory=dict)
+    _begun_s: float = field(default_factory=time.time)
 
     def watch(self, stop: threading.Event) -> None:
         """Look every other second until ``stop`` is set."""
@@ -87,6 +98,7 @@ class RunWatchdog:
 
         Each run has its ``phase``, ``resumed`` (times since the server started), ``tries`` (times that it died at the
         same version), ``next`` (when it is tried again, or None) and ``reason`` (of the last trouble, or None).
+        ``failed`` has the run that was submitted last and why it failed, if it did and was not stopped.
         """
         return self._told
 
@@ -111,9 +123,11 @@ class RunWatchdog:
     def _look_at(self, folder: Path, care: _Care, now_s: float) -> None:
         care.phase = phase(folder)
         if care.phase is Phase.OVER:
+            self._note_failure(folder, care)
             self._end_what_lingers(folder, care, now_s)
             return
-        care.lingers_since_s = None
+        care.lingers_since_s = care.failed = None
+        self._check_room(folder, care)
         if care.phase is not Phase.DIED:
             care.refused = 0
             return
@@ -122,7 +136,8 @@ class RunWatchdog:
             care.version, care.tries, care.due_s = version, 0, 0.0
         if now_s < care.due_s:
             return
-        why = "its server process died" if (folder / PID_FILE).exists() else "Flower did not start its server process"
+        began = (folder / PID_FILE).exists()
+        why = "its server process died" if began else "Flower did not start its server process"
         at = "" if version is None else f" at version {version}"  # a relay's run has none
         care.reason = f"{why},{at}" if at else why
         try:
@@ -133,10 +148,40 @@ class RunWatchdog:
         log = logger.info if care.tries == 0 else logger.warning
         log("resumed%s: %s, try %d: %s", at, folder, care.tries + 1, why)
         care.phase = Phase.WAITING
-        care.due_s = now_s + DIED.pause_s(care.tries)
+        care.due_s = now_s + (DIED if began else REFUSED).pause_s(care.tries)
         care.tries += 1
         care.resumed += 1
         care.refused = 0
+
+    def _check_room(self, folder: Path, care: _Care) -> None:
+        """Submit nothing to a full disk, and what was submitted while it was full again when there is room.
+
+        Flower starts no server process on a full disk, and says so to nobody.
+
+        Raises:
+            RunError: a run that has died finds no room for its files.
+        """
+        files = (path.stat().st_size for path in (folder / CHECKPOINTS).glob("*"))
+        wanted, free = LEAST_ROOM + 2 * max(files, default=0), shutil.disk_usage(folder).free
+        if free < wanted:
+            care.starved = care.phase is not Phase.AT_WORK
+            if care.phase is Phase.DIED:
+                raise RunError(f"the disk of {folder} is full: {free} bytes are free, {wanted} are wanted")
+        elif care.starved:
+            care.starved, care.due_s = False, 0.0
+            if care.phase is Phase.WAITING:
+                shutil.rmtree(folder / APP, ignore_errors=True)
+                care.phase = phase(folder)
+
+    def _note_failure(self, folder: Path, care: _Care) -> None:
+        """Say once that a run has failed, unless it did so before this watchdog was there."""
+        why = why_failed(folder)
+        if why is None or STOPPED in why or care.failed == why:
+            return
+        care.failed = why
+        with suppress(FileNotFoundError):
+            if (folder / ERROR_FILE).stat().st_mtime >= self._begun_s:
+                logger.error("the run failed: %s: %s. See %s there", folder, why, RUN_LOG)
 
     def _end_what_lingers(self, folder: Path, care: _Care, now_s: float) -> None:
         """End a server process that Flower began after its run was stopped, or that hangs at its end."""
@@ -164,7 +209,18 @@ class RunWatchdog:
                 "reason": care.reason,
             }
         # At once, as another thread reads it.
-        self._told = {"looked": now.isoformat(timespec="seconds"), "runs": runs}
+        newest = max(self._cares, key=_submitted_s, default=None)
+        failed = None if newest is None else self._cares[newest].failed
+        over = {} if failed is None else {"failed": {str(newest): failed}}
+        self._told = {"looked": now.isoformat(timespec="seconds"), "runs": runs, **over}
+
+
+def _submitted_s(folder: Path) -> float:
+    """When a run was submitted last."""
+    try:
+        return (folder / RUN_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _put_off(care: _Care, error: Exception, now_s: float) -> None:

@@ -62,6 +62,9 @@ RUNS = "runs"
 CHANGE_LOCK = "change.lock"
 """In a run's folder: locked by whoever submits, resumes or stops the run."""
 
+STOPPED = "stopped by the operator"
+"""Why a run is over that `stop_run` ended."""
+
 _STRATEGY, _SILOS = "strategy.yaml", "silos.yaml"
 _LEAVE_S = 30.0
 _STOP_WAIT_S = 300.0
@@ -253,7 +256,7 @@ def stop_run(folder: Path) -> None:
             remedy = "Nothing is to be done; `fedsync server run --resume` goes on with one that failed"
             raise ConfigError(str(folder), "the run is over", remedy)
         if not (folder / ERROR_FILE).exists():
-            write_error(folder, RunError("stopped by the operator"))
+            write_error(folder, RunError(STOPPED))
         end_process(folder)
         if record.number:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import logging.handlers
 import os
 import random
 import re
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.forking import Nursery
 from fedsync.common.locks import taken
+from fedsync.common.log_times import QuietFile
 from fedsync.common.processes import Child, end_processes
 from fedsync.config.silo_start import LogsConfig
 from fedsync.core import foreign
@@ -65,11 +65,7 @@ class LoggedProcess:
     ) -> None:
         self._process, self._output = _started(program.command, {**environment, **program.environment}, nursery)
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        path = folder / f"{program.role}.log"
-        handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=limits.bytes, backupCount=limits.keep, encoding="utf-8", delay=True
-        )
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler = QuietFile(folder / f"{program.role}.log", limits.bytes, limits.keep, level=False)
         self._pump = threading.Thread(target=self._copy, args=(handler,), daemon=True)
         self._pump.start()
 

@@ -19,6 +19,7 @@ Usage: ``python -m fedsync.trainer.server FOLDER``
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import select
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fedsync.common.files import remove_unfinished
+from fedsync.common.log_times import TimedFormatter
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.common.processes import alive, exit_with_owner
 from fedsync.core.spans import file_part, map_file, pieces
@@ -283,6 +285,8 @@ def main(folder: Path) -> None:
         left.unlink(missing_ok=True)
     remove_unfinished(folder, IDENTITY, alive)
     bound_log(folder / LOG, _LOG_BYTES)
+    if logging.lastResort is not None:  # what this process logs goes to `LOG`
+        logging.lastResort.setFormatter(TimedFormatter())
     server = _Server(folder, lock)
     server.start()
     try:

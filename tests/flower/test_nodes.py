@@ -13,6 +13,7 @@ from fedsync.flower import messages
 from fedsync.flower import nodes as nodes_module
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
+from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
 from fedsync.trainer.regions import RegionReply, RelayedNode, write
 from tests.flower.grid import DirectGrid, run_identity
@@ -390,3 +391,27 @@ def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
     with pytest.raises(ProtocolError, match="registered"):
         nodes.check(-1, Hello("c", SiloFacts(10)))
     assert nodes.check(-1, Hello("a", SiloFacts(10))) == "a"
+
+
+def test_the_log_says_who_is_missing_whenever_that_changes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", nodes_module.logger.name)
+    grid = NamedGrid({1: "berlin"})
+    nodes = Nodes(grid, Admission(silos=["berlin", "paris"], registered=True, expected=2))
+
+    def told() -> list[str]:
+        nodes.look()
+        found = [record.getMessage() for record in caplog.records if MISSING in record.getMessage()]
+        caplog.clear()
+        return found
+
+    assert told() == [f"{MISSING}: not connected: berlin, paris"]
+    nodes.refuses(1, Refused(Refusal.APPROVAL))
+    assert told() == [f"{MISSING}: berlin answers APPROVAL; not connected: paris"] and told() == []
+    join(nodes, 1, "berlin")
+    assert told() == [f"{MISSING}: not connected: paris"]
+    grid.names[2] = "paris"
+    join(nodes, 2, "paris")
+    assert told() == [f"{MISSING}: none"]
+    anybody = Nodes(NamedGrid({}), Admission(expected=3))
+    anybody.look()
+    assert caplog.messages == [f"{MISSING}: 0 of 3 silos are connected"]

@@ -10,7 +10,8 @@ from flwr.app import Context, RecordDict
 
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower import server_app
-from fedsync.flower.run_folder import read_error, write_error
+from fedsync.flower.run_folder import APP, Phase, phase, read_error, write_error
+from fedsync.observe.fate import RUN_LOG
 from tests.flower.grid import DirectGrid
 
 
@@ -36,3 +37,21 @@ def test_why_a_run_failed_is_left_for_who_waits_for_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         server_app.main(DirectGrid(0), context)
     assert str(read_error(tmp_path)) == str(raised.value) and "nowhere.yaml" in str(raised.value)
+    (line,) = (tmp_path / RUN_LOG).read_text().splitlines()
+    assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ ERROR the run failed: .*nowhere.yaml", line)
+
+
+def test_a_process_that_finds_a_full_disk_is_no_run_that_waits_for_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / APP).mkdir()
+
+    def full(*arguments: object) -> None:
+        raise ConfigError("server.pid", "No space left on device", "Make room")
+
+    monkeypatch.setattr(server_app, "write_atomically", full)
+    context = Context(1, 1, {}, RecordDict(), {"control": str(tmp_path), "strategy": "nowhere.yaml"})
+    assert phase(tmp_path) is Phase.WAITING
+    with pytest.raises(ConfigError, match="No space"):
+        server_app.main(DirectGrid(0), context)
+    assert phase(tmp_path) is Phase.DIED

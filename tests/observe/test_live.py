@@ -11,7 +11,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
 from fedsync.core.steering import ChangeStop, DropSilo, PauseRun
-from fedsync.observe.fate import LISTENING, OPERATOR
+from fedsync.observe.fate import LISTENING, MISSING, OPERATOR
 from fedsync.observe.live import MOST_ROWS, LiveRun, watch
 from fedsync.observe.run_view import RunView
 from fedsync.observe.terminal import Terminal
@@ -201,3 +201,23 @@ def test_a_run_without_a_journal_shows_its_summary(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run"):
         watch(tmp_path, Terminal())
+
+
+def test_a_run_that_has_not_begun_says_whom_it_waits_for(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    console, pauses = Terminal(width=120), list[float]()
+
+    def go_on(seconds: float) -> None:
+        pauses.append(seconds)
+        log = tmp_path / "run.log"
+        if len(pauses) == 1:
+            log.write_text(f"2026-01-01T12:00:00Z INFO {MISSING}: berlin answers APPROVAL\n2026 INFO \x1b[2J\n")
+        elif len(pauses) == 2:
+            assert "berlin answers APPROVAL" in str(RunView(tmp_path).look()["why"])
+        else:
+            (tmp_path / "error.json").write_text('{"kind": "run", "message": "no silo sent a model"}')
+
+    output = " ".join(shown(console, lambda: watch(tmp_path, console, pause=go_on)).split())
+    assert len(pauses) == 3 and "its server process has not started" in output
+    assert f"the run has not begun: 2026-01-01T12:00:00Z INFO {MISSING}: berlin answers APPROVAL" in output
+    assert output.endswith("the run failed before it began: no silo sent a model") and "\x1b" not in output

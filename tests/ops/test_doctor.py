@@ -293,6 +293,10 @@ def test_what_the_keeper_says(tmp_path: Path) -> None:
     failed(
         check(10, next="12:00", reason="not resumed: no space"), "no space, tried 5 times, next try at 12:00", "logs"
     )
+    told = json.loads((tmp_path / "health.json").read_text())
+    told["keeper"] = {"looked": NOW.isoformat(), "runs": {}, "failed": {"/r/b": "no silo sent a model"}}
+    (tmp_path / "health.json").write_text(json.dumps(told))
+    failed(health.check_runs(tmp_path, NOW), "/r/b: no silo sent a model", "/r/b/run.log")
     assert check(10, next="12:00").ok, "a run that has died once or twice is being cared for"
 
 

@@ -1,6 +1,7 @@
 """The keeper of runs: when it tries again, what it tells, and that nothing ends it."""
 
 import fcntl
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -8,15 +9,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedsync.common.backoff import Backoff
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK
+from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.ops import run_watchdog as module
-from fedsync.ops.run_watchdog import DIED, LINGERS_S, RunWatchdog
-from fedsync.ops.runs import BusyError
+from fedsync.ops.run_watchdog import DIED, LEAST_ROOM, LINGERS_S, RunWatchdog
+from fedsync.ops.runs import STOPPED, BusyError
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -234,3 +236,49 @@ def test_a_process_that_outlives_its_stopped_run_is_ended(server: Server) -> Non
     with lock_held(folder):
         server.look(101.0)
     assert server.ended == ["a"], "the time counts from when it was seen first"
+
+
+def test_a_run_that_failed_is_told_of_and_one_that_was_stopped_is_not(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, folder = server.run("old"), server.run("new")
+    write_error(old, RunError("before this server began"))
+    for path, at_s in ((old / ERROR_FILE, 1e9), (old / "run.json", 1e9)):
+        os.utime(path, (at_s, at_s))
+    server.look(0.0)
+    write_error(folder, ConfigError("task.file", "no data here", "Ask a silo"))
+    for now_s in (2.0, 4.0):
+        server.look(now_s)
+    (line,) = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert str(folder) in line and "task.file: no data here. Ask a silo" in line and "run.log" in line
+    assert server.keeper.status()["failed"] == {str(folder): "task.file: no data here. Ask a silo"}
+    write_error(folder, RunError(STOPPED))
+    server.keeper._cares.clear()
+    server.look(6.0)
+    assert "failed" not in server.keeper.status()
+
+
+def test_a_full_disk_takes_no_tries_and_its_runs_go_on_within_a_minute(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run died at work. Another was submitted while the disk was full, and Flower could not begin it."""
+    free = 0
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    folder, submitted = server.run("a"), server.run("b")
+    (submitted / PID_FILE).unlink()
+    (submitted / APP).mkdir()
+    for now_s in range(0, 1000, 2):
+        server.look(float(now_s))
+    assert server.resumed == [] and "is full" in str(server.told(folder)["reason"])
+    free = LEAST_ROOM
+    for now_s in range(1000, 1060, 2):
+        server.look(float(now_s))
+    assert {name for _, name in server.resumed} == {"a", "b"}
+
+
+def test_a_process_that_never_began_is_tried_each_minute(server: Server) -> None:
+    (server.run("a") / PID_FILE).unlink()
+    for now_s in range(0, 1000, 2):
+        server.look(float(now_s))
+    at = [now_s for now_s, _ in server.resumed]
+    assert max(after - before for before, after in pairwise(at)) <= 60

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -30,6 +31,11 @@ def test_a_log_rotates_and_is_kept_to_its_size(tmp_path: Path) -> None:
     assert process.poll() == 0
     logs = sorted(tmp_path.iterdir())
     assert [log.name for log in logs] == ["noisy.log", "noisy.log.1", "noisy.log.2"]
+    stamped = [
+        re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ line \d+ green", line)
+        for line in logs[0].read_text().splitlines()
+    ]
+    assert all(stamped), "each line begins with the time, in UTC"
     assert all(0 < log.stat().st_size <= LIMITS.bytes for log in logs)
 
 

@@ -69,6 +69,9 @@ def check_runs(state: Path, now: datetime) -> Check:
     if bad:
         remedy = f"See {state / 'logs'}; `fedsync server stop DIR` ends a run, which can be resumed"
         return Check(name, False, "; ".join(bad), remedy)
+    for folder, why in _table(keeper, "failed").items():
+        remedy = f"See {folder}/run.log; `fedsync server run --resume {folder}` goes on with it"
+        return Check(name, False, f"the last run failed: {folder}: {why}", remedy)
     return Check(name, True, f"{len(runs)} not over; looked at {keeper.get('looked')}")
 
 

@@ -255,7 +255,7 @@ function show(run) {
   document.title = `${run.state || "waiting"}: ${run.title || "FedSync"}`;
   word.textContent = run.state || "waiting";
   word.className = run.state || "";
-  if (!run.entries) { at("why").textContent = "nothing has happened yet"; return; }
+  if (!run.entries) { at("why").textContent = run.why || "nothing has happened yet"; return; }
   at("why").textContent = run.why || (run.quiet_s >= 10 && run.state === "running" ? `nothing new for ${span(run.quiet_s)}` : "");
   at("steering").hidden = !run.steers;
   at("pause").textContent = run.state === "paused" ? "Continue" : "Pause";

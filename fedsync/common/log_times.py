@@ -1,0 +1,37 @@
+"""Lines of logs begin with the time, in UTC."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import time
+from pathlib import Path
+
+
+class TimedFormatter(logging.Formatter):
+    """``2026-05-01T12:00:00Z message``; with a level, that comes before the message."""
+
+    converter = time.gmtime
+    default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%SZ", ""
+
+    def __init__(self, *, level: bool = True) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s" if level else "%(asctime)s %(message)s")
+
+
+class QuietFile(logging.handlers.RotatingFileHandler):
+    """A log in a file, which on a full disk loses lines and stops nothing."""
+
+    def __init__(self, path: Path, most_bytes: int, keep: int, *, level: bool) -> None:
+        super().__init__(path, maxBytes=most_bytes, backupCount=keep, encoding="utf-8", delay=True)
+        self.setFormatter(TimedFormatter(level=level))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: there is no other place to say it."""
+
+
+def log_with_times() -> None:
+    """Have what this process logs on the terminal begin with the time, from INFO on where it is FedSync's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(TimedFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("fedsync").setLevel(logging.INFO)
