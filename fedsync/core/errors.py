@@ -85,6 +85,13 @@ class ProtocolError(FedSyncError):
         return f"{who} failed the check {self.check!r}: {self.detail}"
 
 
+class LaterVersion(ProtocolError):
+    """A silo says that it holds a version that the server's run has not come to: a lie, or the server was set back."""
+
+    def __init__(self, silo: str, version: int, newest: int) -> None:
+        super().__init__(silo, "version", f"it says that it holds {version}, the newest is {newest}")
+
+
 class IntegrityError(ProtocolError):
     """What came was not made by silos of the group, or not for this place: what was sealed, changed on its way."""
 

@@ -275,12 +275,12 @@ class FlowerDriver:
                     answered = f"{type(asked).__name__} is answered with {type(reply).__name__}"
                     raise ProtocolError(name, "message", answered)
         except ProtocolError as error:
-            return self._failed(sent, str(error))
+            return self._failed(sent, error)
         return None
 
-    def _failed(self, sent: PendingMessage, reason: str, back_s: float | None = None) -> Event | None:
+    def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
         """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
-        now_s, name = self._now_s(), self._nodes.sender(sent.node)
+        now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
         logger.warning("%s", reason)
         match sent.request:
             case Train(order):
@@ -293,7 +293,7 @@ class FlowerDriver:
                 self._go_on_if_open()
             case Describe():
                 # It did not say who it is: ask again at the next look at the members.
-                self._nodes.ask_again(sent.node)
+                self._nodes.ask_again(sent.node, why)
         return None
 
     def _send_again(self, sent: PendingMessage, name: str, holds: int) -> None:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedsync.common.backoff import Backoff
 from fedsync.core import foreign
 from fedsync.core.checks import MAX_NAME, check_facts
-from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.parts import CommonForm
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.regions import Regions
@@ -96,6 +96,7 @@ class Nodes:
         self._refusing: dict[int, Refused] = {}
         self._names: dict[int, str] = {}
         self._answers: dict[int, str] = {}
+        self._ahead: dict[int, LaterVersion] = {}
         self._told = ""
         self.by_name: dict[str, int] = {}
         """Node of each silo that is here."""
@@ -156,7 +157,15 @@ class Nodes:
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""
         self._seen.discard(node)
-        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests, self._answers):
+        for kept in (
+            self._refused,
+            self._registered,
+            self._refusing,
+            self._useless,
+            self._rests,
+            self._answers,
+            self._ahead,
+        ):
             kept.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
@@ -166,12 +175,21 @@ class Nodes:
                 self._seen.discard(other)
         return name
 
-    def ask_again(self, node: int) -> None:
+    def ask_again(self, node: int, why: str | ProtocolError = "") -> None:
         """Have a later look name a node again that gave no usable answer, unless it was refused.
 
         The first time that is the next look, then the second after it, the fourth, and so on: for its silo, each
         question may be the start of a trainer.
+
+        Args:
+            node: its number.
+            why: what its answer was.
+
+        Raises:
+            RunError: all silos that are here say that they are at a later version than this run, which was set back.
         """
+        if isinstance(why, LaterVersion):
+            self._is_ahead(node, why)
         if node not in self._refused:
             self._rests[node] = int(RESTS.pause_s(self._useless.get(node, 0)))
             self._useless[node] = self._useless.get(node, 0) + 1
@@ -204,6 +222,18 @@ class Nodes:
             return
         if len({self._refusing[one].code for one in here}) == 1:
             raise RunError(explained_together({self.sender(one): self._refusing[one] for one in sorted(here)}))
+
+    def _is_ahead(self, node: int, error: LaterVersion) -> None:
+        self._ahead[node], self._answers[node] = error, "that it is at a later version"
+        here = sorted(self._activated.keys() - self._refused.keys())
+        # One that lies ends no run: as many as the run needs have to be here, and all of them to say so.
+        if not self.by_name and self._ahead.keys() >= set(here) and len(here) >= self._admission.needed:
+            told = "; ".join(f"{self.sender(one)}: {self._ahead[one].detail}" for one in here[:_MOST_NAMED])
+            raise RunError(
+                f"this run was set back, perhaps to a backup, and no silo follows it back ({told}). Put back the "
+                "newest files of the run's folder and resume it. Or begin another run: `fedsync silo export` writes "
+                "the model that silos came to, and first_model in silo.yaml lets a run begin with it"
+            )
 
     def check(self, node: int, hello: Hello, form: CommonForm | None = None) -> str:
         """Name of the silo that a node says it is, if it may be.

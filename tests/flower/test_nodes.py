@@ -1,13 +1,14 @@
 """Which node is which silo, by registration and by word."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedsync.core.errors import ProtocolError, RunError
+from fedsync.core.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
 from fedsync.flower import messages
 from fedsync.flower import nodes as nodes_module
@@ -415,3 +416,20 @@ def test_the_log_says_who_is_missing_whenever_that_changes(caplog: pytest.LogCap
     anybody = Nodes(NamedGrid({}), Admission(expected=3))
     anybody.look()
     assert caplog.messages == [f"{MISSING}: 0 of 3 silos are connected"]
+
+
+@pytest.mark.parametrize(("needed", "lost"), [(2, True), (3, False)])
+def test_a_run_that_the_silos_it_needs_are_ahead_of_is_over(needed: int, lost: bool) -> None:
+    nodes = Nodes(NamedGrid({1: "a", 2: "b"}), Admission(needed=needed))
+    nodes.look()
+    nodes.ask_again(1, LaterVersion("a", 9, 4))
+    told = r"was set back.*a: it says that it holds 9, the newest is 4; b: "
+    with pytest.raises(RunError, match=told) if lost else nullcontext():
+        nodes.ask_again(2, LaterVersion("b", 8, 4))
+
+
+def test_a_silo_that_says_it_is_ahead_ends_no_run_that_another_is_in() -> None:
+    nodes = Nodes(NamedGrid({1: "a", 2: "b"}))
+    nodes.look()
+    join(nodes, 2, "b")
+    nodes.ask_again(1, LaterVersion("a", 9, 4))

@@ -1,7 +1,9 @@
 """An encrypted run that is cut off goes on from what is on disk, with silos that kept all of it or nothing."""
 
 import contextlib
+import shutil
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName
 from fedsync.flower.checkpoints import FOLDER, Checkpoints
 from fedsync.observe.replay import replay
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import (
     QUICK,
     SILOS,
@@ -121,6 +124,25 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
     _all_came_to_one_model(set(trainers) - before)
     assert "refused" not in caplog.text and "brings nothing" not in caplog.text
     replay(out / JOURNAL)
+
+
+def test_a_server_that_was_set_back_to_a_backup_says_so_and_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silos refuse to follow it back, which is right; the run ends with the reason, instead of waiting for ever."""
+    monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, join_timeout_s=8.0))
+    out, cipher = tmp_path / "run", "cipher={kind: bfv}"
+    keys = _keys(tmp_path, monkeypatch, cipher)
+    cut_off(strategy_in(out, cipher, keys=keys), version=1)
+    shutil.copytree(out, tmp_path / "backup")
+    with pytest.raises(Killed):
+        strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3, {2: killed_at(3)}))
+    shutil.rmtree(out)
+    shutil.copytree(tmp_path / "backup", out)
+    with pytest.raises(
+        RunError, match=r"was set back, perhaps to a backup.*it says that it holds .*fedsync silo export"
+    ):
+        strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
 
 
 def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(

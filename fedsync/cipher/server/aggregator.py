@@ -36,7 +36,7 @@ from fedsync.cipher.suites.suite import Adder
 from fedsync.core import foreign
 from fedsync.core.actions import Commit
 from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.errors import PolicyError, ProtocolError, RunError
+from fedsync.core.errors import LaterVersion, PolicyError, ProtocolError, RunError
 from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.saved import Names, fill, named
@@ -171,7 +171,7 @@ class EncryptedAggregator:
         """
         self._inbox.key_of(silo)
         if not -1 <= version <= self._chain.newest:
-            raise ProtocolError(silo, "version", f"it says that it holds {version}, the newest is {self._chain.newest}")
+            raise LaterVersion(silo, version, self._chain.newest)
         self._held[silo] = version if self._chain.continues(version) else -1
 
     def apart(self, order: WorkOrder) -> Payload:
