@@ -84,9 +84,9 @@ def rotate(file: File) -> None:
     from fedsync.ops.key_rotation import rotate_node_key
 
     key = rotate_node_key(config)
-    typer.echo(f"{key.name} {key.fingerprint}")
-    typer.echo(f"{key.public}: to the server's operator, who puts it in place of the old one and registers it")
-    typer.echo("then restart `fedsync silo start`; from its registration on the server turns the old key away")
+    say(f"{key.name} {key.fingerprint}")
+    say(f"{key.public}: to the server's operator, who puts it in place of the old one and registers it")
+    say("then restart `fedsync silo start`; from its registration on the server turns the old key away")
 
 
 @app.command()

@@ -7,6 +7,8 @@ import logging.handlers
 import time
 from pathlib import Path
 
+from fedsync.core.foreign import SHOWN
+
 
 class TimedFormatter(logging.Formatter):
     """``2026-05-01T12:00:00Z message``; with a level, that comes before the message."""
@@ -33,5 +35,6 @@ def log_with_times() -> None:
     """Have what this process logs on the terminal begin with the time, from INFO on where it is FedSync's."""
     handler = logging.StreamHandler()
     handler.setFormatter(TimedFormatter())
+    handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("fedsync").setLevel(logging.INFO)

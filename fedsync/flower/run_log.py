@@ -29,7 +29,8 @@ _NAMED = 6
 def kept_log(folder: Path) -> Iterator[None]:
     """Have what this process logs in `RUN_LOG` of a run's folder as well, and a failure's traceback."""
     handler = QuietFile(folder / RUN_LOG, _LOG_BYTES, 1, level=True)
-    loggers = [logging.getLogger(name) for name in ("flwr", "fedsync")]
+    handler.addFilter(foreign.SHOWN)
+    loggers = [logging.getLogger("flwr"), logging.getLogger("fedsync")]
     levels = [each.level for each in loggers]
     for each in loggers:
         each.addHandler(handler)

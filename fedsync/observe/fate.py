@@ -52,8 +52,7 @@ def before_its_beginning(folder: Path) -> str | None:
     except OSError:
         end = []
     last = next((line for line in reversed(end) if MISSING in line), end[-1] if end else "")
-    shown = "".join(letter if letter.isprintable() else "?" for letter in last)
-    return f"the run has not begun: {shown or 'its server process has not started'}"
+    return f"the run has not begun: {last or 'its server process has not started'}"
 
 
 def is_cut_off(folder: Path) -> bool:

@@ -244,14 +244,13 @@ class AccessMiddleware:
 
 
 def _log(scope: Scope, refused: TurnedAway) -> None:
-    """Say who was turned away: nothing that the stranger wrote is believed, and its text is printed as ASCII."""
+    """Say who was turned away: nothing that the stranger wrote is believed."""
     client, key = scope.get("client"), dict(scope["headers"]).get(b"flwr-public-key")
     shown = ""
     if key is not None:
         with contextlib.suppress(binascii.Error):
             shown = f", key {claimed_fingerprint(base64.b64decode(key, validate=True))}"
-    path = ascii(str(scope["path"])[:_MOST_PATH])
-    where = client[0] if client else "nowhere"
+    path, where = str(scope["path"])[:_MOST_PATH], client[0] if client else "nowhere"
     logger.warning("refused with %d: %s (%s from %s%s)", refused.status, refused.text, path, where, shown)
 
 
