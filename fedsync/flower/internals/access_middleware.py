@@ -67,6 +67,7 @@ _MOST = {"/v1/fleet/push-object": MAX_REQUEST_BYTES, "/v1/fleet/push-messages": 
 _REGISTER, _ACTIVATE = "/v1/fleet/register-node", "/v1/fleet/activate-node"
 _DIGITS = 20
 _MOST_PATH = 200
+_NO_NODE = "not a registered node"
 _ONCE = (b"authorization", b"content-length", b"content-range", b"range", b"flwr-")
 
 
@@ -239,7 +240,7 @@ class AccessMiddleware:
         node = await self._callers.node(headers)
         if node is None:
             # A SuperNode takes 401 for the end of a session that it had, and 412 for one that it does not get.
-            raise TurnedAway(412 if path in (_REGISTER, _ACTIVATE) else 401, "not a registered node")
+            raise TurnedAway(412 if path in (_REGISTER, _ACTIVATE) else 401, _NO_NODE)
         return Judged(node, size, parcel)
 
 
@@ -251,7 +252,8 @@ def _log(scope: Scope, refused: TurnedAway) -> None:
         with contextlib.suppress(binascii.Error):
             shown = f", key {claimed_fingerprint(base64.b64decode(key, validate=True))}"
     path, where = str(scope["path"])[:_MOST_PATH], client[0] if client else "nowhere"
-    logger.warning("refused with %d: %s (%s from %s%s)", refused.status, refused.text, path, where, shown)
+    why = "no registered node proves to have sent it" if refused.text == _NO_NODE else refused.text
+    logger.warning("[%s] refused: %s; %d to %s%s", path, why, refused.status, where, shown)
 
 
 def _note(scope: Scope, owner: int | None) -> None:
