@@ -41,7 +41,7 @@ _FILES = (
     *("config.yaml", "silos.yaml", "strategy.yaml", "rounds.jsonl", "metrics.url", "evaluation.json", "evaluated.json"),
     *("rounds.csv", "rounds-silos.csv", "rounds-metrics.csv", "cross_site.json", "statistics.json", "model-card.md"),
     *("best.pt", "best.json", "best.next.pt", "last.pt", "model.pt", "report.html", "results.tex", "results.md"),
-    *("results.csv", "seeds.tex", "seeds.md", "seeds.csv", "server.pid", DONE_FILE, ERROR_FILE),
+    *("results.csv", "seeds.tex", "seeds.md", "seeds.csv", "server.pid", "run.log", "run.log.1", DONE_FILE, ERROR_FILE),
     *("app", "arrays", "evidence", "logs", "operator", "state", "sums", "survey"),
 )
 """What else a run, or a command on it, writes into its folder."""

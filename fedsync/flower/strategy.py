@@ -320,14 +320,9 @@ class FedSync(Shipped):
 
     def summary(self) -> None:
         """Log what is about to run."""
-        logger.info(
-            "FedSync %s: barrier %s, balancer %s, task %s; files in %s",
-            self.config.name,
-            self.config.barrier.kind,
-            self.config.balancer.kind,
-            f"{self.config.task.kind} {getattr(self.config.task, 'app', '')}".strip(),
-            self.out,
-        )
+        config, about = self.config, "FedSync %s: barrier %s, balancer %s, task %s; files in %s"
+        task = f"{config.task.kind} {getattr(config.task, 'app', '')}".strip()
+        logger.info(about, config.name, barriers_of(config)[0].kind, config.balancer.kind, task, self.out)
 
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         """Configuration and timing with what `start` was told."""
