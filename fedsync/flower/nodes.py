@@ -157,16 +157,10 @@ class Nodes:
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""
         self._seen.discard(node)
-        for kept in (
-            self._refused,
-            self._registered,
-            self._refusing,
-            self._useless,
-            self._rests,
-            self._answers,
-            self._ahead,
-        ):
+        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
             kept.pop(node, None)
+        self._answers.pop(node, None)
+        self._ahead.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]

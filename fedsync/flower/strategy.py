@@ -322,7 +322,7 @@ class FedSync(Shipped):
         """Log what is about to run."""
         config, about = self.config, "FedSync %s: barrier %s, balancer %s, task %s; files in %s"
         task = f"{config.task.kind} {getattr(config.task, 'app', '')}".strip()
-        logger.info(about, config.name, barriers_of(config)[0].kind, config.balancer.kind, task, self.out)
+        logger.info(about, config.name, config.barrier.kind, config.balancer.kind, task, self.out)
 
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         """Configuration and timing with what `start` was told."""
