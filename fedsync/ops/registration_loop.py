@@ -97,7 +97,8 @@ def read_registered(state: Path) -> dict[str, str]:
 def note_registered(state: Path, told: Mapping[str, str | None]) -> None:
     """Put down what became of silos, for whoever looks at the server; None for one that is revoked."""
     with taken(state / f"{REGISTERED_FILE}.lock"):
-        now = {name: text for name, text in {**read_registered(state), **told}.items() if text is not None}
+        known: dict[str, str | None] = {**read_registered(state), **told}
+        now = {name: text for name, text in known.items() if text is not None}
         try:
             write_atomically(state / REGISTERED_FILE, json.dumps(now, indent=2).encode(), OWNER_FILE)
         except ConfigError as error:  # a full disk does not undo what the SuperLink did
