@@ -13,11 +13,11 @@ from fedsync.core.foreign import SHOWN
 class TimedFormatter(logging.Formatter):
     """``2026-05-01T12:00:00Z message``; with a level, that comes before the message."""
 
-    converter = time.gmtime
     default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%SZ", ""
 
     def __init__(self, *, level: bool = True) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s" if level else "%(asctime)s %(message)s")
+        self.converter = time.gmtime
 
 
 class QuietFile(logging.handlers.RotatingFileHandler):

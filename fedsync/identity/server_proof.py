@@ -48,8 +48,8 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
             certificate = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
             return str(secured.version()), certificate_facts(certificate)
     except ssl.SSLCertVerificationError as error:
-        certificate = shown_certificate(way, timeout_s) if error.verify_code in _UNKNOWN_ISSUER else None
-        issuer = None if certificate is None else certificate.issuer
+        other = shown_certificate(way, timeout_s) if error.verify_code in _UNKNOWN_ISSUER else None
+        issuer = None if other is None else other.issuer
         if issuer is None or issuer == x509.load_pem_x509_certificate(authority.read_bytes()).subject:
             raise  # also where another federation's server answers: its authority is called as this one
         through = "a proxy between" if way.proxy is None else f"a proxy between ({way.proxy}, or one behind it)"
