@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -62,7 +62,13 @@ class StrategySections(Section):
     """Everything random in the run follows from it."""
 
     min_silos: PositiveInt | None = None
-    """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2."""
+    """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2. If you
+    give a number, a run that ends with fewer silos has failed: see ``on_lost_silo``."""
+
+    on_lost_silo: Literal["warn", "fail"] = "warn"
+    """What a silo does to the run that is gone, or whose last three orders failed, or of which no update is in the
+    model. With ``warn`` the run goes on and says so at once and in its result, and fails where it ends with fewer silos
+    than ``min_silos``. With ``fail`` it fails at once."""
 
     most_examples: PositiveInt | None = None
     """Training samples that a silo may say it holds; one that says more does not take part. Left out, a billion: where

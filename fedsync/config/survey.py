@@ -21,8 +21,13 @@ _MEMBERS = 2
 """Silos whose sums are opened together, at least: those of one would be its own."""
 
 
-def survey_of(config: StrategyConfig) -> StrategyConfig | None:
-    """The survey that comes before a run; None if there is none."""
+def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfig | None:
+    """The survey that comes before a run; None if there is none. It fails if it ends with fewer silos than may begin.
+
+    Args:
+        config: of the run.
+        silos: number of silos in the silo file that are there at the start, or None without one.
+    """
     task = config.task
     asked = task.survey() if isinstance(task, CsvConfig) else None
     if asked is None:
@@ -31,7 +36,7 @@ def survey_of(config: StrategyConfig) -> StrategyConfig | None:
         {
             "name": f"{config.name}-survey",
             "seed": config.seed,
-            "min_silos": config.min_silos,
+            "min_silos": config.quorum(silos),
             "silos": config.silos,
             "most_examples": config.most_examples,
             "stop": {"rounds": rounds_of(asked.bins)},

@@ -130,5 +130,9 @@ class RunError(FedSyncError):
     """A run could not go on: a process died, silos did not join, or every silo kept failing."""
 
 
+class UserCodeError(RunError):
+    """A silo's training code raised: names its file, its line and what it said."""
+
+
 class Hanging(RunError):
     """What a silo was asked to do waits for something that does not come."""

@@ -281,7 +281,8 @@ class FlowerDriver:
     def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
         """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
         now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
-        logger.warning("%s", reason)
+        # Of orders that fail, the listeners of the journal tell.
+        (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
         match sent.request:
             case Train(order):
                 self._outbox.over(order.update_id, now_s)

@@ -57,6 +57,7 @@ class RoundLog:
     def __init__(self, rounds: int | None) -> None:
         self._rounds = rounds
         self._told: int | None = None
+        self._news = 0
 
     def follow(self, ledger: Ledger) -> None:
         """Log what is new since the first time; the rounds that were there then are another process's."""
@@ -64,15 +65,12 @@ class RoundLog:
         for row in ledger.rounds[known:]:
             logger.info("%s", self._line(row, ledger))
         self._told = len(ledger.rounds)
+        for news in ledger.lost.since(self._news):
+            logger.warning("%s", news)
+        self._news = ledger.lost.told
 
     def _line(self, row: Round, ledger: Ledger) -> str:
-        # Sealed losses come a commit late, and a version is evaluated on the way into the next round.
-        loss = ledger.training_loss if row.loss is None else row.loss
-        figures = [
-            f"{name} {value:.4g}"
-            for name, value in (("loss", loss), ("accuracy", ledger.accuracy))
-            if value is not None
-        ]
+        figures = [ledger.loss_words(row), *([] if ledger.accuracy is None else [f"accuracy {ledger.accuracy:.4g}"])]
         rounds = ledger.steered.stop.get("rounds", self._rounds)
         of = "" if rounds is None else f"/{rounds}"
         return "; ".join([f"[ROUND {row.round}{of}] {row.seconds:.1f} s", *figures, _batches(row)])

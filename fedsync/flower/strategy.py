@@ -202,7 +202,7 @@ class FedSync(Shipped):
 
     def _surveyed(self, grid: Grid, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
         """The run, with what silos found out together before it, where it has such a survey: a run of its own."""
-        survey = survey_of(config)
+        survey = survey_of(config, None if self.cluster is None else len(self.cluster.silos))
         if survey is None:
             return spec
         before = FedSync(
@@ -313,6 +313,7 @@ class FedSync(Shipped):
             keeper.close()
             self.run_summary = result.summary = recorder.finish(models.digests)
             logger.info("files of the run: %s", self.out)
+        recorder.check_silos()
         fill_metrics(result, recorder.out)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")

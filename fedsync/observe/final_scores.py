@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedsync.core.actions import Evaluate
 from fedsync.core.checks import usable
@@ -63,3 +64,14 @@ class FinalScores:
         """The score of a model by name, over all silos."""
         settled = self.of(subject)
         return None if settled is None else settled.score.numbers
+
+    def kept(self, best: Score | None, last: Score | None) -> dict[str, Any]:
+        """What is known of the versions that are kept: found while the run went on, and on the test splits."""
+        models: dict[str, Any] = {Subject.BEST: None, Subject.LAST: None}
+        for subject, score in ((Subject.BEST, best), (Subject.LAST, last)):
+            if score is not None:
+                # If the last is the best, silos were asked once.
+                same = last is not None and score.version == last.version
+                tested = self.numbers(Subject.LAST if same else subject)
+                models[subject] = {"version": score.version, "metrics": dict(score.numbers), "test": tested}
+        return models

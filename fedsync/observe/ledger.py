@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from fedsync.core.scores import Scores, Settled
 from fedsync.core.selection import numbers_of
 from fedsync.observe.evaluations import JudgedModels
 from fedsync.observe.final_scores import FinalScores
+from fedsync.observe.lost_silos import LostSilo, LostSilos
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.rounds import Round, Rounds
-from fedsync.observe.shares import SiloTotals, WaitingUpdate, shares_of
+from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, shares_of
 from fedsync.observe.steered import SteeredRun, drops_in
 
 _LATEST = 64
@@ -34,17 +35,6 @@ KEPT_ROUNDS = 1000
 
 MOST_NOTES = 1000
 """Notes that are kept, the newest."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndedOrder:
-    """An order that is in work no more; times as in the journal. No report where it failed or training ended."""
-
-    silo: str
-    order: WorkOrder
-    begin_s: float
-    end_s: float
-    report: WorkReport | None
 
 
 @dataclass(slots=True)
@@ -62,6 +52,7 @@ class Ledger:
         best: version that is kept.
         last: newest version that has a score.
         steered: what an operator has made of the run.
+        lost: silos that failed, or are missing.
         keep: newest rounds that are kept, once nothing comes to them any more; None for all. Whoever follows the books
             after each entry has seen the others.
     """
@@ -73,6 +64,7 @@ class Ledger:
     measured: tuple[AnyMetric, ...] | None = None
     keep: int | None = None
     steered: SteeredRun = field(default_factory=SteeredRun)
+    lost: LostSilos = field(default_factory=LostSilos)
     rounds: Rounds = field(default_factory=Rounds)
     silos: dict[str, SiloTotals] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -106,14 +98,16 @@ class Ledger:
         self._let_go()
         if not self._closing:
             self._end_s = entry.at_s
-        discarded = [action.update_id for action in entry.actions if isinstance(action, Discard)]
+        discarded = {action.update_id: action.reason for action in entry.actions if isinstance(action, Discard)}
         for event in entry.events:
             self._add_event(event, discarded)
         for drop in drops_in(entry):
             self._lose(drop.silo, drop.at_s, taken=True)
+            self.lost.drop(drop.silo, drop.at_s)
             self._scores.forget(drop.silo)
         self._settle()
         self.steered.add(entry)
+        self.lost.readmit(self.steered.dropped)
         for action in entry.actions:
             match action:
                 case Dispatch(_, order) if order.scores_only or order.apart:
@@ -138,7 +132,7 @@ class Ledger:
                     self.notes = [*self.notes[1 - MOST_NOTES :], text]
                 case Stop():
                     self.cut_off()
-                    self.stopped = action
+                    self.stopped, self.lost.over = action, True
 
     def _let_go(self) -> None:
         """Let go of old rounds, many at a time: nothing comes to them any more, and all have seen them."""
@@ -186,6 +180,12 @@ class Ledger:
         """Newest mean training loss of a round that is known."""
         return next((row.loss for row in reversed(self.rounds[-_LATEST:]) if row.loss is not None), None)
 
+    def loss_words(self, row: Round) -> str:
+        """The newest training loss; where no silo tells one, what evaluations found; ``loss -`` if there is none."""
+        known = self.training_loss if row.loss is None else row.loss  # sealed losses come a commit late
+        name, value = ("loss", known) if known is not None or self._loss is None else ("test loss", self._loss)
+        return f"{name} -" if value is None else f"{name} {value:.4f}"
+
     @property
     def seconds_to_target(self) -> float | None:
         """When the first version that reached the target was committed, or None."""
@@ -198,9 +198,13 @@ class Ledger:
         reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
         return next(reached, None)
 
+    def missing(self) -> list[LostSilo]:
+        """Silos that are missing at this moment."""
+        return self.lost.missing(self._begin_s or 0.0, self._end_s)
+
     def summary(self) -> dict[str, Any]:
         """The figures of ``summary.json`` that the journal knows."""
-        available = len(self.silos) * self.seconds
+        available, missing = len(self.silos) * self.seconds, self.missing()
         busy = {name: self._busy_s(silo) for name, silo in self.silos.items()}
         return {
             "rounds": len(self.rounds),
@@ -212,14 +216,15 @@ class Ledger:
             "target_accuracy": self.target_accuracy,
             "seconds_to_target": self.seconds_to_target,
             "stopped_by": self.stopped.reason if self.stopped else None,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.lost.notes(missing)],
+            "lost": [{"silo": each.silo, "since_s": each.since_s, "why": each.why} for each in missing],
             "samples": sum(silo.samples for silo in self.silos.values()),
             "utilisation": sum(s.compute_s for s in self.silos.values()) / available if available else 0.0,
             "wait_fraction": 1 - sum(busy.values()) / available if available else 0.0,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "metrics": self.metrics.values(),
-            **self._models(),
+            **self.tested.kept(None if self.best is None else self.best.score, self.last),
             "silos": [
                 {
                     "name": name,
@@ -245,19 +250,7 @@ class Ledger:
             found.setdefault((Split.TEST, Subject.BEST), last)  # silos are asked once
         return found
 
-    def _models(self) -> dict[str, Any]:
-        """What is known of the versions that are kept: found while the run went on, and on the test splits."""
-        kept = {Subject.BEST: None if self.best is None else self.best.score, Subject.LAST: self.last}
-        models: dict[str, Any] = dict.fromkeys(kept)
-        for subject, score in kept.items():
-            if score is not None:
-                # If the last is the best, silos were asked once.
-                same = self.last is not None and score.version == self.last.version
-                tested = self.tested.numbers(Subject.LAST if same else subject)
-                models[subject] = {"version": score.version, "metrics": dict(score.numbers), "test": tested}
-        return models
-
-    def _add_event(self, event: Event, discarded: Collection[str]) -> None:
+    def _add_event(self, event: Event, discarded: Mapping[str, str]) -> None:
         match event:
             case UpdateArrived(at_s, meta, report):
                 self._arrive(at_s, meta, report, discarded)
@@ -265,17 +258,21 @@ class Ledger:
                 self.judged.validates |= facts.validates
                 self._lose(name, at_s)
                 self.silos.setdefault(name, SiloTotals(since_s=at_s))
-            case SiloLost(at_s, name, _):
+                self.lost.join(event)
+            case SiloLost(at_s, name, reason):
                 self._lose(name, at_s)
+                self.lost.lose(name, at_s, reason)
                 self._scores.forget(name)
             case WorkFailed(at_s, name, update_id, _):
                 if self._order_of(name, update_id) is not None:
                     self._end_order(name, at_s, None)
+                    self.lost.fail(event)
             case Evaluated(split=Split.TEST) as told:
                 self.tested.answer(told)
             case Evaluated(_, name, version) as told:
                 if name in self._awaiting and version == self._final:
                     self._awaiting.discard(name)
+                    self.lost.evaluate(name, told.evaluation)
                     self._evaluated(version, name, told)
 
     def _lose(self, name: str, at_s: float, *, taken: bool = False) -> None:
@@ -322,10 +319,11 @@ class Ledger:
         if self._begin_s is None:
             self._begin_s = at_s
         self.silos[name].begin(order, at_s)
+        self.lost.begin(name)
         self.bytes_down += self.model_bytes
         self._scores.begin(order.base_version)
 
-    def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, discarded: Collection[str]) -> None:
+    def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, discarded: Mapping[str, str]) -> None:
         self.bytes_up += meta.nbytes
         received = report.metrics.get(RECEIVED)
         if received is not None and 0 <= received <= self.model_bytes + HEAD_BYTES:
@@ -336,7 +334,9 @@ class Ledger:
         # A report that was refused was discarded at once; of the others, a barrier may discard some too.
         if meta.update_id in discarded and not sound(order, meta, report):
             self._end_order(meta.silo, at_s, None)
+            self.lost.refuse(meta.silo, at_s, discarded[meta.update_id])
             return
+        self.lost.succeed(meta.silo, at_s, order, report)
         busy_s = at_s - self.silos[meta.silo].since_s
         self._end_order(meta.silo, at_s, report)
         self._arrived[meta.update_id] = WaitingUpdate(meta, report, order.batch_size, at_s, busy_s)
@@ -362,6 +362,7 @@ class Ledger:
         arrivals = [self._arrived.pop(update_id) for update_id in update_ids if update_id in self._arrived]
         if not arrivals:
             return  # it has scores only
+        self.lost.commit(arrival.meta.silo for arrival in arrivals)
         reports = [arrival.report for arrival in arrivals]
         loss = mean_loss(reports)
         self._sealed = loss is None

@@ -18,8 +18,10 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
 from fedsync.observe.fate import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
-from fedsync.observe.ledger import KEPT_ROUNDS, EndedOrder, Ledger
+from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
+from fedsync.observe.lost_silos import MOST_NAMED, expected_of
 from fedsync.observe.report.data import natural, read_summary
+from fedsync.observe.shares import EndedOrder
 from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import silo_table
 from fedsync.observe.tail import Tail
@@ -61,6 +63,7 @@ class LiveRun:
             keep=KEPT_ROUNDS,
             steered=self.steered,
         )
+        self.ledger.lost.expected = expected_of(header)
         self.runtime = str(header.get("runtime", ""))
         self.absences = Absences(MOST_ABSENCES)
         self._paces: dict[str, _Pace] = {}
@@ -140,6 +143,7 @@ class LiveRun:
             way_on: how it goes on, if it was cut off.
         """
         rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
+        rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
         return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
 
     def _headline(self, quiet_s: float, over: bool) -> RenderableType:

@@ -34,7 +34,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._every_s = every_s
         self._trained = trained
         self._before: int | None = None
-        self._asked = 0
+        self._asked = self._told = 0
         self._shown = 0
         self._begin_s = time.monotonic()
         self._shown_s = -math.inf
@@ -68,6 +68,9 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._before, self._asked = len(ledger.rounds), ledger.steered.asked
             self._shown = self._before
         self._show_operator(ledger)
+        for news in ledger.lost.since(self._told):
+            self._console.print(f"{self._label:<12} {news}", style="red", soft_wrap=True)
+        self._told = ledger.lost.told
         if len(ledger.rounds) == self._shown:
             return
         first = self._shown
@@ -98,11 +101,10 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         share = row.silos[row.slowest]
         # A version is evaluated on the way into the next round, so the newest accuracy is one round old.
         accuracy = "-" if ledger.accuracy is None else f"{ledger.accuracy:.3f}"
-        known = ledger.training_loss if row.loss is None else row.loss  # sealed losses come a commit late
-        loss = "-" if known is None else f"{known:.4f}"
+        loss = ledger.loss_words(row)
         slowest = f"slowest {row.slowest} ({share.compute_s + share.overhead_s:.1f} s)"
         if self._bar is not None and self._task is not None:
-            scores = f"accuracy {accuracy}  " if self._trained else ""
+            scores = f"{f'accuracy {accuracy}' if ledger.accuracy is not None else loss}  " if self._trained else ""
             state = f"{scores}{slowest}  {self._eta(row.round)}"
             self._bar.update(self._task, completed=row.round, state=state)
             return

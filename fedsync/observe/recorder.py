@@ -21,6 +21,7 @@ from fedsync.observe.cross_site import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger
+from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.round_feed import RoundFeed
 from fedsync.observe.rounds import Round
 
@@ -85,6 +86,7 @@ class Recorder:
             measured=tuple(metrics),
             keep=keep,
         )
+        self._settings, self._known = config, 0
         self._identity = {
             "strategy": config["name"],
             "runtime": runtime,
@@ -103,6 +105,7 @@ class Recorder:
             "model_bytes": model_bytes,
             "target_accuracy": target_accuracy,
         }
+        self.ledger.lost.expected = expected_of(header)
         with _writing(out):
             _write_yaml(out / "config.yaml", config)
             outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
@@ -121,7 +124,8 @@ class Recorder:
         """Write one entry and what follows from it.
 
         Raises:
-            RunError: nothing can be written: without its journal, a run is not to go on.
+            RunError: nothing can be written: without its journal, a run is not to go on. Or a silo is lost, and the
+                strategy says that the run ends there.
         """
         with _writing(self.out):
             if self._journal is not None:
@@ -129,6 +133,17 @@ class Recorder:
             self._follow(entry)
         for listener in self._listeners:
             listener.follow(self.ledger)
+        if self._known != self.ledger.lost.told:
+            self._known = self.ledger.lost.told
+            self.check_silos()
+
+    def check_silos(self) -> None:
+        """See that the silos are there that the strategy demands.
+
+        Raises:
+            RunError: too few are, or the run is over and the result is of too few.
+        """
+        self.ledger.lost.check(self._settings, self.ledger.missing())
 
     def _follow(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)

@@ -16,10 +16,11 @@ from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.observe.absences import WAITING, pieces
 from fedsync.observe.fate import SUMMARY, before_its_beginning, is_cut_off, way_on
-from fedsync.observe.ledger import EndedOrder
 from fedsync.observe.live import LiveRun
+from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.report.data import natural
 from fedsync.observe.report.style import thin
+from fedsync.observe.shares import EndedOrder
 from fedsync.observe.tail import Tail
 
 MOST_SILOS = 200
@@ -127,6 +128,7 @@ class RunView:
             "commits": list(self._commits),
             "decisions": list(self._decisions),
             "operator": [[mark.at_s, mark.text[:_LONGEST], mark.refused[:_LONGEST]] for mark in steered.marks],
+            "lost": [each.words[:_LONGEST] for each in ledger.missing()[:MOST_NAMED]],
             "dropped_away": sorted(steered.dropped - ledger.silos.keys()),
         }
 

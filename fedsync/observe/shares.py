@@ -37,6 +37,17 @@ class WaitingUpdate:
     busy_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class EndedOrder:
+    """An order that is in work no more; times as in the journal. No report where it failed or training ended."""
+
+    silo: str
+    order: WorkOrder
+    begin_s: float
+    end_s: float
+    report: WorkReport | None
+
+
 @dataclass(slots=True)
 class SiloTotals:
     """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead.

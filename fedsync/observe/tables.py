@@ -19,13 +19,15 @@ MOST_ROWS = 50
 def silo_table(summary: dict[str, Any]) -> Table:
     """Who worked and who waited in one run."""
     title = f"{summary['strategy']}: who waited for whom (seconds)"
-    table = _table(title, "silo", "orders", "samples", "batch", "compute", "overhead", "waiting", "share")
-    silos = summary["silos"]
+    silos, missing = summary["silos"], {each["silo"] for each in summary.get("lost", ())}
+    failed = ("failed",) if any(silo.get("failures") for silo in silos) else ()
+    table = _table(title, "silo", "orders", *failed, "samples", "batch", "compute", "overhead", "waiting", "share")
     for silo in silos if len(silos) <= MOST_ROWS else _quantiles(silos):
         share = silo["wait_s"] / summary["seconds"] if summary["seconds"] else 0.0
         table.add_row(
-            silo["name"],
+            f"{silo['name']} (missing)" if silo["name"] in missing else silo["name"],
             str(silo["orders"]),
+            *(str(silo["failures"]) for _ in failed),
             str(silo["samples"]),
             str(silo["batch_size"]),
             f"{silo['compute_s']:.1f}",

@@ -86,7 +86,7 @@ def _surveyed(
     rings: Mapping[str, Ring],
 ) -> RunSpec:
     """The specification once silos have found out what they are asked before the run; as it is, if nothing."""
-    survey = survey_of(config)
+    survey = survey_of(config, cluster.at_start)
     if survey is None:
         return spec
     before = RunBuilder(survey, cluster, out / FOLDER, "virtual")
@@ -139,6 +139,7 @@ def _drive(
         if recorder.ledger.best is not None and best is not None:
             models.keep(recorder.ledger.best, best)
         summary = recorder.finish(models.finish(last))
+    recorder.check_silos()
     return _Done(first.layout, aggregator, summary)
 
 

@@ -171,6 +171,7 @@ def run_timing(
                 driver.run()
         finally:
             summary = recorder.finish()
+        recorder.check_silos()
         return summary
 
 

@@ -26,7 +26,7 @@ from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.train.guest_code import own_code
 from fedsync.train.guest_measure import GuestMeasure
-from fedsync.train.guest_reply import tested
+from fedsync.train.guest_reply import tested, whole
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
@@ -187,12 +187,15 @@ def _evaluation(found: object) -> Evaluation:
     sums: dict[str, tuple[float, int]] = {}
     for name, pair in found.items():
         try:
-            mean, samples = pair
-            sums[str(name)] = float(mean) * int(samples), int(samples)
+            mean, told = pair
+            value = float(mean)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 place, f"{name} is {pair!r}", "Return a pair, the mean and the number of samples"
             ) from error
+        samples = whole(told, f"{place}, {name}")
+        # The mean of an empty validation set is NaN, and nothing was evaluated.
+        sums[str(name)] = value * samples if samples else 0.0, samples
         if not math.isfinite(sums[str(name)][0]):
             raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
     loss, samples = sums.pop("loss", (None, 0))

@@ -12,7 +12,7 @@ from torch import nn
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type
 from fedsync.core.parts import UNSAID, PartPatterns, TensorFacts, divide
-from fedsync.train.parts import frozen_digest
+from fedsync.train.parts import check_built, check_finite, frozen_digest
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -51,6 +51,7 @@ class NamedArrays:
         facts = {name: TensorFacts(places[owner], self._gradients.get(owner, True)) for name, owner in owners.items()}
         self.parts = divide(facts, run)
         self.layout = Layout.of({name: arrays[name] for name in self.parts.shared if name not in self._tied})
+        check_finite({name: torch.from_numpy(np.asarray(arrays[name])) for name in self.layout.names})
         self.arrays: Arrays = arrays
         self._first = arrays
 
@@ -61,6 +62,7 @@ class NamedArrays:
         tied: dict[str, str] = {}
         arrays = {}
         gradients: dict[str, bool] = {}
+        check_built(module)
         for name, tensor in module.state_dict(keep_vars=True).items():
             if isinstance(tensor, nn.Parameter):
                 gradients[name] = tensor.requires_grad

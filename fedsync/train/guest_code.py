@@ -15,25 +15,22 @@ import torch
 from torch.utils.data import DataLoader
 
 import fedsync
-from fedsync.core.errors import FedSyncError, RunError
+from fedsync.core.errors import FedSyncError, RunError, UserCodeError
 from fedsync.train import device as devices
 
 _OURS, _PYTHON = Path(fedsync.__file__).parent, Path(sysconfig.get_path("stdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
+_MOST_TEXT = 400
 
 
 @contextmanager
 def own_code(device: torch.device, seed: int) -> Iterator[None]:
-    """A user's code runs inside: torch, NumPy and Python's ``random`` are seeded, and the caller's are untouched.
-
-    Raises:
-        RunError: the code raised; says its file, its line, the error's type and message.
-    """
+    """A user's code runs inside: torch, NumPy and Python's ``random`` are seeded, and the caller's are untouched."""
     before = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     try:
-        with devices.seeded(device, seed), _told():
+        with devices.seeded(device, seed), guarded():
             yield
     finally:
         random.setstate(before[0])
@@ -41,32 +38,29 @@ def own_code(device: torch.device, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def named() -> Iterator[None]:
-    """A task may run inside: what a file of the user's own raises becomes an error that names its line.
+def guarded() -> Iterator[None]:
+    """The one guard around training code, in every runtime: what it raises becomes one sentence with a file and a line.
 
     Raises:
-        RunError: such a file raised; memory that ran out is told as it is.
+        UserCodeError: a file of the user's own raised, or a library on its behalf.
+        RunError: memory ran out.
     """
     try:
         yield
     except FedSyncError:
         raise
     except Exception as error:
-        own, _ = _lines(traceback.extract_tb(error.__traceback__))
-        if not own or devices.is_out_of_memory(error):
-            raise
-        raise _told_of(error, own[-1]) from error
+        if devices.is_out_of_memory(error):
+            raise RunError(f"memory ran out: {_first_line(error)}") from error
+        stack = traceback.extract_tb(error.__traceback__)
+        own, installed = _lines(stack)
+        if not own and not (installed and _is_installed(Path(stack[-1].filename))):
+            raise  # FedSync's own fault
+        raise UserCodeError(f"{(own or installed)[-1]}: {type(error).__name__}: {_first_line(error)}") from error
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except FedSyncError:
-        raise
-    except Exception as error:
-        own, installed = _lines(traceback.extract_tb(error.__traceback__))
-        raise _told_of(error, (own or installed or ["the app"])[-1]) from error
+def _is_installed(path: Path) -> bool:
+    return not _INSTALLED.isdisjoint(path.parts)
 
 
 def innermost(stack: Sequence[traceback.FrameSummary]) -> str:
@@ -83,15 +77,11 @@ def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str
         path = Path(frame.filename)
         if path.is_relative_to(_OURS) or frame.filename.startswith("<"):
             continue
-        if not _INSTALLED.isdisjoint(path.parts):
+        if _is_installed(path):
             installed.append(f"{path}, line {frame.lineno}")
         elif not path.is_relative_to(_PYTHON):
             own.append(f"{path}, line {frame.lineno}")
     return own, installed
-
-
-def _told_of(error: Exception, place: str) -> RunError:
-    return RunError(f"{place}: {type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -110,3 +100,12 @@ def watched_loaders() -> Iterator[list[int]]:
         yield found
     finally:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error's message; libraries explain at length."""
+    try:
+        lines = [line.strip() for line in str(error).splitlines()]
+    except Exception:  # it cannot say what it is
+        lines = []
+    return next(filter(None, lines), "")[:_MOST_TEXT]

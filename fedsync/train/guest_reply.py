@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsync.client.silo import Scalar
 from fedsync.common.fence import open_data
-from fedsync.core.checks import MAX_METRIC, METRIC_NAME
+from fedsync.core.checks import MAX_METRIC, MAX_TEST_SAMPLES, METRIC_NAME
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import Evaluation
 
@@ -89,23 +89,38 @@ def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: named[name] for name in list(named)[:_MOST_METRICS] if METRIC_NAME.fullmatch(name)}
 
 
+def whole(samples: object, place: str) -> int:
+    """A number of samples that code of a silo's own tells.
+
+    Raises:
+        ConfigError: it is not whole, or out of range.
+    """
+    try:
+        count = int(samples)  # type: ignore[call-overload]
+        if count == samples and 0 <= count <= MAX_TEST_SAMPLES:
+            return int(count)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    problem = f"{samples!r} is no number of samples"
+    raise ConfigError(place, problem, f"Say a whole number, 0 to {MAX_TEST_SAMPLES:,}")
+
+
 def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
-    """Sums of what an app's evaluation says; of nothing, where it says neither a loss nor a score."""
-    samples = figures.get(EXAMPLES)
-    if samples is None:
+    """Sums of what an app's evaluation says; of nothing, where it tells no loss and no score, or had no samples."""
+    if EXAMPLES not in figures:
         raise ConfigError(f"{REPLY} to evaluate", f"its metrics lack {EXAMPLES}", "Say how many samples there were")
+    samples = whole(figures[EXAMPLES], f"{REPLY} to evaluate, {EXAMPLES}")
     loss = next((name for name in _TEST_LOSSES if name in figures), None)
     known = {re.sub("^(eval|test|val)_", "", name): name for name in figures}
     score = next((known[name] for name in _SCORES if name in known), None)
-    told = int(samples)
-    if loss is None and score is None:
-        samples = 0
+    others = {name: (value, samples) for name, value in figures.items() if name not in (EXAMPLES, loss, score)}
+    if not samples or (loss is None and score is None):
+        return Evaluation(None, None, 0, tested(others))
+    for name in (loss, score):
+        if name is not None and not math.isfinite(figures[name]):
+            raise ConfigError(f"{REPLY} to evaluate", f"{name} is {figures[name]}", "Mend the evaluation")
     lost, scored = (samples * figures[name] if name is not None else None for name in (loss, score))
-    others = {name: (value, told) for name, value in figures.items() if name not in (EXAMPLES, loss, score)}
-    if not all(math.isfinite(each or 0.0) for each in (lost, scored)):
-        problem = f"{loss} or {score} is not finite"
-        raise ConfigError(f"{REPLY} to evaluate", problem, "Mend the evaluation")
-    return Evaluation(lost, scored, int(samples), tested(others))
+    return Evaluation(lost, scored, samples, tested(others))
 
 
 def tested(means: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
@@ -13,20 +13,25 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedsync.core.checks import usable
+from fedsync.core import foreign
+from fedsync.core.checks import check_evaluation, usable
 from fedsync.core.columns import TableForm
-from fedsync.core.errors import Diverged, PolicyError
+from fedsync.core.errors import Diverged, FedSyncError, PolicyError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import JudgedSamples
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.spans import give_back, spans
 from fedsync.train import device as devices
+from fedsync.train.guest_code import guarded
 from fedsync.train.machine_probe import MachineProbe
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace, Watch
+from fedsync.train.postmortem import Postmortem
 from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
 from fedsync.train.weights import load_model, save_state
+
+logger = foreign.logger(__name__)
 
 _STEPS_AT_A_TIME = 64
 
@@ -173,6 +178,7 @@ class LocalTrainer(ABC):
         self._device = device
         self._options = options
         self._probe = MachineProbe(device, options.resources)
+        self._said = ""
         self.table: TableForm | None = None
         """Columns of the silo's table, which must be the same at all silos; None where there is none."""
         self.judged: JudgedSamples | None = None
@@ -275,13 +281,12 @@ class LocalTrainer(ABC):
         self._set_threads()
         with devices.seeded(self._device, order.seed), devices.deterministic(self._options.deterministic):
             with self._timed(overhead_s, "load"):
-                self._weights.load(base)
-                self._recall(cursor)
-                self._begin(order)
-                self._correct(correction)
+                self._prepare(order, base, cursor, correction)
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
-                    evaluation = usable(self._name, self._evaluate(order.split))
+                    evaluation = self._attempt(lambda: self._evaluate(order.split))
+                if evaluation is None:  # who knows what it left behind
+                    self._prepare(order, base, cursor, correction)
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
             if self.layout.nbytes >= _LARGE_BYTES:
@@ -293,11 +298,7 @@ class LocalTrainer(ABC):
                 finite &= bool(np.isfinite(part).all())
                 give_back(base)
         if not (finite and (trained.loss is None or np.isfinite(trained.loss))):
-            raise Diverged(
-                "local.learning_rate",
-                f"training diverged: the loss became {trained.loss} at learning rate {order.learning_rate}",
-                "Lower it",
-            )
+            raise self._why_diverged(order, base, cursor, correction, trained.loss)
         pace = trained.pace
         if pace.untimed_s:
             overhead_s["evaluate"] = overhead_s.get("evaluate", 0.0) + pace.untimed_s
@@ -314,6 +315,50 @@ class LocalTrainer(ABC):
             metrics={**self._probe.metrics(), **trained.metrics},
         )
         return Outcome(update, report, trained.cursor)
+
+    def _prepare(self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None) -> None:
+        self._weights.load(base)
+        self._recall(cursor)
+        self._begin(order)
+        self._correct(correction)
+
+    def _why_diverged(
+        self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
+    ) -> Diverged:
+        """Do the order once more, with an eye on each step, to find what was not finite first."""
+        found = Postmortem()
+        if self._alone:
+            again = replace(order, budget_s=None)
+            exact = devices.deterministic(self._options.deterministic)
+            with found.watching(), devices.seeded(self._device, order.seed), exact:
+                self._prepare(order, base, cursor, correction)
+                self._train(again, cursor, lambda: Pace(again, self._device, self._probe))
+        return found.error(order.learning_rate, loss)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether this process does all of an order, so that it may leave out or repeat a part of it."""
+        return True
+
+    def _attempt(self, evaluate: Callable[[], Evaluation]) -> Evaluation | None:
+        """An evaluation; None where it fails, which is said once in the silo's own log, and costs nothing else."""
+        if not self._alone:
+            return usable(self._name, evaluate())
+        try:
+            with guarded():
+                found = evaluate()
+            check_evaluation(self._name, found)
+        except FedSyncError as error:
+            said = f"{self._name} trains, but its evaluation failed: {error}"
+            if said != self._said:
+                self._said = said
+                logger.warning("%s", said)
+            return None
+        return found
+
+    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
+        """As `evaluate`; None where that fails."""
+        return self._attempt(lambda: self.evaluate(model, cursor, split))
 
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
         """Loss and score of ``model``, float32 [layout.size], on a split of the silo.

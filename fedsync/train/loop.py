@@ -109,6 +109,10 @@ class Trainer(LocalTrainer):
     def validates(self) -> bool:
         return self._splits[Split.VALIDATION] is not self._splits[Split.TEST]
 
+    @property
+    def _alone(self) -> bool:
+        return self.rank is None
+
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; the same on every silo."""
         return initial_model(self._task, self._slot.seed, self._run)[0]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedsync.core.errors import ConfigError
 from fedsync.core.parts import UNSAID, PartPatterns, Parts, TensorFacts, divide
@@ -18,10 +19,42 @@ _SPAN = 2**20
 
 
 def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, place: str = "task, parts()") -> Parts:
-    """The parts of a module; arguments and errors as of `fedsync.core.parts.divide`."""
+    """The parts of a module; arguments and errors as of `fedsync.core.parts.divide`.
+
+    Raises:
+        ConfigError: also where a tensor has no shape yet, or is to travel and is not finite.
+    """
+    check_built(module)
     state = module.state_dict(keep_vars=True)
     facts = {name: TensorFacts(id(tensor), _trained(tensor)) for name, tensor in state.items()}
-    return divide(facts, run, own, place)
+    parts = divide(facts, run, own, place)
+    check_finite({name: state[name] for name in parts.shared})
+    return parts
+
+
+def check_built(module: nn.Module) -> None:
+    """See that all tensors of a model have a shape.
+
+    Raises:
+        ConfigError: one of a lazy layer has none yet; names it.
+    """
+    lazy = next((name for name, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        problem = f"{lazy} has no shape before the model's first batch, so silos cannot agree on one"
+        raise ConfigError("task.model", problem, "Build layers with their sizes, as nn.Linear(16, 2), not LazyLinear")
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """See that tensors can travel, float32.
+
+    Raises:
+        ConfigError: one is not finite; names it.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
+            problem = f"the first model's {name} has values that are not finite, such as -inf, and these cannot travel"
+            remedy = "Keep a constant out of the state dict: register_buffer(..., persistent=False); or use -1e9"
+            raise ConfigError("task.model", problem, remedy)
 
 
 def _trained(tensor: Tensor) -> bool:

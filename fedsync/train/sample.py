@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsync.core.errors import Diverged
+from fedsync.core.errors import Diverged, UserCodeError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
+from fedsync.train.guest_code import guarded
 from fedsync.train.local import LocalTrainer
 from fedsync.train.sampler import Cursor
 
@@ -46,7 +47,11 @@ def likely_update(
         evaluate=False,
     )
     try:
-        update = trainer.run(order, trainer.initial_model(), Cursor()).update
+        with guarded():
+            update = trainer.run(order, trainer.initial_model(), Cursor()).update
+    except UserCodeError:
+        # Its first order will fail likewise, and tell of it.
+        update = np.zeros(trainer.layout.size, np.float32)
     except Diverged:
         update = np.full(trainer.layout.size, _LARGEST)
     np.clip(update, -_LARGEST, _LARGEST, out=update)

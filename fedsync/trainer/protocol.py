@@ -199,6 +199,7 @@ class Refusal(StrEnum):
     PROTOCOL = auto()
     INTEGRITY = auto()
     DIVERGED = auto()
+    CODE = auto()
     HANGS = auto()
     MEMORY = auto()
     DISK = auto()

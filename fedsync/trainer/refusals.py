@@ -33,6 +33,7 @@ from fedsync.core.errors import (
     RunError,
     SiloAway,
     SiloLocked,
+    UserCodeError,
 )
 from fedsync.trainer.approvals import AwaitsApproval
 from fedsync.trainer.protocol import STATE, Refusal, Refused
@@ -66,6 +67,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (OwnerRefusal, Refusal.OWNER),
     (Diverged, Refusal.DIVERGED),
     (Hanging, Refusal.HANGS),
+    (UserCodeError, Refusal.CODE),
     (ConfigError, Refusal.CONFIG),
 )
 """The first class that an error is of decides; an error of no class here is `Refusal.INTERNAL`."""
@@ -85,7 +87,11 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
         "what was sealed is not what silos of its group made, or not for this place in this run",
         "Check the server's key file and its epoch. After three of these the silo locks itself",
     ),
-    Refusal.DIVERGED: ("its training came to values that are not finite", "Lower local.learning_rate"),
+    Refusal.DIVERGED: (
+        "its training came to values that are not finite",
+        "Its owner sees what was not finite first: if it is not the data, lower local.learning_rate",
+    ),
+    Refusal.CODE: ("its training code raised an error", "Its owner sees the file, the line and the error"),
     Refusal.HANGS: (
         "its training waited so long for something that did not come that it was ended",
         "Its owner sees in which line. The silo goes on with the next order",
@@ -112,7 +118,7 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
 }
 """What each code means, and what the server's operator can do."""
 
-AT_ONCE = {Refusal.CONFIG, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
+AT_ONCE = {Refusal.CONFIG, Refusal.CODE, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
 """Refusals of a run that a silo repeats until somebody changes something there or here."""
 
 UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}

@@ -22,7 +22,6 @@ import numpy as np
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core import foreign
-from fedsync.core.checks import usable
 from fedsync.core.columns import digest_of
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
@@ -32,7 +31,7 @@ from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
-from fedsync.train.guest_code import named
+from fedsync.train.guest_code import guarded
 from fedsync.train.local import Outcome
 from fedsync.train.pace import Watch
 from fedsync.train.sampler import Cursor
@@ -106,7 +105,7 @@ class SiloSession:
         site, slots, local = place_of(spec, identity)
         # In virtual time all silos share a process, and none has others of its own.
         local = local if throttled or machine is None else replace(local, workers=0, processes=1)
-        with named():
+        with guarded():
             self._trainer = spec.task.trainer(site, slots, local, spec.model.build())
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.layout)
@@ -224,11 +223,11 @@ class SiloSession:
         """Train from the model, or from further on; what is evaluated is the model in any case."""
         start, watch = self._progress.start(order, model), self._patient(watch, order)
         correction = None if self._control is None else self._control.correction(order)
-        with named():
+        with guarded():
             if start is model:
                 return self._trainer.run(order, model, cursor, self._throttle, watch, correction)
             begin_s = perf_counter()
-            found = usable(self.name, self._trainer.evaluate(model, cursor, order.split)) if order.evaluate else None
+            found = self._trainer.try_evaluate(model, cursor, order.split) if order.evaluate else None
             cost_s = perf_counter() - begin_s
             outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, self._throttle, watch)
         overhead_s = {**outcome.report.overhead_s, "evaluate": outcome.report.overhead_s.get("evaluate", 0.0) + cost_s}
@@ -275,7 +274,7 @@ class SiloSession:
             alone = order.subject is Subject.LOCAL
             before = self._first(order, received), Cursor() if alone else self.cursor
         base, cursor = before
-        with named():
+        with guarded():
             outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         report = self.replica.disclosed(outcome.report)
@@ -345,7 +344,7 @@ class SiloSession:
             model, cursor = self._receive(received, asked.version), self.cursor
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
-        with named():
+        with guarded():
             found = self._trainer.evaluate(model, cursor, asked.split)
         known = None if self.sealed or asked.owner else self._trainer.judged
         return self._gains.told(asked.subject, found, known)

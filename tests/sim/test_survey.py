@@ -12,7 +12,7 @@ import torch
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.survey.findings import ColumnScale
 from fedsync.sim.run import run_virtual
 from fedsync.tasks.csv_ import CsvTask
@@ -187,3 +187,13 @@ def test_a_scale_may_be_given(tmp_path: Path, scales: dict[str, dict[str, Column
         config(files, standardise={"age": [50, 0]})
     with pytest.raises(ConfigError, match="column of numbers 'dose', and there is no scale for it"):
         run_virtual(config(files, standardise={"age": [50, 10]}), cluster(), tmp_path / "other")
+
+
+@pytest.mark.parametrize("overrides", [(), ("min_silos=3",)])
+def test_a_survey_of_fewer_silos_than_may_begin_ends_the_run(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    files = tables(tmp_path)
+    frame = pd.read_csv(files[0])
+    frame.loc[3, "age"] = 1e30
+    frame.to_csv(files[0], index=False)
+    with pytest.raises(RunError, match="of 2 silos, and min_silos is 3: a is missing .* a cell is beyond"):
+        run_virtual(config(files, *overrides), cluster(), tmp_path / "run")

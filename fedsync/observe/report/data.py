@@ -19,11 +19,13 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
 from fedsync.observe.evaluations import metrics_of
-from fedsync.observe.ledger import EndedOrder, Ledger
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.lost_silos import LostSilo, expected_of
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
+from fedsync.observe.shares import EndedOrder
 from fedsync.observe.tail import Tail
 
 FIGURES = frozenset(
@@ -128,6 +130,11 @@ class RunData:
         return parsed if isinstance(parsed, dict) else {}
 
     @property
+    def missing(self) -> list[str]:
+        """Silos that are missing from the result, since when, and why."""
+        return [LostSilo(each["silo"], each["since_s"], each["why"]).words for each in self.summary.get("lost", ())]
+
+    @property
     def clock(self) -> str:
         """What a second of this run is."""
         return "virtual seconds" if self.summary["runtime"] == "virtual" else "seconds"
@@ -196,6 +203,7 @@ class _Books:
             on_end=self._end,
             measured=metrics_of(header.get("config") or {}),
         )
+        self._ledger.lost.expected = expected_of(header)
         predictions = Predictions.of(header)
         self._forecasts = predictions if isinstance(predictions, str) else ""
         self._predictions = None if isinstance(predictions, str) else predictions

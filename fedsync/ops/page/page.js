@@ -262,6 +262,8 @@ function show(run) {
   for (const input of at("stop").elements) {
     if (input.name) input.placeholder = run.stop[input.name] === undefined ? "none" : `${run.stop[input.name]}`;
   }
+  at("lost").hidden = !run.lost.length;
+  at("lost").replaceChildren(...run.lost.map(words => make("li", words)));
   showFigures(run);
   showSilos(run);
   showTimeline(run);

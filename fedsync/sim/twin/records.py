@@ -14,8 +14,9 @@ from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived, Work
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.orders import SiloFacts, WorkReport
 from fedsync.core.plain_replica import RECEIVED
-from fedsync.observe.ledger import EndedOrder, Ledger
+from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
+from fedsync.observe.shares import EndedOrder
 
 TRAVEL = "travel"
 """Kind of overhead: what an order took beyond all that its silo reports."""

@@ -1,0 +1,247 @@
+"""Silos that are missing from a run's result: since when, and why. Tables, notes, reports and pages all read this.
+
+From the journal. Of several reasons that hold at the same time the first counts:
+
+| reason | since | until |
+|---|---|---|
+| the operator dropped it | the drop | the operator readmits it |
+| it is gone, outside of what it told of its presence | the loss | it joins |
+| its last three orders failed | the first of them | an order succeeds, or it joins again |
+| the run is over, and no version has an update of it | it joined | |
+| the run is over, and it is listed and never joined | the run began | |
+
+An order that fails, and an evaluation that fails, are told at once, too, and at the end in a note.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsync.core.attendance import Attendance
+from fedsync.core.errors import RunError
+from fedsync.core.events import SiloJoined, WorkFailed
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.state import MAX_FAILURES
+
+MOST_NEWS, MOST_NAMED = 100, 20
+"""News that are kept, the newest; silos that notes name one by one."""
+
+FAIL = "fail"
+"""What ``on_lost_silo`` says where a lost silo ends the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostSilo:
+    """A silo that is missing from the result.
+
+    Args:
+        silo: its name.
+        since_s: seconds since training began.
+        why: in words.
+        wanted: an operator dropped it, so this is no failure.
+    """
+
+    silo: str
+    since_s: float
+    why: str
+    wanted: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.silo} is missing since {self.since_s:.1f} s: {self.why}"
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a silo has brought; times as in the journal. ``row`` counts its newest orders that failed, in a row."""
+
+    joined_s: float
+    orders: int = 0
+    failed: int = 0
+    row: int = 0
+    row_s: float = 0.0
+    reason: str = ""
+    gone_s: float | None = None
+    gone: str = ""
+    dropped_s: float | None = None
+    counts: bool = False
+    evaluated: bool = False
+    unevaluated: int = 0
+
+
+@dataclass(slots=True)
+class LostSilos:
+    """Follows a journal, as `fedsync.observe.ledger.Ledger` hands it on.
+
+    Args:
+        expected: silos that are listed by name.
+        told: news so far, also those that are kept no more.
+        over: training has ended.
+    """
+
+    expected: Collection[str] = ()
+    told: int = 0
+    over: bool = False
+    _parts: dict[str, _Part] = field(default_factory=dict)
+    _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
+    _attendance: Attendance = field(default_factory=Attendance)
+    _dropped: set[str] = field(default_factory=set)
+
+    # What happened.
+
+    def join(self, event: SiloJoined) -> None:
+        part = self._parts.setdefault(event.silo, _Part(event.at_s))
+        if part.gone_s is not None:
+            self._tell(f"{event.silo} is back")
+        part.gone_s, part.row = None, 0
+        self._attendance.join(event.silo, event.at_s, event.facts.presence)
+
+    def lose(self, silo: str, at_s: float, reason: str) -> None:
+        self._attendance.lose(silo, at_s)
+        part = self._part(silo)
+        if part.gone_s is None:
+            part.gone_s, part.gone = at_s, reason
+            if part.dropped_s is None and not self._attendance.away(silo, at_s):
+                self._tell(f"{silo} is lost: {reason}")
+
+    def drop(self, silo: str, at_s: float) -> None:
+        """An operator dropped a silo."""
+        self._part(silo).dropped_s = at_s
+        self._dropped.add(silo)
+
+    def readmit(self, dropped: Collection[str]) -> None:
+        """These silos, and no others, are still dropped."""
+        for silo in self._dropped - set(dropped):
+            self._parts[silo].dropped_s = None
+            self._dropped.discard(silo)
+
+    def begin(self, silo: str) -> None:
+        self._part(silo).orders += 1
+
+    def fail(self, event: WorkFailed) -> None:
+        """An order of a silo failed, unless it is merely away."""
+        if not self._attendance.refuse(event.silo, event.at_s, event.back_s):
+            self.refuse(event.silo, event.at_s, event.reason)
+
+    def refuse(self, silo: str, at_s: float, reason: str) -> None:
+        """As `fail`, of a report that was refused."""
+        part = self._part(silo)
+        if not part.row or part.reason != reason:
+            self._tell(f"an order of {silo} failed: {reason}")
+        part.row_s = part.row_s if part.row else at_s
+        part.failed, part.row, part.reason = part.failed + 1, part.row + 1, reason
+        if part.row == MAX_FAILURES:
+            self._tell(f"{silo} is missing: its last {part.row} orders failed")
+
+    def succeed(self, silo: str, at_s: float, order: WorkOrder, report: WorkReport) -> None:
+        part = self._part(silo)
+        if part.row >= MAX_FAILURES:
+            self._tell(f"{silo} is back")
+        part.row = 0
+        self._attendance.hear(silo, at_s, report.presence)
+        if order.evaluate:
+            # What tells its loss does not seal its figures.
+            self.evaluate(silo, report.evaluation, told=report.loss is not None)
+
+    def evaluate(self, silo: str, found: Evaluation | None, *, told: bool = False) -> None:
+        """A silo has evaluated a model, or could not; ``told`` where None is no sealed evaluation."""
+        part = self._part(silo)
+        if found is not None:
+            part.evaluated |= found.samples > 0
+        elif told or part.evaluated:
+            part.unevaluated += 1
+            if part.unevaluated == 1:
+                self._tell(f"an evaluation of {silo} failed, which costs no training; its own log says why")
+
+    def commit(self, silos: Iterable[str]) -> None:
+        """Updates of these silos are in a version."""
+        for silo in silos:
+            self._part(silo).counts = True
+
+    # What came of it.
+
+    def since(self, told: int) -> list[str]:
+        """News behind the first so many, as far as they are kept."""
+        return list(self._news)[len(self._news) - min(self.told - told, len(self._news)) :]
+
+    def missing(self, begin_s: float = 0.0, now_s: float = 0.0) -> list[LostSilo]:
+        """Silos that are missing at this moment, by name.
+
+        Args:
+            begin_s: of training, in the journal's time, as all times here.
+            now_s: the moment.
+        """
+        found = [self._missing(name, part, begin_s, now_s) for name, part in sorted(self._parts.items())]
+        if self.over:
+            absent = sorted(set(self.expected) - self._parts.keys())
+            found += [LostSilo(name, 0.0, "it never joined") for name in absent]
+        return [each for each in found if each is not None]
+
+    def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float) -> LostSilo | None:
+        since_s, why = None, ""
+        if part.dropped_s is not None:
+            since_s, why = part.dropped_s, "the operator dropped it"
+        elif part.gone_s is not None and not self._attendance.away(silo, now_s):
+            since_s, why = part.gone_s, part.gone
+        elif part.row >= MAX_FAILURES:
+            since_s, why = part.row_s, f"its last {part.row} orders failed, the last by: {part.reason}"
+        elif self.over and not part.counts:
+            since_s = part.joined_s
+            why = f"it failed {part.failed} orders, the last by: {part.reason}" if part.failed else "nothing came of it"
+            why = why if part.orders else "it was given no order"
+        if since_s is None:
+            return None
+        why += "" if part.counts or not self.over else "; no version has its data"
+        return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None)
+
+    def notes(self, missing: Collection[LostSilo]) -> Iterator[str]:
+        """What the user has to know of silos at the end, one sentence each."""
+        words = [each.words for each in missing]
+        names = {each.silo for each in missing}
+        several = any(part.evaluated for part in self._parts.values())
+        for name, part in sorted(self._parts.items()):
+            if part.failed and name not in names:
+                words.append(f"{part.failed} of {part.orders} orders of {name} failed, the last by: {part.reason}")
+            if part.unevaluated:
+                words.append(f"{part.unevaluated} evaluations of {name} failed; its own log says why")
+            if self.over and several and part.counts and not part.evaluated:
+                words.append(f"no model was evaluated by {name}: accuracy and loss are of the other silos alone")
+        yield from words[:MOST_NAMED]
+        if len(words) > MOST_NAMED:
+            yield f"and {len(words) - MOST_NAMED} more notes of silos that failed or are missing"
+
+    def check(self, settings: Mapping[str, Any], missing: Collection[LostSilo]) -> None:
+        """See whether the run may go on, or may have ended so.
+
+        Args:
+            settings: the strategy as plain values.
+            missing: silos that are.
+
+        Raises:
+            RunError: it may not, by ``on_lost_silo`` or, once it is over, by ``min_silos``.
+        """
+        lost = [each for each in missing if not each.wanted]
+        if not lost:
+            return
+        words = "; ".join(each.words for each in lost[:MOST_NAMED])
+        if settings.get("on_lost_silo") == FAIL:
+            raise RunError(f"on_lost_silo is {FAIL}, and {words}")
+        least, there = settings.get("min_silos") or 0, len(self._parts.keys() - {each.silo for each in lost})
+        if self.over and there < least:
+            raise RunError(f"the result is of {there} silos, and min_silos is {least}: {words}")
+
+    def _part(self, silo: str) -> _Part:
+        return self._parts.setdefault(silo, _Part(0.0))
+
+    def _tell(self, news: str) -> None:
+        self.told += 1
+        self._news.append(news)
+
+
+def expected_of(header: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the silos that a run's silo file has, or its strategy lists, by the header of its journal."""
+    machines = header.get("silos") or ()
+    return tuple(str(each["name"]) for each in machines) or tuple((header.get("config") or {}).get("silos") or ())
