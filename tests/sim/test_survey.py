@@ -195,5 +195,5 @@ def test_a_survey_of_fewer_silos_than_may_begin_ends_the_run(overrides: tuple[st
     frame = pd.read_csv(files[0])
     frame.loc[3, "age"] = 1e30
     frame.to_csv(files[0], index=False)
-    with pytest.raises(RunError, match="of 2 silos, and min_silos is 3: a is missing .* a cell is beyond"):
+    with pytest.raises(RunError, match=r"of 2 silos, and min_silos is 3: a is missing .* a cell is beyond"):
         run_virtual(config(files, *overrides), cluster(), tmp_path / "run")
