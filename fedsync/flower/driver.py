@@ -279,9 +279,8 @@ class FlowerDriver:
         return None
 
     def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
-        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
+        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`. The journal tells of orders."""
         now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
-        # Of orders that fail, the listeners of the journal tell.
         (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
         match sent.request:
             case Train(order):

@@ -1,15 +1,20 @@
 """A silo that brings nothing is named at once and at the end, and the run fails where the strategy says so."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedsync.cli import app
 from fedsync.core.errors import ConfigError, RunError
+from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.card import model_card
 from fedsync.observe.report.data import read_run
 from fedsync.observe.run_view import RunView
+from fedsync.observe.terminal import Terminal
 from fedsync.sim.run import run_virtual
 from tests.sim.lost import CLIENT_APP, SILO_APP, SILOS, run, strategy
 
@@ -121,3 +126,28 @@ def test_a_model_that_cannot_travel_is_refused_in_a_sentence(setup: str, problem
 def test_under_encryption_it_is_told_alike(wrong: dict[str, str], tmp_path: Path) -> None:
     (lost,) = run(tmp_path, SILO_APP, ["cipher={kind: pad}"], **wrong)["lost"]
     assert lost["silo"] == "a" and "app.py, line 2" in lost["why"]
+
+
+def test_the_command_line_says_it_at_once_at_the_end_and_by_its_status(tmp_path: Path) -> None:
+    strategy(tmp_path, SILO_APP, **RAISES)
+    (tmp_path / "silos.yaml").write_text("silos: [{name: a, speed: 100}, {name: b, speed: 100}]")
+    asked = ["run", str(tmp_path / "mine.yaml"), "--silos", str(tmp_path / "silos.yaml"), "--runtime", "virtual"]
+    done = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0 and f"an order of a failed: {tmp_path}/{PLACE}" in done.output
+    assert "failed" in done.output and "a (missing)" in done.output and "Note: a is missing since 0.2 s" in done.output
+    failed = CliRunner().invoke(app, [*asked, "--set", "on_lost_silo=fail", "--out", str(tmp_path / "failed")])
+    assert isinstance(failed.exception, RunError), "which is exit status 1"
+
+
+@pytest.mark.parametrize(
+    ("reply", "shown"),
+    [
+        ({"train": "metrics.pop('train_loss')", "evaluate": "metrics.pop('eval_acc')"}, "test loss 0.5000"),
+        ({}, "loss 0.5000"),
+    ],
+)
+def test_a_loss_that_is_known_is_shown(reply: dict[str, str], shown: str, tmp_path: Path) -> None:
+    screen = io.StringIO()
+    follower = RunProgress(Terminal(file=screen), "lost", 4)
+    run_virtual(strategy(tmp_path, CLIENT_APP, **reply), SILOS, tmp_path / "out", listeners=[follower])
+    assert shown in screen.getvalue() and "loss -" not in screen.getvalue().splitlines()[-1]
