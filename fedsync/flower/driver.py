@@ -279,7 +279,7 @@ class FlowerDriver:
         return None
 
     def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
-        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`. The journal tells of orders."""
+        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
         now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
         (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
         match sent.request:

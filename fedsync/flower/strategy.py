@@ -259,9 +259,8 @@ class FedSync(Shipped):
             aggregator.restore(moment.aggregator)
 
         def current() -> FinalModel | None:
-            if isinstance(aggregator, PlainAggregator):
-                return FinalModel(aggregator.model, layout, begin.origin.kept)
-            return None
+            plain = aggregator if isinstance(aggregator, PlainAggregator) else None
+            return None if plain is None else FinalModel(plain.model, layout, begin.origin.kept)
 
         def after_commit(version: int) -> None:
             now = current()

@@ -29,9 +29,6 @@ from fedsync.core.state import MAX_FAILURES
 MOST_NEWS, MOST_NAMED = 100, 20
 """News that are kept, the newest; silos that notes name one by one."""
 
-FAIL = "fail"
-"""What ``on_lost_silo`` says where a lost silo ends the run."""
-
 
 @dataclass(frozen=True, slots=True)
 class LostSilo:
@@ -227,8 +224,8 @@ class LostSilos:
         if not lost:
             return
         words = "; ".join(each.words for each in lost[:MOST_NAMED])
-        if settings.get("on_lost_silo") == FAIL:
-            raise RunError(f"on_lost_silo is {FAIL}, and {words}")
+        if settings.get("on_lost_silo") == "fail":
+            raise RunError(f"on_lost_silo is fail, and {words}")
         least, there = settings.get("min_silos") or 0, len(self._parts.keys() - {each.silo for each in lost})
         if self.over and there < least:
             raise RunError(f"the result is of {there} silos, and min_silos is {least}: {words}")
