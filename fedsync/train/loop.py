@@ -294,6 +294,9 @@ class Trainer(LocalTrainer):
         batch = self._samples.take(rows)
         with self._precision.forward():
             loss = self._task.loss(self._quick, batch)
+        if not loss.requires_grad:
+            remedy = "Return the loss as it was computed, without detach(), item() or torch.no_grad()"
+            raise ConfigError("task, loss", "it returned a loss without a gradient", remedy)
         if share < 1.0:
             loss = loss * share
         self._precision.backward(loss)

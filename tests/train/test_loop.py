@@ -192,6 +192,16 @@ def test_a_diverged_update_never_leaves_the_silo() -> None:
     assert caught.value.place == "local.learning_rate"
 
 
+def test_a_loss_without_a_gradient_is_refused_in_a_sentence() -> None:
+    class Detached(TwoClasses):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, batch).detach()
+
+    subject = Trainer(Detached(), slot(), LocalOptions(device="cpu"))
+    with pytest.raises(ConfigError, match=r"task, loss: it returned a loss without a gradient"):
+        subject.run(order(), subject.initial_model(), Cursor())
+
+
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
 def test_a_value_that_is_no_number_is_found_wherever_it_is(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is one, and so are all other values: a model of several spans, of which one was spoiled."""
