@@ -178,7 +178,8 @@ class LostSilos:
         return [each for each in found if each is not None]
 
     def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float) -> LostSilo | None:
-        since_s, why = None, ""
+        since_s: float | None = None
+        why = ""
         if part.dropped_s is not None:
             since_s, why = part.dropped_s, "the operator dropped it"
         elif part.gone_s is not None and not self._attendance.away(silo, now_s):

@@ -53,14 +53,15 @@ class Postmortem:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         )
-        backward = torch.Tensor.backward
-        torch.Tensor.backward = self._watched(backward)  # type: ignore[method-assign,assignment]
+        tensors: Any = torch.Tensor
+        backward = tensors.backward
+        tensors.backward = self._watched(backward)
         try:
             yield
         except (_Found, Exception):  # a repeated order may fail in a way of its own, and the first failure counts
             pass
         finally:
-            torch.Tensor.backward = backward  # type: ignore[method-assign]
+            tensors.backward = backward
             for hook in hooks:
                 hook.remove()
         self._conclude()
