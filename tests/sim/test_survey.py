@@ -13,10 +13,12 @@ import torch
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.layout import Vector
 from fedsync.core.survey.findings import ColumnScale
 from fedsync.sim.run import run_virtual
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.train.survey import SurveyTrainer
 
 NAMES = ("a", "b", "c")
 CIPHERS = [
@@ -190,10 +192,16 @@ def test_a_scale_may_be_given(tmp_path: Path, scales: dict[str, dict[str, Column
 
 
 @pytest.mark.parametrize("overrides", [(), ("min_silos=3",)])
-def test_a_survey_of_fewer_silos_than_may_begin_ends_the_run(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    files = tables(tmp_path)
-    frame = pd.read_csv(files[0])
-    frame.loc[3, "age"] = 1e30
-    frame.to_csv(files[0], index=False)
-    with pytest.raises(RunError, match=r"of 2 silos, and min_silos is 3: a is missing .* a cell is beyond"):
-        run_virtual(config(files, *overrides), cluster(), tmp_path / "run")
+def test_a_survey_of_fewer_silos_than_may_begin_ends_the_run(
+    overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = SurveyTrainer._next
+
+    def failing(self: SurveyTrainer) -> Vector:
+        if self._place == 0:
+            raise ConfigError("task", "its rows cannot be read", "Mend the file")
+        return follow(self)
+
+    monkeypatch.setattr(SurveyTrainer, "_next", failing)
+    with pytest.raises(RunError, match=r"of 2 silos, and min_silos is 3: a is missing .* cannot be read"):
+        run_virtual(config(tables(tmp_path), *overrides), cluster(), tmp_path / "run")
