@@ -208,14 +208,13 @@ class Nodes:
         expected = inf if self._admission.expected is None else self._admission.expected
         if len(here) < expected:
             return
-        out = {node: why for node, why in self._refusing.items() if node in here and why.code in UNTIL_CHANGED}
-        if len(self.examples) < self._admission.needed and 0 <= len(here) - len(out) < self._admission.needed:
-            told = {self.sender(node): why for node, why in sorted(out.items())}
-            raise RunError(explained_too_few(told, self._admission.needed, len(here) - len(out)))
-        if self.examples or not here <= self._refusing.keys():
-            return
-        if len({self._refusing[one].code for one in here}) == 1:
+        if not self.examples and here <= self._refusing.keys() and len({self._refusing[one].code for one in here}) == 1:
             raise RunError(explained_together({self.sender(one): self._refusing[one] for one in sorted(here)}))
+        out = {node: why for node, why in self._refusing.items() if node in here and why.code in UNTIL_CHANGED}
+        left = len(here) - len(out)
+        if max(len(self.examples), left) < self._admission.needed:
+            told = {self.sender(node): why for node, why in sorted(out.items())}
+            raise RunError(explained_too_few(told, self._admission.needed, left))
 
     def _is_ahead(self, node: int, error: LaterVersion) -> None:
         self._ahead[node], self._answers[node] = error, "that it is at a later version"

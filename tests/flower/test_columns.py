@@ -62,7 +62,7 @@ def test_a_run_of_two_does_not_wait_for_one_whose_table_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = [table(tmp_path / "a.csv", GOOD), table(tmp_path / "b.csv", columns, rows)]
-    with pytest.raises(RunError, match=rf"needs 2 silos, and 1 of those .* can take part\. node 2 {message}"):
+    with pytest.raises(RunError, match=rf"needs 2 silos, and at most 1 of those .* can take part\. node 2 {message}"):
         started(files, tmp_path, monkeypatch, *more)
 
 

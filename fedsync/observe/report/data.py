@@ -20,7 +20,7 @@ from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
 from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.lost_silos import LostSilo, expected_of
+from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.read_results import read_results
@@ -128,11 +128,6 @@ class RunData:
         except yaml.YAMLError:
             return {}
         return parsed if isinstance(parsed, dict) else {}
-
-    @property
-    def missing(self) -> list[str]:
-        """Silos that are missing from the result, since when, and why."""
-        return [LostSilo(each["silo"], each["since_s"], each["why"]).words for each in self.summary.get("lost", ())]
 
     @property
     def clock(self) -> str:

@@ -114,10 +114,10 @@ def _opening(runs: Sequence[RunData]) -> str:
 
 def _unfinished(runs: Sequence[RunData]) -> str:
     names = [run.label for run in runs if not run.ended]
-    said = [f"{run.label}: {words}" for run in runs for words in run.missing]
-    if names:
-        said.append(f"Not ended when this was written: {', '.join(names)}. The figures are those up to then.")
-    return "".join(f'<p class="mark">{escape(words)}</p>\n' for words in said)
+    if not names:
+        return ""
+    said = f"Not ended when this was written: {', '.join(names)}. The figures are those up to then."
+    return f'<p class="mark">{escape(said)}</p>\n'
 
 
 def _work(run: RunData, ids: FigureIds, *, named: bool) -> str:
