@@ -296,7 +296,9 @@ def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_wh
     nodes.look()
     if joined:
         join(nodes, 1, "a")
-    with pytest.raises(RunError, match=r"needs 2 silos, and at most 1 of .*b answers CONFIG: .*failed the check 'columns'"):
+    with pytest.raises(
+        RunError, match=r"needs 2 silos, and at most 1 of .*b answers CONFIG: .*failed the check 'columns'"
+    ):
         refuse(nodes, 2, COLUMNS)
 
 
