@@ -49,6 +49,7 @@ class EncryptionPlan:
         selection: where `seal_metrics`, by what silos know which version is the best, which they keep; None: they keep
             none.
         optimizer: what every silo makes of the sums before its model moves; None: nothing.
+        work_ratio: with masks, how many times the work of one update in a sum that of another may be.
 
     Raises:
         ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
@@ -68,6 +69,7 @@ class EncryptionPlan:
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection | None = None
     optimizer: ServerOptimizer | None = None
+    work_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         for pattern in self.only:

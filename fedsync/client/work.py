@@ -70,7 +70,7 @@ class Work:
         max_steps: local steps to do at most.
         learning_rate: for the optimizer.
         seed: of this order, below 2^32; torch, NumPy and Python's ``random`` are seeded with it already.
-        round: the silo's own count of orders, from 1.
+        round: number of the round, from 1: that of the version that comes of it.
         state: a small dictionary, of what JSON has, that the next order finds again, also after a restart. An order
             that fails leaves it as it was.
         device: where to train.
@@ -92,7 +92,7 @@ class Work:
         self.max_steps = order.max_steps
         self.learning_rate = order.learning_rate
         self.seed = order.seed % 2**32  # NumPy, and what builds on it, takes no larger one
-        self.round = order.round
+        self.round = order.base_version + 1
         self.state = state
         self.device = device
         self.config = config

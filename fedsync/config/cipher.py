@@ -121,6 +121,11 @@ class MaskedConfig(Section):
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
     """The encryption inside which masks are added."""
 
+    work_ratio: Annotated[float, Field(ge=1, le=1000)] = 4.0
+    """How many times the work of one silo, in steps and in samples, may be that of another in one sum. Balancers keep
+    to it, and silos open no other sum: one update that is much more work than the others stands out in it. No silo's
+    owner need allow more than 4 (``seal.work_ratio``)."""
+
     def plan(
         self,
         layout: Layout,
@@ -130,7 +135,8 @@ class MaskedConfig(Section):
         selection: Selection | None,
     ) -> EncryptionPlan:
         """As ``inner``, with masks."""
-        return replace(self.inner.plan(layout, weighting, quorum, metrics, selection), kind=self.kind)
+        plan = self.inner.plan(layout, weighting, quorum, metrics, selection)
+        return replace(plan, kind=self.kind, work_ratio=self.work_ratio)
 
 
 def sealing(cipher: CipherConfig) -> BfvConfig | PadConfig | None:

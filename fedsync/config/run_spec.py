@@ -157,15 +157,18 @@ class RunSpec(Section):
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:
-        """The inverse of `dump`.
+        """The inverse of `dump`, and of nothing else: one run has one text, by which silos know it.
 
         Raises:
             ProtocolError: the server sent something else.
         """
         try:
-            return cls.model_validate_json(text)
+            spec = cls.model_validate_json(text)
         except ValidationError as error:
             raise ProtocolError("server", "run specification", str(error.errors(include_url=False)[0])) from error
+        if spec.dump() != text:
+            raise ProtocolError("server", "run specification", "it is not in its canonical form")
+        return spec
 
 
 def _quorum(config: StrategyConfig, silos: int) -> int:

@@ -38,6 +38,7 @@ from fedsync.trainer.bundle import announce
 from fedsync.trainer.client import TrainerClient, trainer_folder
 from fedsync.trainer.protocol import RESOURCES, Ask, Identity, Refused, write_reply
 from fedsync.trainer.refusals import code_of, refuse
+from fedsync.trainer.run_text import run_config_text
 
 logger = foreign.logger(__name__)
 
@@ -218,7 +219,7 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
         resources=_consents("node configuration, resources", node.get("resources", True))
         and _consents(RESOURCES, environment.get(RESOURCES) or "on"),
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - _OWN_NODE_KEYS)}),
-        run_config=json.dumps({key: run[key] for key in sorted(run.keys() - _OWN_RUN_KEYS)}),
+        run_config=run_config_text({key: run[key] for key in run.keys() - _OWN_RUN_KEYS}),
     )
 
 

@@ -18,7 +18,6 @@ imported for every message, also by processes that only pass messages on, so it 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -37,6 +36,7 @@ from fedsync.common.locks import taken
 from fedsync.core import codec
 from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.trainer.protocol import Identity
+from fedsync.trainer.run_text import RunText
 
 APPROVALS = "approvals"
 """Folder in a silo's state folder."""
@@ -77,13 +77,7 @@ class AskedRun:
 
     @property
     def digest(self) -> str:
-        return run_digest(self.spec, self.run_config)
-
-
-@lru_cache(maxsize=8)
-def run_digest(spec: str, run_config: str) -> str:
-    """What names a run where its owner decides: SHA-256 of all that the server says of it, hexadecimal."""
-    return hashlib.sha256(b"fedsync run 1\0" + json.dumps([spec, run_config]).encode()).hexdigest()
+        return RunText(self.spec, self.run_config).digest
 
 
 def check_approved(identity: Identity) -> None:
@@ -117,7 +111,7 @@ class Approvals:
 
     def check(self, identity: Identity) -> None:
         """As `check_approved`."""
-        digest = run_digest(identity.spec, identity.run_config)
+        digest = identity.text.digest
         if self._decided(_REFUSED, digest):
             remedy = f"If it was not meant: `fedsync silo approve {digest}`"
             raise OwnerRefusal("approve", "this silo's owner has refused this run", remedy)

@@ -32,7 +32,6 @@ from fedsync.common.locks import taken
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.spans import pieces
 from fedsync.core.transfer import Payload
-from fedsync.trainer.approvals import run_digest
 from fedsync.trainer.audit_chain import (
     FIRST,
     MOST_LINE,
@@ -183,7 +182,7 @@ def audit_answer(identity: Identity | None, asked: str, nbytes: int, reply: str,
 def _run(identity: Identity | None) -> dict[str, str | int]:
     if identity is None:
         return {"run": "", "spec": ""}
-    return {"run": run_name(identity.spec), "spec": run_digest(identity.spec, identity.run_config)}
+    return {"run": run_name(identity.spec), "spec": identity.text.digest}
 
 
 @lru_cache(maxsize=8)

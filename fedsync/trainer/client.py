@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import subprocess
 import tempfile
@@ -64,7 +63,7 @@ def state_folder() -> Path:
 
 def trainer_folder(identity: Identity) -> Path:
     """Folder of a silo's trainer in one run; raises as `state_folder`."""
-    return state_folder() / hashlib.sha256(identity.dump().encode()).hexdigest()[:16]
+    return state_folder() / identity.folder_name
 
 
 class TrainerClient:

@@ -26,7 +26,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.trainer.model_export import KeptRun, keeper_of, kept_runs, kept_state
 from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import STATE_FOLDER, Identity
+from fedsync.trainer.protocol import STATE_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _pairs(ring: Ring, notice: Notice, kept: KeptRun, history: History) -> dict[
     if not notice.known(history) and slip.head.round != history.records.newest:
         raise ProtocolError(SERVER, "notice", "this silo's update in it is an older one")
     group = ring.group
-    run = run_digest(kept.name, Identity(kept.spec, 0, ring.own.name).spec_digest, group.epoch, group.fingerprint)
+    run = run_digest(kept.name, kept.text.lasting, group.epoch, group.fingerprint)
     pair = kept_pair(ring, run)
     if pair is None:
         return None

@@ -18,6 +18,7 @@ from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.selection import stated
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
+from fedsync.trainer.run_text import RunText
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -39,13 +40,18 @@ class KeptRun:
         name: the run's identity.
         at_s: when the model came [s since the epoch].
         copies: files with it, of a trainer each: there are several where the silo's owner decided anew meanwhile.
-        spec: the run's specification as JSON.
+        text: all that the server said of it.
     """
 
     name: str
     at_s: float
     copies: tuple[Path, ...]
-    spec: str
+    text: RunText
+
+    @property
+    def spec(self) -> str:
+        """The run's specification as JSON."""
+        return self.text.spec
 
     def __str__(self) -> str:
         return f"{self.name} ({datetime.fromtimestamp(self.at_s, UTC):%Y-%m-%d %H:%M} UTC)"
@@ -124,20 +130,21 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
     Raises:
         ConfigError: the folder is somebody else's.
     """
-    found: dict[str, list[tuple[float, Path]]] = {}
+    found: dict[RunText, list[tuple[float, Path]]] = {}
     for folder in _folders(trainers):
         copy = folder / COPY
         try:
-            spec, at_s = Identity.load(folder).spec, copy.stat().st_mtime
-            if json.loads(spec)["task"]["kind"] == _SURVEY:
+            text, at_s = Identity.load(folder).text, copy.stat().st_mtime
+            if json.loads(text.spec)["task"]["kind"] == _SURVEY:
                 continue  # it left sums, and no model
             # By all of it: what a server calls two runs by one name are two.
-            found.setdefault(spec, []).append((at_s, copy))
+            found.setdefault(text, []).append((at_s, copy))
         except (OSError, ValueError, KeyError):  # nothing came yet, or it is of another version of FedSync
             continue
     runs = []
-    for spec, copies in found.items():
-        runs.append(KeptRun(str(json.loads(spec)["run"]), max(copies)[0], tuple(copy for _, copy in copies), spec))
+    for text, copies in found.items():
+        name = str(json.loads(text.spec)["run"])
+        runs.append(KeptRun(name, max(copies)[0], tuple(copy for _, copy in copies), text))
     return sorted(runs, key=lambda each: each.at_s, reverse=True)
 
 

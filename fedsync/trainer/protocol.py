@@ -25,10 +25,9 @@ On the socket a request is inside a `Forward`: what comes from the server cannot
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +42,7 @@ from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.transfer import Payload, VersionMismatch
+from fedsync.trainer.run_text import RunText
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
 ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"
@@ -336,10 +336,15 @@ class Identity:
     run_config: str = "{}"
 
     @property
-    def spec_digest(self) -> bytes:
-        """SHA-256 of the specification as the server sent it, the same at every silo, but for the run's identity."""
-        rest = {key: value for key, value in json.loads(self.spec).items() if key not in ("run", "began")}
-        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).digest()
+    def text(self) -> RunText:
+        """All that the server says of the run."""
+        return RunText(self.spec, self.run_config)
+
+    @property
+    def folder_name(self) -> str:
+        """Of the trainer's folder: of the run, and of what this silo's owner says."""
+        own = codec.dumps(replace(self, spec="", run_config=""))
+        return hashlib.sha256(f"{self.text.digest} {own}".encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path) -> Identity:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.orders import WorkOrder
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import Replica
 from fedsync.train.local import LocalTrainer
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
+    from fedsync.train.schedule import Schedule, TorchSchedule
 
 HELD = "held"
 """Folder, in the trainer's, of the model of a silo that is sent differences."""
@@ -63,10 +67,16 @@ def encrypted_replica(
         None if folder is None else folder / COPY,
         spec.run,
         _pipeline(spec, plan, ring.group),
-        identity.spec_digest,
+        identity.text.lasting,
         first_model,
         spec.origin,
+        partial(_way, local.build().schedule),
     )
+
+
+def _way(schedule: Schedule | TorchSchedule | None, order: WorkOrder, steps: int) -> float:
+    """Sum of the learning rates of an order's first steps, in units of the order's."""
+    return float(steps) if schedule is None else sum(islice(schedule.rates(1.0, order.max_steps), steps))
 
 
 def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:

@@ -410,5 +410,5 @@ def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None)
     digest = digest if len(digest) <= _DIGEST_BYTES else hashlib.sha256(digest).digest()
     if not digest or keys is None:
         return digest.hex()
-    run = hashlib.sha256(spec.origin.encode()).digest() + identity.spec_digest
+    run = hashlib.sha256(spec.origin.encode()).digest() + identity.text.lasting
     return keys.group.conceal(hashlib.sha256(b"fedsync frozen 1\0" + run + digest).digest()).hex()

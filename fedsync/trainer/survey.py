@@ -69,7 +69,7 @@ def open_survey(survey: SealedSurvey, identity: Identity, ring: Ring, owner: Own
     if plan is None:
         raise ProtocolError(SERVER, "survey", "it is not sealed")
     owner.check_seal(plan)
-    sealer, specification = open_suite(plan.kind, ring.group), replace(identity, spec=survey.spec).spec_digest
+    sealer, specification = open_suite(plan.kind, ring.group), replace(identity, spec=survey.spec).text.lasting
     first = np.zeros(form.layout.size, dtype=np.float32)
     return read_sums(form, model_of(plan, ring, sealer, spec.origin, specification, _sums(survey), first))
 

@@ -142,6 +142,7 @@ class Federation:
         owner: what else the silos' owners say in silo.yaml.
         changes: to the run's specification.
         on_disk: silos keep their state in their folders, and the server single updates in ``out``.
+        settings: run configuration, as JSON, by silo; where a silo is left out, it is empty.
     """
 
     root: Path
@@ -152,6 +153,7 @@ class Federation:
     owner: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     on_disk: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = [f"silo-{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"[: self.count]]
@@ -192,7 +194,8 @@ class Federation:
 
     def silo(self, name: str, spec: RunSpec | None = None, folder: Path | None = None, **owner: Any) -> Victim:
         """A trainer that knows nothing yet: of a silo that joins, or the first one for another run."""
-        identity = Identity((spec or self.spec()).dump(), self.names.index(name), name)
+        settings = self.settings.get(name, "{}")
+        identity = Identity((spec or self.spec()).dump(), self.names.index(name), name, run_config=settings)
         if folder is not None:
             identity.save(folder)
         return Victim(identity, self.config(name, **owner), folder)

@@ -4,7 +4,7 @@
     | annex bytes [4] | chunks [4] | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
     | sender: length [1], UTF-8 | each member | zeros to 8
     each member: length [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate also
-        SHA-256 of its words [32], SHA-256 of its annex, or zeros [32]
+        SHA-256 of its words [32], digest of its annex, or zeros [32]
     annex: what else belongs to a masked update; zeros to 8
     payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
     tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
@@ -37,7 +37,7 @@ from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
 from fedsync.core.spans import pieces as array_pieces
 
-VERSION = 2
+VERSION = 3
 TAG_PARTS = 2
 """Numbers of a tag, each below the suite's modulus."""
 
@@ -50,6 +50,9 @@ MAX_CHUNKS = 2**20
 
 MAX_ANNEX = 2**20
 """Bytes of an annex."""
+
+ANNEX_HEAD = 72
+"""Bytes of an annex that are shown without the rest; see `fedsync.cipher.masking.annex`."""
 
 _MAGIC = b"FSYM"
 _FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
@@ -159,9 +162,14 @@ class Expected:
     public: bytes | None = None
 
 
+def annex_stub(annex: bytes) -> bytes:
+    """What an annex begins with, and the SHA-256 of the rest: enough to know its digest and what its beginning says."""
+    return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
+
+
 def annex_digest(annex: bytes) -> bytes:
-    """`Member.annex` of an update that is sent with this annex."""
-    return hashlib.sha256(annex).digest() if annex else NO_DIGEST
+    """`Member.annex` of an update that is sent with this annex: the SHA-256 of its stub."""
+    return hashlib.sha256(annex_stub(annex)).digest() if annex else NO_DIGEST
 
 
 def member_context(head: Head, member: Member) -> bytes:

@@ -1,7 +1,10 @@
 """What travels with a masked update: commitments to the seeds of its masks, and shares of the seeds for other silos.
 
-    context [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment to the pair
-    seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
+    context [32] | work [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment
+    to the pair seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
+
+*Work* is how much is behind the update (`fedsync.cipher.masking.work`). Context and work are the annex's head:
+together with the SHA-256 of the rest they give the annex's digest.
 
 A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, so under its tag and its signature:
 whatever is revealed or put together later is what the silo had when it sealed, or is refused.
@@ -23,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.shamir import SECRET_BYTES, SHARE_BYTES, split
+from fedsync.cipher.masking.work import Work
 from fedsync.core.errors import SERVER, ProtocolError
 
 CONTEXT_BYTES = DIGEST_BYTES = 32
@@ -71,18 +75,20 @@ class Annex:
 
     Args:
         context: what the masks are bound to.
+        work: behind the update.
         own: commitment to the seed of the silo's own mask.
         pairs: commitments to the seeds of its pair masks, by the other silo's name.
         sealed: shares for others, by their names.
     """
 
     context: bytes
+    work: Work
     own: bytes
     pairs: Mapping[str, bytes]
     sealed: Mapping[str, bytes]
 
     def pack(self) -> bytes:
-        return pack([self.context, self.own, pack_named(self.pairs), pack_named(self.sealed)])
+        return pack([self.context, self.work.pack(), self.own, pack_named(self.pairs), pack_named(self.sealed)])
 
     @classmethod
     def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
@@ -96,10 +102,10 @@ class Annex:
         Raises:
             ProtocolError: the sender sent something else.
         """
-        context, own, pairs, sealed = unpack(data, sender, 4)
+        context, work, own, pairs, sealed = unpack(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
-        annex = cls(context, own, names, unpack_named(sealed, sender, size))
+        annex = cls(context, Work.unpack(work, sender), own, names, unpack_named(sealed, sender, size))
         lengths = (len(context), len(own)) == (CONTEXT_BYTES, DIGEST_BYTES)
         if not lengths or silo in names or names.keys() != annex.sealed.keys():
             raise ProtocolError(sender, "annex", f"that of {silo!r} does not fit together")
@@ -118,7 +124,9 @@ class Annex:
             raise ProtocolError(sender, "reveals", "a pair's seed is not the one that was committed to")
 
 
-def seal(own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, seeds: Seeds) -> Annex:
+def seal(
+    own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, work: Work, seeds: Seeds
+) -> Annex:
     """The annex of one update.
 
     Args:
@@ -126,6 +134,7 @@ def seal(own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, contex
         roster: that of every silo, this one included.
         threshold: shares that give a seed back.
         context: what the masks are bound to, 32 bytes.
+        work: behind the update.
         seeds: of all its masks.
     """
     holders = {name: number for number, name in enumerate(sorted(roster), 1)}
@@ -138,7 +147,7 @@ def seal(own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, contex
         key = _key(own, own.name, name, roster[name], context)
         sealed[name] = nonce + AESGCM(key).encrypt(nonce, text, None)
     commitments = {name: commitment(seed) for name, seed in seeds.pairs.items()}
-    return Annex(context, commitment(seeds.own), commitments, sealed)
+    return Annex(context, work, commitment(seeds.own), commitments, sealed)
 
 
 def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> Seeds:

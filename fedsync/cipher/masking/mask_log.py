@@ -18,7 +18,6 @@ Seeds of masks are never on disk. Who is restarted cannot reveal them; the other
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,10 +26,11 @@ from pathlib import Path
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
-from fedsync.cipher.masking.frames import pack
+from fedsync.cipher.masking.context import mask_context
 from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.masking.questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair
+from fedsync.cipher.masking.work import Limit
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
@@ -160,7 +160,7 @@ class Masking:
         """Whether the masks of the newest update may have to be taken off yet. Others can, if enough are left."""
         return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
-    def begin(self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> MaskRound:
+    def begin(self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, limit: Limit) -> MaskRound:
         """Masks for the update that an order asks for.
 
         Args:
@@ -168,13 +168,14 @@ class Masking:
             chain: digest of all that led to the version that it starts from, 32 bytes.
             attempt: of the round from this version; see `fedsync.cipher.masking.attempts`.
             roster: who takes part.
+            limit: how much work is behind the update, and may be behind others in a sum with it.
 
         Raises:
             ProtocolError: they were used before, or the roster has not this silo's pair.
             ConfigError: it cannot be put on disk that they are used.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
-        masks = MaskRound(self._log.pair, roster, context)
+        masks = MaskRound(self._log.pair, roster, context, limit)
         self._log.enter(order.base_version, attempt)
         self._rounds[context] = order.base_version, masks
         for old in list(self._rounds)[:-_ROUNDS]:
@@ -206,14 +207,6 @@ class Masking:
         revealed = masks.reveal(question)
         self._revealed.add(question.context)
         return revealed.encode()
-
-
-def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
-    """The digest that masks are bound to, 32 bytes; see `fedsync.cipher.masking.masks`."""
-    # A float's repr is exact.
-    work = [repr(order.learning_rate), str(order.evaluate), order.subject, order.split, str(order.budget_s is None)]
-    bound = [b"fedsync mask context 1", run, chain, attempt.to_bytes(8, "little"), roster.digest]
-    return hashlib.sha256(pack([*bound, *map(str.encode, work)])).digest()
 
 
 def _damaged(file: Path) -> ConfigError:

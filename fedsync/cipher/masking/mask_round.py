@@ -19,17 +19,18 @@ Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of see
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping
 
 from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.encoding.wire import annex_stub
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys
 from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.masking.questions import RevealAnswer, RevealQuestion, Survivors
 from fedsync.cipher.masking.roster import MaskRoster
+from fedsync.cipher.masking.work import Limit, comparable
 from fedsync.core.errors import SERVER, PolicyError, ProtocolError
 
 _PAIR = b"mask pair 2\0"
@@ -56,19 +57,21 @@ class MaskRound:
         own: the silo's keys with its pair for the run.
         roster: who takes part.
         context: what the masks are bound to, 32 bytes.
+        limit: how much work is behind the update, and how much more or less may be behind the others.
 
     Raises:
         ProtocolError: the silo is not in the roster with that pair.
     """
 
-    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes) -> None:
+    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, limit: Limit) -> None:
         if roster.keys.get(own.name) != own.public:
             raise ProtocolError(SERVER, "roster", f"{own.name!r} is not in it with the key that it announced")
         self._own = own
         self._roster = roster
         self.context = context
         self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds(own, roster.keys, context))
-        self.annex = annex.seal(own, roster.keys, roster.threshold, context, self._seeds).pack()
+        self._ratio = limit.ratio
+        self.annex = annex.seal(own, roster.keys, roster.threshold, context, limit.work, self._seeds).pack()
         self._survivors: Survivors | None = None
         self._masked = 0
 
@@ -93,18 +96,21 @@ class MaskRound:
         """Sign whose updates are in the sum, 64 bytes; one list, whatever is asked.
 
         Raises:
-            ProtocolError: this silo's update is not among them, they are not of the roster or too few, or another list
-                was signed before.
+            ProtocolError: this silo's update is not among them, they are not of the roster or too few, one is much more
+                work than another, or another list was signed before.
         """
         names = survivors.annexes.keys()
         if self._survivors not in (None, survivors):
             raise ProtocolError(SERVER, "survivors", "asked to sign a second list for one attempt")
         if survivors.context != self.context or not names <= self._roster.keys.keys():
             raise ProtocolError(SERVER, "survivors", f"{len(names)} names that are not of the roster")
-        if survivors.annexes.get(self._own.name) != hashlib.sha256(self.annex).digest():
+        if survivors.annexes.get(self._own.name) != annex_stub(self.annex):
             raise ProtocolError(SERVER, "survivors", "the list is without the update that was sealed here")
         if len(names) < self._roster.least:
             raise ProtocolError(SERVER, "survivors", f"{len(names)} silos; their sum would tell too much")
+        if not comparable(survivors.works(), self._ratio):
+            detail = f"one update is more than {self._ratio:g} times the work of another, and would stand out"
+            raise ProtocolError(SERVER, "survivors", detail)
         self._survivors = survivors
         return survivors.sign(self._own)
 
@@ -124,7 +130,7 @@ class MaskRound:
 
     def _shares(self, survivors: Survivors, name: str, data: bytes) -> Seeds:
         """This silo's shares of the seeds of a survivor."""
-        if survivors.annexes.get(name) != hashlib.sha256(data).digest() or name == self._own.name:
+        if survivors.annexes.get(name) != annex_stub(data) or name == self._own.name:
             raise ProtocolError(SERVER, "shares", f"the annex of {name!r} is not the one in the list")
         of = Annex.unpack(data, name, SERVER)
         if of.context != self.context or of.pairs.keys() | {name} != self._roster.keys.keys():

@@ -14,12 +14,14 @@ Seeds are bound to the *context*: the digest of all that decides what an update 
 a round. A server that has others do something else, as train at a rate of 1e-30, or from another model, gives them
 another context, and no mask between them and its victim cancels: the sum opens to nothing.
 
-Not bound, for they differ by design: batch size, number of steps, and the seconds of a budget. Owners bound them.
+Not bound, for they differ by design: batch size, number of steps, and the seconds of a budget. They are bounded: no
+silo signs a list in which one update is several times the work of another (`fedsync.cipher.masking.work`).
 
 | part | against |
 |---|---|
 | context | a server that gives others work that moves nothing; lists, rosters and runs that are not the same for all |
 | pairs made for one run (`roster`) | who finds the long-lived keys afterwards |
+| bound of work (`work`) | a server that has the others do next to nothing, so that the sum is its victim's update |
 | own masks | a server that says a silo dropped out, and has its update |
 | one list, t signatures (`mask_round`) | a server that shows two groups two lists, for both kinds of mask of a silo |
 | shares (`annex`) | silos that are lost between upload and reveal |
@@ -35,10 +37,10 @@ section 6.2 for the active adversary.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.encoding.wire import annex_digest
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound
@@ -64,7 +66,7 @@ class Unmasker:
         digests = {member.update_id.rpartition("/")[0]: member.annex for member in members}
         if entries.keys() != digests.keys() or len(digests) != len(members):
             raise ProtocolError(SERVER, "members", "seeds of other silos than are in the sum")
-        if any(hashlib.sha256(annex).digest() != digests[name] for name, (annex, _) in entries.items()):
+        if any(annex_digest(annex) != digests[name] for name, (annex, _) in entries.items()):
             raise ProtocolError(SERVER, "reveals", "an annex is not the one that its silo sealed")
         annexes = {name: Annex.unpack(annex, name, SERVER) for name, (annex, _) in entries.items()}
         rosters = {(one.context, frozenset(one.pairs.keys() | {name})) for name, one in annexes.items()}

@@ -1,6 +1,6 @@
 """What the server asks silos so that the masks come off a sum, and what they answer.
 
-    sign       context, survivors: by name the SHA-256 of the annex of the update that is in the sum
+    sign       context, survivors: by name the stub of the annex of the update that is in the sum
     reveal     context, signatures of that list by name, annexes of those survivors that are lost by name
     signed     context, signature [64]
     revealed   context, own seeds, shares of the seeds of each lost survivor by name
@@ -15,15 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsync.cipher.encoding.wire import ANNEX_HEAD
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.shamir import SHARE_BYTES
+from fedsync.cipher.masking.work import Work
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.transfer import Payload
 
 _SIGN, _REVEAL, _SIGNED, _REVEALED = b"sign", b"reveal", b"signed", b"revealed"
-_LIST = b"mask survivors 2"
+_LIST = b"mask survivors 3"
+_STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,8 @@ class Survivors:
 
     Args:
         context: of their masks.
-        annexes: SHA-256 of each one's annex, by name. It has the commitment to a seed that was drawn for this update
-            alone, so a list is of these very updates.
+        annexes: stub of each one's annex, by name; see `fedsync.cipher.encoding.wire.annex_stub`. The annex has the
+            commitment to a seed that was drawn for this update alone, so a list is of these very updates.
     """
 
     context: bytes
@@ -41,6 +44,17 @@ class Survivors:
 
     def _text(self) -> bytes:
         return pack([self.context, pack_named(self.annexes)])
+
+    def works(self) -> list[Work]:
+        """How much work is behind each update.
+
+        Raises:
+            ProtocolError: a stub is none, or of other masks.
+        """
+        heads = [unpack(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
+        if any(context != self.context for context, _ in heads):
+            raise ProtocolError(SERVER, "survivors", "an update with masks of another context is in the list")
+        return [Work.unpack(work, SERVER) for _, work in heads]
 
     def sign(self, own: SiloKeys) -> bytes:
         """64 bytes."""
@@ -132,7 +146,7 @@ def read_question(payload: Payload) -> SignQuestion | RevealQuestion:
     """
     match _frames(payload, SERVER):
         case [kind, context, annexes] if kind == _SIGN:
-            return SignQuestion(Survivors(context, unpack_named(annexes, SERVER, DIGEST_BYTES)))
+            return SignQuestion(Survivors(context, unpack_named(annexes, SERVER, _STUB_BYTES)))
         case [kind, context, signatures, lost] if kind == _REVEAL:
             named = unpack_named(signatures, SERVER, SIGNATURE_BYTES)
             return RevealQuestion(context, named, unpack_named(lost, SERVER))

@@ -13,9 +13,9 @@ So nobody waits for the slowest silos: with t answers the sum is open, whoever e
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
+from fedsync.cipher.encoding.wire import annex_stub
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.masks import pack_opening
 from fedsync.cipher.masking.questions import (
@@ -53,8 +53,7 @@ class Unmasking:
         self._numbers = {name: number for number, name in enumerate(names, 1)}
         self._dropped = sorted(set(names) - self._data.keys())
         self._threshold = threshold(len(names), colluding)
-        digests = {name: hashlib.sha256(data).digest() for name, data in annexes.items()}
-        self._list = Survivors(first.context, digests)
+        self._list = Survivors(first.context, {name: annex_stub(data) for name, data in annexes.items()})
         self._signatures: dict[str, bytes] = {}
         self._first: set[str] = set()
         self._lost: set[str] = set()

@@ -14,6 +14,7 @@ from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
+from fedsync.cipher.masking.work import Work, most_comparable
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core import foreign
@@ -231,6 +232,10 @@ class Inbox:
             chosen = max(masks, key=masks.count)
             others = "has masks of another attempt, work or past than the other updates"
             _drop(taken, lambda update: update.masks != chosen, others)
+            works = {one: [work_of(single.head) for single in update.singles] for one, update in taken.items()}
+            alike = [taken[one] for one in most_comparable(works, self._plan.work_ratio)]
+            much = "is much more or less work than most, and silos open no sum in which one update stands out"
+            _drop(taken, lambda update: update not in alike, much)
         self._agree(taken, lambda one: one.base, lambda one: one.chain, "is built on another past than the others")
         self._agree(taken, lambda one: one.scale, lambda one: one.grid, "was sealed on another grid than the others")
         return taken
@@ -280,6 +285,11 @@ class Inbox:
                 self.put(sender, update_ids[0], message)
         if self._plan.masked:
             self._attempts.restart(version)
+
+
+def work_of(head: wire.Head) -> Work:
+    """How much work is behind a masked update that was checked as it came."""
+    return Annex.unpack(head.annex, head.sender, head.sender).work
 
 
 def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 from fedsync.cipher.encoding import region_sum, wire
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
+from fedsync.cipher.masking.work import most_comparable
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.aggregator import upload_bytes
 from fedsync.cipher.server.chain import total
+from fedsync.cipher.server.inbox import work_of
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
@@ -99,7 +101,16 @@ class SealedRegion:
         for update_id in sorted(update_ids):
             kept = self._kept.pop(update_id)
             together.setdefault(kept.beside, {})[update_id] = kept
-        return [self._sum(updates) for updates in together.values()]
+        return [self._sum(part) for updates in together.values() for part in self._parts(updates)]
+
+    def _parts(self, updates: dict[str, _Single]) -> list[dict[str, _Single]]:
+        """Updates of one sum each. With masks, an update of much more or less work than most travels alone."""
+        if not self._plan.masked:
+            return [updates]
+        works = {update_id: [work_of(kept.envelope.head)] for update_id, kept in updates.items()}
+        alike = most_comparable(works, self._plan.work_ratio)
+        others = [{update_id: kept} for update_id, kept in updates.items() if update_id not in alike]
+        return [{update_id: updates[update_id] for update_id in updates if update_id in alike}, *others]
 
     def _sum(self, updates: dict[str, _Single]) -> RegionSum:
         if len(updates) == 1:

@@ -8,20 +8,31 @@ test split is for what came of the run: a server that could ask as it likes woul
 | validation split | the newest model, when an order brings it | it did so before |
 | test split | each subject once, in an order that changes nothing | it evaluated the same model there before |
 
-What was evaluated is on disk before an update with it leaves, so a trainer that is restarted knows it.
+What was evaluated is on disk before an update with it leaves, so a trainer that is restarted knows it. The record is
+beside the silo's keys, one for each run R (`fedsync.cipher.silo.history`). So a trainer of the same run in another
+folder knows it, too, and the record stays when the folder of a trainer is removed.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
-from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.cipher.keys.keyring import Ring
+from fedsync.cipher.silo.chain_log import CHAINS
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
+from fedsync.common.locks import taken
+from fedsync.core.errors import ConfigError
 from fedsync.core.orders import Split, Subject, WorkOrder
 
 FILE = "asked.json"
-"""Beside the silo's state."""
+"""Beside the silo's state, where its keys are in no folder."""
+
+_FOLDER, _LOCK = "asked", "asked.lock"
 
 _KEPT = 64
 """Evaluations of rounds that are remembered."""
@@ -43,16 +54,53 @@ class Asked:
 
     @classmethod
     def load(cls, file: Path | None) -> Asked:
-        """What the file has; nothing if there is none. One that cannot be read counts as if all had been tested."""
+        """The record in a file, which is empty if there is none."""
         asked = cls(file)
-        if file is not None and file.exists():
-            try:
-                about = json.loads(file.read_bytes())
-                asked.rounds = [(str(model), str(update)) for model, update in about["rounds"]]
-                asked.tests = {str(name): (str(one[0]), str(one[1])) for name, one in about["tests"].items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-                asked.tests = {subject.value: ("", "") for subject in Subject}
+        asked._read()
         return asked
+
+    @classmethod
+    def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
+        """The record of a run.
+
+        Args:
+            ring: the silo's keys.
+            run: R.
+            state: the silo's state, beside which the record is where the keys are in no folder; None for memory.
+        """
+        if ring.folder is None:
+            return cls.load(None if state is None else state.parent / FILE)
+        folder, name = private_folder(ring.folder / _FOLDER), f"{ring.group.epoch}-{run.hex()}"
+        for old in folder.iterdir():
+            # A run without a log of its chain is over, or has not come to a version: it has asked nothing.
+            if old.name not in (name, _LOCK) and not (ring.folder / CHAINS / old.name).exists():
+                old.unlink(missing_ok=True)
+        return cls.load(folder / name)
+
+    def _read(self) -> None:
+        """What the file has. A file that cannot be read counts as if all had been tested."""
+        if self.file is None or not self.file.exists():
+            return
+        try:
+            about = json.loads(self.file.read_bytes())
+            self.rounds = [(str(model), str(update)) for model, update in about["rounds"]]
+            self.tests = {str(name): (str(one[0]), str(one[1])) for name, one in about["tests"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            self.tests = {subject.value: ("", "") for subject in Subject}
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The record as it is on disk, which no other trainer changes meanwhile."""
+        if self.file is None:
+            yield
+            return
+        try:
+            with taken(self.file.parent / _LOCK, inf):
+                self._read()
+                yield
+        except OSError as error:
+            remedy = "Encrypted runs need a folder of keys that this silo can write to"
+            raise ConfigError(str(self.file), f"cannot be written: {error.strerror}", remedy) from error
 
     def admits(self, order: WorkOrder, model: str) -> bool:
         """Whether what the order found may go out; it is written down then.
@@ -64,6 +112,10 @@ class Asked:
         Raises:
             ConfigError: the disk does not take it.
         """
+        with self._held():
+            return self._admits(order, model)
+
+    def _admits(self, order: WorkOrder, model: str) -> bool:
         found = model, order.update_id
         if order.split is Split.VALIDATION:
             if order.subject is not Subject.LAST:

@@ -43,7 +43,10 @@ MOST_NAMES = 4
 KEPT_RUNS = 64
 """Runs of one key epoch that are remembered."""
 
-_FOLDER, _LOCK, _OVER = "chains", "chains.lock", "over"
+CHAINS = "chains"
+"""Folder beside the silo's keys, with a file for each run that a silo has come to a version of."""
+
+_LOCK, _OVER = "chains.lock", "over"
 _MAX_BYTES = 2**11
 _MAX_OVER_BYTES = 2**20
 _NAME_DIGITS = 16
@@ -88,7 +91,7 @@ class ChainLog:
 
     def __init__(self, ring: Ring, run: bytes, name: str) -> None:
         self._name = hashlib.sha256(name.encode()).hexdigest()[:_NAME_DIGITS]
-        self._folder = None if ring.folder is None else private_folder(ring.folder / _FOLDER)
+        self._folder = None if ring.folder is None else private_folder(ring.folder / CHAINS)
         self._epoch, self._run = ring.group.epoch, run
         self._memory: _Entries | None = None
         with self._held():

@@ -27,8 +27,9 @@ from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.masking.roster import MaskRoster
+from fedsync.cipher.masking.work import Limit, Work
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.asked import FILE, Asked
+from fedsync.cipher.silo.asked import Asked
 from fedsync.cipher.silo.chain_log import ChainLog
 from fedsync.cipher.silo.figure_pool import countable
 from fedsync.cipher.silo.history import History, run_digest
@@ -85,6 +86,7 @@ class EncryptedReplica:
             takes whatever comes.
         origin: name under which the run began, if it has another now: the server lost what silos had heard of, so
             masks are new, and what was sealed before is of the same run.
+        way: sum of the learning rates of an order's first steps, in units of the order's.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class EncryptedReplica:
         specification: bytes = NO_DIGEST,
         first_model: str | None = None,
         origin: str = "",
+        way: Callable[[WorkOrder, int], float] = lambda order, steps: float(steps),
     ) -> None:
         self._plan = plan
         self._ring = ring
@@ -108,7 +111,7 @@ class EncryptedReplica:
         self._pipeline = pipeline or Serial(sealer)
         self._examples = examples
         self._initial = initial
-        self._measure = measure
+        self._measure, self._way = measure, way
         self._file = file
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         self._pinned = first_model
@@ -127,7 +130,7 @@ class EncryptedReplica:
         self._roster: MaskRoster | None = None
         self._attempt = 0
         self._pooled: tuple[PooledFigures, ...] = ()
-        self._asked = Asked.load(None if file is None else file.parent / FILE)
+        self._asked = Asked.of_run(ring, self._run, file)
 
     def _kept(self) -> ReplicaState | None:
         """What is on disk, if it is of this run."""
@@ -219,7 +222,9 @@ class EncryptedReplica:
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline, annex = self._pipeline, b""
         if self._masking is not None and self._roster is not None:
-            masks = self._masking.begin(order, chain, self._attempt, self._roster)
+            work = Work.of(order, report.steps, report.samples, self._way(order, report.steps))
+            limit = Limit(work, plan.work_ratio)
+            masks = self._masking.begin(order, chain, self._attempt, self._roster, limit)
             pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0
 
@@ -303,7 +308,7 @@ class EncryptedReplica:
     ) -> wire.Head:
         plan, group = self._plan, self._ring.group
         if annex:
-            member = replace(member, annex=hashlib.sha256(annex).digest())
+            member = replace(member, annex=wire.annex_digest(annex))
         return wire.Head(
             wire.Kind.UPDATE, plan.form, plan.packing, self._ring.own.name, member.round, attempt, group.epoch,
             group.fingerprint, group.conceal(grid.digest), chunks, (member,), annex,

@@ -100,7 +100,7 @@ class Member:
         nonce: 16 random bytes, fresh for every upload, a repeated one included.
         chain: digest of all that led the sender to its base, 32 bytes; of a calibration: the run's digest.
         digest: SHA-256 of its words; `NO_DIGEST` until it is sealed.
-        annex: SHA-256 of the annex that it was sent with; `NO_DIGEST` if there was none.
+        annex: digest of the annex that it was sent with; `NO_DIGEST` if there was none.
 
     Raises:
         ValueError: one of the bytes has another length.

@@ -1,6 +1,5 @@
 """A message is read only if it is what its receiver expects, byte for byte; everything else has its check."""
 
-import hashlib
 import struct
 import tracemalloc
 from dataclasses import replace
@@ -10,7 +9,7 @@ import pytest
 
 from fedsync.cipher.encoding import wire
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode, member_context
+from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, annex_digest, decode, encode, member_context
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, MASKED, Member
 from fedsync.core.errors import ProtocolError
@@ -31,7 +30,7 @@ def patched(at: int, data: bytes, of: bytes = MESSAGE) -> bytes:
 
 
 def annexed(annex: bytes) -> Member:
-    return replace(member(0, round_=7), annex=hashlib.sha256(annex).digest())
+    return replace(member(0, round_=7), annex=annex_digest(annex))
 
 
 def check_of(data: bytes, of: Expected = EXPECTED) -> str:
@@ -56,7 +55,7 @@ def test_a_message_is_read_as_it_was_written(kind: str, what: Kind) -> None:
 
 
 def test_the_format_by_hand() -> None:
-    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIIQ", 2, 1, 3, 16, 3, 1, 160, 0, 2, 5, 3, 7) + bytes(range(16)) + GRID
+    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIIQ", 3, 1, 3, 16, 3, 1, 160, 0, 2, 5, 3, 7) + bytes(range(16)) + GRID
     own = b"\x07silo0/1" + struct.pack("<Q", 7) + bytes(16) + member(0).chain
     rest = b"\x05silo0" + own
     header = fixed + rest + bytes(160 - len(fixed + rest))
@@ -145,7 +144,7 @@ def test_a_masked_update_has_an_annex_and_its_member_the_digest() -> None:
     read = decode(data, expected(MASKED_HEAD)).head
     assert read == as_read(MASKED_HEAD)
     assert read.annex == b"shares!"
-    assert read.members[0].annex == hashlib.sha256(b"shares!").digest()
+    assert read.members[0].annex == annex_digest(b"shares!")
     assert decode(message(head("masked")), expected(head("masked"))).head.members[0].annex == bytes(32)
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from fedsync.cipher.encoding.wire import annex_stub
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_round import MaskRound
@@ -16,6 +17,7 @@ from fedsync.cipher.masking.questions import (
 )
 from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair
 from fedsync.cipher.masking.unmask import Unmasking
+from fedsync.cipher.masking.work import Limit, Work
 from fedsync.core.transfer import Payload
 
 NAMES = tuple(f"silo{i}" for i in range(5))
@@ -34,13 +36,16 @@ def roster(names: Collection[str] = NAMES, colluding: int = 1) -> MaskRoster:
     return MaskRoster.read(pack_named(announcements(names)), MEMBERS, RUN, colluding)
 
 
+WORK = Limit(Work(5, 40, 5 * 2**20, 0), 4.0)
+
+
 def rounds(names: Collection[str] = NAMES, context: bytes = CONTEXT, colluding: int = 1) -> dict[str, MaskRound]:
-    return {name: MaskRound(PAIRS[name], roster(names, colluding), context) for name in names}
+    return {name: MaskRound(PAIRS[name], roster(names, colluding), context, WORK) for name in names}
 
 
 def survivors_of(of: Mapping[str, MaskRound], names: Collection[str]) -> Survivors:
-    digests = {name: hashlib.sha256(of[name].annex).digest() for name in names}
-    return Survivors(next(iter(of.values())).context, digests)
+    stubs = {name: annex_stub(of[name].annex) for name in names}
+    return Survivors(next(iter(of.values())).context, stubs)
 
 
 def answer(own: MaskRound, payload: Payload) -> Payload:

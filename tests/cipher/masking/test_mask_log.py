@@ -26,6 +26,7 @@ from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, order, plan, report
+from tests.cipher.masking.rounds import WORK
 from tests.cipher.masking.test_masked import FOUR, masked_round, opened
 from tests.cipher.masking.test_masks import looks_uniform
 
@@ -156,7 +157,7 @@ def test_seeds_of_few_rounds_are_remembered(federation: Federation) -> None:
     federation.begin("a", 0)
     masking, roster = federation.silos["a"]._masking, federation.silos["a"]._roster
     assert masking is not None and roster is not None
-    rounds = [masking.begin(order("a/1", 0), RUN, attempt, roster) for attempt in range(8)]
+    rounds = [masking.begin(order("a/1", 0), RUN, attempt, roster, WORK) for attempt in range(8)]
     assert [one for _, one in masking._rounds.values()] == rounds[-4:]
 
 

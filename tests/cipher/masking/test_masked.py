@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.packing import Slots
+from fedsync.cipher.encoding.wire import annex_stub
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.mask_log import mask_context
@@ -208,8 +209,8 @@ def _greedy(federation: Federation, orders: dict[str, WorkOrder]) -> tuple[dict[
     own = federation.silos["d"]._masking
     assert own is not None
     for context in {annex.context for annex in annexes.values()}:
-        digests = {name: one.head.members[0].annex for name, one in envelopes.items()}
-        survivors = Survivors(context, digests)
+        stubs = {name: annex_stub(one.head.annex) for name, one in envelopes.items()}
+        survivors = Survivors(context, stubs)
         signatures = {"d": survivors.sign(own.pair)}
         for name in "abcd":
             try:

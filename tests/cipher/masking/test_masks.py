@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
+from fedsync.cipher.encoding.wire import annex_digest
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound
@@ -15,7 +16,7 @@ from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.suite import BFV_PLAIN, MASKED, Member, Words
 from fedsync.core.errors import PolicyError, ProtocolError
-from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, Carried, roster, rounds, survivors_of
+from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, WORK, Carried, roster, rounds, survivors_of
 from tests.cipher.sealers import group, member, sealer, slots_of, summed
 
 
@@ -26,7 +27,7 @@ def opened(of: dict[str, MaskRound], survivors: tuple[str, ...]) -> bytes:
 
 
 def member_of(of: dict[str, MaskRound], name: str) -> Member:
-    return replace(member(NAMES.index(name)), annex=hashlib.sha256(of[name].annex).digest())
+    return replace(member(NAMES.index(name)), annex=annex_digest(of[name].annex))
 
 
 def updates() -> dict[str, Slots]:
@@ -199,7 +200,7 @@ def test_a_silo_that_commits_to_one_seed_and_masks_with_another_is_seen_when_it_
 def test_each_context_has_its_own_masks() -> None:
     zeros = np.zeros((1, SLOTS), np.int64)
     contexts = [hashlib.sha256(text).digest() for text in (b"1", b"1", b"2")]
-    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context) for context in contexts)
+    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context, WORK) for context in contexts)
     assert one._seeds.pairs == again._seeds.pairs
     assert not set(one._seeds.pairs.values()) & set(other._seeds.pairs.values())
     found = [own.mask(zeros) for own in (one, again, other)]
