@@ -46,9 +46,10 @@ class _SealedConfig(Section):
     """With sealed metrics, how many training samples every silo counts as having: a number that you choose, about the
     usual one. Needed where rounds or stop rules go by passes over the data. No batch is larger."""
 
-    members: Annotated[int, Field(ge=1)] = 1
-    """Updates that a version must add at least, for silos to open it. 1 where each arrival is a commit; 2 and more keep
-    the server from handing one silo's update to the others."""
+    members: Annotated[int, Field(ge=1)] | None = None
+    """Updates that a version must add at least, for silos to open it. Left out, it is the number of silos that the run
+    begins with if the barrier waits for all of them (``bsp``, ``on-time``, ``a-bsp``, ``elastic``), and else the fewest
+    updates that the barrier commits. At 1, each silo's update can be handed to the others."""
 
     colluding: Annotated[int, Field(ge=1)] = 1
     """Silos that may lie together: so many votes on how to round change nothing."""
@@ -95,7 +96,7 @@ class _SealedConfig(Section):
         judged = (metrics, selection) if self.metrics == "sealed" else ()
         return EncryptionPlan(
             *(self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"),
-            *(self.members, self.colluding, self.examples or MAX_EXAMPLES, *judged),
+            *(self.members or 1, self.colluding, self.examples or MAX_EXAMPLES, *judged),
         )
 
 
@@ -151,6 +152,15 @@ def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
     return None if sealed is None or sealed.metrics == "plain" else sealed
 
 
+def with_members(cipher: CipherConfig, members: int) -> CipherConfig:
+    """The cipher, with so many members of a version unless it says how many."""
+    if isinstance(cipher, MaskedConfig):
+        return cipher.model_copy(update={"inner": with_members(cipher.inner, members)})
+    if isinstance(cipher, PlainConfig) or cipher.members is not None:
+        return cipher
+    return cipher.model_copy(update={"members": members})
+
+
 CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Field(discriminator="kind")]
 
 
@@ -159,7 +169,7 @@ def least_silos(cipher: CipherConfig) -> int:
     sealed = sealing(cipher)
     if sealed is None:
         return 1
-    return max(sealed.members, sealed.colluding + 2 if isinstance(cipher, MaskedConfig) else 1)
+    return max(sealed.members or 1, sealed.colluding + 2 if isinstance(cipher, MaskedConfig) else 1)
 
 
 def encryption_plan(

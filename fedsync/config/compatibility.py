@@ -51,7 +51,7 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
     named |= {f"barrier.{key}": number for key, number in config.barrier.named_silos.items()}
     if sealed is not None:
         inner = "cipher.inner" if isinstance(cipher, MaskedConfig) else "cipher"
-        named[f"{inner}.members"] = sealed.members
+        named[f"{inner}.members"] = sealed.members or 1
         if isinstance(cipher, MaskedConfig) and silos < least_silos(cipher):
             problem = f"needs {least_silos(cipher)} silos as configured, and {file} has {silos}"
             return "cipher.kind", problem, "Add silos, or choose cipher.kind: bfv"
@@ -254,7 +254,8 @@ def _masks_come_off(config: StrategySections) -> None:
 
 
 def _opens_versions(config: StrategySections) -> None:
-    most, members = config.barrier.innermost.most_updates, getattr(config.cipher, "members", 1)
+    sealed = sealing(config.cipher)
+    most, members = config.barrier.innermost.most_updates, 1 if sealed is None else sealed.members or 1
     if most is not None and members > most:
         raise ValueError(
             f"cipher.members {members}: barrier.kind {config.barrier.innermost.kind!r} as configured commits {most} "

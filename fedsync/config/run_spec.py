@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
-from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing
+from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing, with_members
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.compatibility import queues
 from fedsync.config.evaluation import EvaluationConfig
@@ -97,6 +97,8 @@ class RunSpec(Section):
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
         """Spec of a strategy, on emulated machines if there is a cluster."""
+        at_start = None if cluster is None else cluster.at_start
+        quorum = _quorum(config, config.quorum(at_start))
         emulate, plain = cluster.silos if cluster is not None else [], isinstance(config.cipher, PlainConfig)
         task = config.task.emulated({silo.name: silo.data for silo in emulate})
         return cls(
@@ -106,7 +108,7 @@ class RunSpec(Section):
             local=config.local,
             model=config.model,
             emulate=list(emulate),
-            cipher=config.cipher,
+            cipher=with_members(config.settled(at_start), quorum),
             wire=config.wire,
             evaluation=config.evaluation,
             # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
@@ -116,7 +118,7 @@ class RunSpec(Section):
             evaluate_config=config.evaluate_config,
             stop=config.stop,
             admitted=list(config.silos or ()),
-            quorum=_quorum(config, config.quorum(None if cluster is None else cluster.at_start)),
+            quorum=quorum,
             queues=queues(config),
         )
 
@@ -153,7 +155,9 @@ class RunSpec(Section):
         return self.began or self.run
 
     def dump(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), separators=(",", ":"))
+        """The one text of this run, which `parse` takes."""
+        plain = type(self).model_validate(self.model_dump(mode="json"))
+        return json.dumps(plain.model_dump(mode="json"), separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:

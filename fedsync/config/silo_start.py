@@ -53,6 +53,16 @@ class SealConfig(Section):
     """Least updates that a version must add (``cipher: {members: 2}``). At 1, silos open sums of one, and so each
     other's updates."""
 
+    work_ratio: Annotated[float, Field(ge=1)] = 4.0
+    """How many times the work of one silo may be that of another in a sum under masks (``cipher: {kind: masked,
+    work_ratio: 4}``), at most. The more, the more one update stands out in the sum."""
+
+    colluding: Annotated[int, Field(ge=1)] = 1
+    """Silos that a run must take to work with the server, or to lie, at least (``cipher: {colluding: 1}``)."""
+
+    quorum: Annotated[int, Field(ge=1)] = 2
+    """Least silos of a run's rounds. Figures are told of more than half as many."""
+
     metrics: Literal["plain", "sealed"] = "sealed"
     """Whether losses, and how the model did on the silo's test data, must be ``sealed`` with the updates."""
 
@@ -78,6 +88,10 @@ class LimitsConfig(Section):
 
     evaluations_per_hour: Annotated[int, Field(ge=1)] = 36_000
     """Most evaluations within any hour, likewise, alone or before an order."""
+
+    statistics: Annotated[int, Field(ge=1)] = 5
+    """Smallest count of cells that statistics of columns may tell, and that a column may be standardised by
+    (``task.statistics.least``), at least."""
 
     surveys_per_hour: Annotated[int, Field(ge=1)] = 24
     """Most orders within any hour that ask what the columns of the silo's table hold, likewise; two or three make one

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from fedsync.common.names import near_miss
-from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics
+from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
 from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
@@ -206,6 +206,11 @@ class StrategyConfig(StrategySections):
         """
         return self.min_silos or silos or self.shares
 
+    def settled(self, silos: int | None = None) -> CipherConfig:
+        """How updates are hidden, with the least number of updates in a version; ``silos`` as for `quorum`."""
+        there = self.quorum(silos)
+        return with_members(self.cipher, self.barrier.least_updates(there))
+
     @property
     def shares(self) -> int:
         """Into how many shares the data is split where no silo file says it."""
@@ -218,7 +223,7 @@ class StrategyConfig(StrategySections):
             silos: number of silos in the silo file, or None without one.
         """
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
-        metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.cipher)
+        metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.settled(silos))
         if sealed is not None:
             sealed.check_sums(metrics)
         work = LocalWork(local.steps, local.batch_size, local.learning_rate)

@@ -63,7 +63,8 @@ def _cipher(config: StrategyConfig) -> dict[str, Any]:
     cipher = config.cipher.model_dump()
     sealed = cipher["inner"] if isinstance(config.cipher, MaskedConfig) else cipher
     if not isinstance(config.cipher, PlainConfig):
-        sealed |= {"bits": 16, "only": [], "members": max(sealed["members"], _MEMBERS)}
+        members = sealed["members"] and max(sealed["members"], _MEMBERS)
+        sealed |= {"bits": 16, "only": [], "members": members}
     return cipher
 
 

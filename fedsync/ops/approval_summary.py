@@ -1,11 +1,14 @@
 """What a run asks of a silo, in lines that its owner reads before saying yes or no.
 
-It is read from the specification that waits by what the trainer itself reads it with, and nothing of it is left out: a
-field without a line of its own is named as it is. What the server wrote is printed as JSON, so no terminal obeys it.
+It is read from the specification that waits by what the trainer itself reads it with, and nothing of it is left out or
+cut: a field without a line of its own is named as it is, and a run with values that are too long to be read is refused
+(`fedsync.trainer.approvals.unshowable`). The last line says how many fields the run sets, so that a terminal that
+scrolled is noticed. What the server wrote is printed as JSON, so no terminal obeys it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +22,9 @@ from fedsync.config.section import Section
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.tasks_kinds import TaskSection
 from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.trainer.approvals import AskedRun
+from fedsync.trainer.approvals import AskedRun, leaves
 
 _NAME = 12
-_MOST_TEXT = 2000
 _TOLD = {"task", "evaluation", "cipher", "local", "stop", "admitted", "silos", "quorum", "run", "survey"}
 """Fields of a specification that have lines of their own."""
 
@@ -32,10 +34,11 @@ def summary(run: AskedRun, config: SiloStartConfig) -> list[str]:
     told = [("since", run.since), ("who asks", _who(config))]
     try:
         told += _of_spec(RunSpec.parse(run.spec), config)
-    except ProtocolError as error:
-        told.append(("unreadable", _shown(str(error))))
+    except ProtocolError:
+        told.append(("unreadable", "no trainer would run it; refuse it"))
     if run.run_config != "{}":
         told.append(("settings", _shown(run.run_config)))
+    told.append(("fields", f"the run sets {_fields(run)}, all of which are shown above; the rest is as FedSync has it"))
     return [f"run {run.digest}", *(f"  {name:<{_NAME}} {text}" for name, text in told)]
 
 
@@ -63,7 +66,9 @@ def _of_spec(spec: RunSpec, config: SiloStartConfig) -> Iterator[tuple[str, str]
     members = ", ".join(map(_shown, spec.admitted)) or "whoever the server has registered"
     yield "members", f"{members}; {spec.silos} shares of data, versions of {spec.quorum} updates"
     if spec.survey is not None:
-        yield "survey", _shown(spec.survey.columns)
+        sums = spec.survey.sums
+        found = f"sums of {len(sums)} characters (SHA-256 {hashlib.sha256(sums.encode()).hexdigest()})"
+        yield "survey", f"{_shown(spec.survey.columns)}; {found}; {_shown(spec.survey.spec)}"
     for name, field in RunSpec.model_fields.items():
         value = getattr(spec, name)
         if name not in _TOLD and name != "began" and value != field.get_default(call_default_factory=True):
@@ -94,11 +99,19 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
     return found
 
 
+def _fields(run: AskedRun) -> int:
+    """How many fields the run sets, those within lists one by one; 0 of a run that cannot be read."""
+    try:
+        said = RunSpec.parse(run.spec).model_dump(mode="json", exclude_defaults=True)
+        return sum(1 for each in (said, json.loads(run.run_config)) for _ in leaves(each))
+    except (ProtocolError, ValueError):
+        return 0
+
+
 def _section(section: Section, *, defaults: bool = False) -> str:
     return _shown(section.model_dump(mode="json", exclude_defaults=not defaults))
 
 
 def _shown(value: Any) -> str:
-    """As JSON, and not without end."""
-    text = json.dumps(value.model_dump(mode="json") if isinstance(value, Section) else value, default=str)
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ... ({len(text)} characters)"
+    """As JSON, all of it."""
+    return json.dumps(value.model_dump(mode="json") if isinstance(value, Section) else value, default=str)

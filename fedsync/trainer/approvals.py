@@ -34,9 +34,13 @@ from fedsync.common.fence import ALLOWED
 from fedsync.common.files import private_folder, read_private, remove_unfinished, write_private
 from fedsync.common.locks import taken
 from fedsync.core import codec
+from fedsync.core.codec import MAX_WHOLE
 from fedsync.core.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.trainer.protocol import Identity
 from fedsync.trainer.run_text import RunText
+
+SEALED_SUMS = "survey.sums"
+"""Path of what silos sealed in a survey, of which an owner is shown length and SHA-256."""
 
 APPROVALS = "approvals"
 """Folder in a silo's state folder."""
@@ -51,6 +55,9 @@ MOST_BYTES = 2**23
 
 UNUSED_S = 7 * 86_400.0
 """A decision on a run that was not heard of for so long [s] is forgotten."""
+
+MOST_TEXT = 2000
+"""Characters of a text, or of a name of a field, that an owner is shown: a run with a longer one is refused."""
 
 _MOST_DECISIONS = 256
 _TOUCH_S = 3600.0
@@ -78,6 +85,30 @@ class AskedRun:
     @property
     def digest(self) -> str:
         return RunText(self.spec, self.run_config).digest
+
+
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Path and value of each field of JSON, also within lists; of an empty list or object the path alone."""
+    if isinstance(value, dict | list) and value:
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def unshowable(run: AskedRun) -> str:
+    """Why an owner cannot be shown all of a run; empty if he can. What is no JSON is no run, and is shown as that."""
+    for text in (run.spec, run.run_config):
+        try:
+            for path, value in leaves(json.loads(text)):
+                long = isinstance(value, str) and len(value) > MOST_TEXT and path != SEALED_SUMS
+                if long or len(path) > MOST_TEXT:
+                    return f"{path[:80]} is longer than the {MOST_TEXT} characters that an owner is shown"
+                if isinstance(value, int) and abs(value) >= MAX_WHOLE:
+                    return f"{path} has {value.bit_length()} bits, and an owner is shown 64"
+        except (ValueError, RecursionError):
+            continue
+    return ""
 
 
 def check_approved(identity: Identity) -> None:
@@ -180,6 +211,8 @@ class Approvals:
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
             return
+        if problem := unshowable(run):
+            raise LimitReached("approve", problem, "Say less in the run, or have the owner take approve out")
         data = codec.dumps(run).encode()
         if len(data) > MOST_BYTES:
             problem = f"the run's specification has {len(data)} bytes, of which {MOST_BYTES} are shown to an owner"

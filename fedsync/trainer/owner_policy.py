@@ -21,7 +21,7 @@ from fedsync.config.presence import PresenceConfig, utc_now
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
-from fedsync.config.tasks import SurveyConfig
+from fedsync.config.tasks import CsvConfig, SurveyConfig, TaskConfig
 from fedsync.core.errors import LimitReached, OwnerRefusal, SiloAway
 from fedsync.core.layout import matches
 from fedsync.core.orders import WorkOrder
@@ -130,6 +130,7 @@ class OwnerPolicy(Section):
             problem = "the server asks what this silo's columns hold, in the clear, and its owner does not allow it"
             remedy = "Ask for an encrypted run, or have the owner write statistics: plain in silo.yaml"
             raise OwnerRefusal("task.standardise", problem, remedy)
+        self._check_statistics(spec.task)
         if self.data is None:
             return unpacked(spec)
         fence = Fence(tuple(self.data), tuple(self.never))
@@ -149,6 +150,16 @@ class OwnerPolicy(Section):
             remedy = f"Have the owner write data: {{{name}: PATH}} in silo.yaml, or ask for another name"
             raise OwnerRefusal("task", problem, remedy)
         return self.named[name]
+
+    def _check_statistics(self, task: TaskConfig) -> None:
+        """See that statistics stand for as many cells as the owner demands; raises `OwnerRefusal`."""
+        asked = task.statistics if isinstance(task, SurveyConfig) else None
+        if isinstance(task, CsvConfig):
+            asked = task.survey()
+        if self.limits is not None and asked is not None and asked.least < self.limits.statistics:
+            problem = f"counts from {asked.least} on are told, and this silo's owner allows {self.limits.statistics}"
+            remedy = f"Write least: {self.limits.statistics}, or have the owner lower limits.statistics in silo.yaml"
+            raise OwnerRefusal("task.statistics.least", problem, remedy)
 
     def present(self) -> Presence | None:
         """How long the silo is still there, for the server; None if always."""
@@ -251,10 +262,31 @@ class OwnerPolicy(Section):
                 f"Write members: {self.seal.members} below cipher, or have the owner lower seal.members in silo.yaml"
             )
             raise OwnerRefusal("cipher.members", problem, remedy)
+        _check_bounds(plan, self.seal)
         if self.seal.metrics == "sealed" and not plan.seal_metrics:
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
             raise OwnerRefusal("cipher.metrics", problem, remedy)
+
+
+def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
+    """See that the numbers by which a run hides single silos are at least the owner's; raises `OwnerRefusal`."""
+    least = {
+        "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
+        "min_silos": (plan.quorum, seal.quorum, "silos in a round, of more than half of which figures are told"),
+    }
+    for place, (found, wanted, what) in least.items():
+        if found < wanted:
+            problem = f"the run goes by {found} {what}, and this silo's owner demands {wanted}"
+            name = "quorum" if place == "min_silos" else "colluding"
+            raise OwnerRefusal(place, problem, f"Write {wanted}, or have the owner lower seal.{name} in silo.yaml")
+    if plan.masked and plan.work_ratio > seal.work_ratio:
+        problem = (
+            f"one update in a sum may be {plan.work_ratio:g} times the work of another, and this silo's owner allows "
+            f"{seal.work_ratio:g}"
+        )
+        remedy = f"Write work_ratio: {seal.work_ratio:g} below cipher, or have the owner raise seal.work_ratio"
+        raise OwnerRefusal("cipher.work_ratio", problem, remedy)
 
 
 def audit_place(config: SiloStartConfig) -> AuditPlace:

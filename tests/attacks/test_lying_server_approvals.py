@@ -3,12 +3,15 @@
 The gain is an answer that is no refusal by one word, the same each time.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
+from fedsync.ops.approval_summary import summary
 from fedsync.trainer.approvals import APPROVALS, MOST_WAITING, Approvals, check_approved
 from fedsync.trainer.owner_policy import OwnerRefusal, owner_environment
 from fedsync.trainer.protocol import AskModel, AskSnapshot, Collect, Describe, Identity, Question, Refusal, Refused
@@ -76,3 +79,36 @@ def test_nothing_of_a_run_that_waits_is_read(federation: Federation, tmp_path: P
     task = {**federation.task(), "data": {"kind": "table", "file": str(tmp_path / "none.csv"), "target": "y"}}
     heard = silo(federation, federation.spec("run-a", task=task)).ask(Describe())
     assert heard.words == silo(federation, federation.spec("run-b")).ask(Describe()).words
+
+
+LONG: list[dict[str, Any]] = [
+    {"train_config": {"a": "x" * 2500, "zz": "hidden"}},
+    {"train_config": {"a" * 2500: 1, "zz": "hidden"}},
+    {"evaluate_config": {**{f"{number:030}": number for number in range(60)}, "zz": "hidden"}},
+    {"admitted": [*(f"silo-{number}" for number in range(400)), "hidden"]},
+    {"train_config": {"a": 10**2500, "zz": "hidden"}},
+]
+
+
+@pytest.mark.parametrize("said", LONG, ids=range(len(LONG)))
+def test_no_field_is_hidden_behind_a_long_value(said: dict[str, Any], federation: Federation) -> None:
+    """The owner would confirm what he has not seen."""
+    text = json.loads(federation.spec("run-a").dump()) | said
+    with (
+        environment(owner_environment(federation.config("silo-a", approve="ask"))),
+        pytest.raises(OwnerRefusal),
+    ):
+        check_approved(Identity(json.dumps(text, separators=(",", ":")), 0, "silo-a"))
+    for run in approvals(federation).waiting():
+        assert "hidden" in "\n".join(summary(run, federation.config("silo-a")))
+
+
+def test_no_setting_is_hidden_behind_a_long_one(federation: Federation) -> None:
+    settings = json.dumps({"a": "x" * 2500, "zz": "hidden"})
+    with (
+        environment(owner_environment(federation.config("silo-a", approve="ask"))),
+        pytest.raises(OwnerRefusal),
+    ):
+        check_approved(Identity(federation.spec("run-a").dump(), 0, "silo-a", run_config=settings))
+    for run in approvals(federation).waiting():
+        assert "hidden" in "\n".join(summary(run, federation.config("silo-a")))

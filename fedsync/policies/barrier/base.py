@@ -15,7 +15,8 @@ class BarrierPolicy(Policy, Generic[S]):
     """Base of barriers: decide when updates are committed and who may go on; see `fedsync.core.protocols.Barrier`.
 
     The properties are true of most barriers; one of which they are not overrides them. They are asked of the barrier
-    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws`, `sampled`, `named_silos`, `queues`, `carries`.
+    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws`, `sampled`, `named_silos`, `least_updates`,
+    `queues` and `carries`.
     """
 
     __slots__ = ()
@@ -112,6 +113,10 @@ class BarrierPolicy(Policy, Generic[S]):
     def named_silos(self) -> dict[str, int]:
         """Numbers of silos that the file names, by key: with fewer the barrier is another than the file says."""
         return {}
+
+    def least_updates(self, silos: int) -> int:
+        """Fewest updates of a commit where ``silos`` silos are there and none fails."""
+        return silos if self.most_ahead == 0 and not self.mixes_rounds else self.most_updates or 1
 
     def paced(self, seconds: float) -> BarrierPolicy[S]:
         """The same with rounds of so many seconds, if its rounds have a length; else as it is."""

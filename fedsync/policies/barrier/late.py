@@ -68,6 +68,9 @@ class Wrapper(BarrierPolicy[S]):
     def sampled(self, silos: int) -> int:
         return self.inner.sampled(silos)
 
+    def least_updates(self, silos: int) -> int:
+        return 1
+
     @property
     def named_silos(self) -> dict[str, int]:
         return within(self.inner)

@@ -56,6 +56,9 @@ class Deadline(Wrapper[DeadlineState]):
 
     late: LateRule = LateRule.NEXT
 
+    def least_updates(self, silos: int) -> int:
+        return Required(share=self.share).of(self.sampled(silos))
+
     def init(self) -> DeadlineState:
         return DeadlineState(LateState(frozenset(), self.inner.init()))
 

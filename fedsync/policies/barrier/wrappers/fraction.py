@@ -74,6 +74,9 @@ class Fraction(BarrierPolicy[Any]):
     def named_silos(self) -> dict[str, int]:
         return {"least": self.least, **within(self.inner)}
 
+    def least_updates(self, silos: int) -> int:
+        return self.inner.least_updates(self._round(silos))
+
     def init(self) -> Any:
         return self.inner.init()
 

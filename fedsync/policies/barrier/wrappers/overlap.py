@@ -82,6 +82,9 @@ class Overlap(BarrierPolicy[Any]):
     def carries(self) -> bool:
         return self.carry > 0
 
+    def least_updates(self, silos: int) -> int:
+        return self.inner.least_updates(silos)
+
     def init(self) -> Any:
         return self.inner.init()
 

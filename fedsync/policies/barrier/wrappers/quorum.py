@@ -69,6 +69,9 @@ class Quorum(Wrapper[LateState]):
     def named_silos(self) -> dict[str, int]:
         return {"count": self.count or 1, **within(self.inner)}
 
+    def least_updates(self, silos: int) -> int:
+        return Required(self.count, self.share or 1.0).of(self.sampled(silos))
+
     def init(self) -> LateState:
         return LateState(frozenset(), self.inner.init())
 
