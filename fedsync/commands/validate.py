@@ -38,7 +38,9 @@ def validate(
     config = StrategyConfig.load(file)
     config.check_files()
     if silos is not None:
-        config.check_silos([silo.name for silo in ClusterConfig.load(silos).silos])
+        machines = ClusterConfig.load(silos).silos
+        config.check_silos([silo.name for silo in machines])
+        config.check_machines({silo.name: silo.speed for silo in machines})
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
     # Sealed, what metrics are worked out of has to fit a header; the task may say which these are.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()

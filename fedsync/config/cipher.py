@@ -49,7 +49,7 @@ class _SealedConfig(Section):
     members: Annotated[int, Field(ge=1)] | None = None
     """Updates that a version must add at least, for silos to open it. Left out, it is the number of silos that the run
     begins with if the barrier waits for all of them (``bsp``, ``on-time``, ``a-bsp``, ``elastic``), and else the fewest
-    updates that the barrier commits. At 1, each silo's update can be handed to the others."""
+    silos of whom the barrier commits updates. At 1, each silo's update can be handed to the others."""
 
     colluding: Annotated[int, Field(ge=1)] = 1
     """Silos that may lie together: so many votes on how to round change nothing."""

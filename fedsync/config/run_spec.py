@@ -99,6 +99,7 @@ class RunSpec(Section):
         """Spec of a strategy, on emulated machines if there is a cluster."""
         at_start = None if cluster is None else cluster.at_start
         quorum = _quorum(config, config.quorum(at_start))
+        config.check_machines({} if cluster is None else {silo.name: silo.speed for silo in cluster.silos})
         emulate, plain = cluster.silos if cluster is not None else [], isinstance(config.cipher, PlainConfig)
         task = config.task.emulated({silo.name: silo.data for silo in emulate})
         return cls(

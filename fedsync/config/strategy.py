@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from fedsync.core.apart import CrossSite
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
+from fedsync.policies.balance.base import FixedBalancer
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
@@ -212,6 +214,33 @@ class StrategyConfig(StrategySections):
         return with_members(self.cipher, self.barrier.least_updates(there))
 
     @property
+    def work_ratio(self) -> float | None:
+        """How many times the work of one silo in a sum may be that of another; None where nothing bounds it."""
+        return self.cipher.work_ratio if isinstance(self.cipher, MaskedConfig) else None
+
+    def check_machines(self, speeds: Mapping[str, float]) -> None:
+        """Check that machines can take part in one sum.
+
+        Args:
+            speeds: of each silo [samples/s].
+
+        Raises:
+            ConfigError: one is so much slower than another that masks would not hide what the fast one does.
+        """
+        balanced = not isinstance(self.balancer, FixedBalancer) or self.barrier.innermost.unequal_steps
+        if self.work_ratio is None or not balanced or not speeds:
+            return
+        slow, fast = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
+        ratio = speeds[fast] / speeds[slow]
+        if ratio > self.work_ratio:
+            problem = (
+                f"{fast} is {ratio:.3g} times as fast as {slow}, and silos open no sum in which one update is more "
+                f"than {self.work_ratio:g} times the work of another (cipher.work_ratio)"
+            )
+            remedy = "Give all the same work with balancer: {kind: fixed} and barrier: {kind: bsp}, leave the slow "
+            raise ConfigError("cipher.work_ratio", problem, f"{remedy}silo out, or raise work_ratio if owners allow it")
+
+    @property
     def shares(self) -> int:
         """Into how many shares the data is split where no silo file says it."""
         return len(self.silos or ()) or self.min_silos or 2
@@ -230,7 +259,7 @@ class StrategyConfig(StrategySections):
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
-            sizing=self.balancer.sizing(work),
+            sizing=replace(self.balancer.sizing(work), within=self.work_ratio),
             barrier=MinimumSilos(Resting(self.barrier if least == 1 else OpenableSums(self.barrier, least)), quorum),
             weigher=self.aggregation.weigher(self.solver),
             stop=self.stop.build(metrics),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
+from math import ceil, inf
 from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsync.core.actions import Action, Note
 from fedsync.core.curve import Curve
@@ -19,6 +22,9 @@ from fedsync.core.views import SiloView
 
 OVERHEAD_NOISE = 0.05
 """Share of the largest overhead that orders differ by without a reason: sizes that gain less gain nothing."""
+
+_BANDS = 33
+"""Bands of sizes that are tried where the work of silos has to stay comparable."""
 
 
 class Scale(StrEnum):
@@ -47,6 +53,7 @@ class Sizing:
         floor: smallest batch a silo may get [samples].
         cap: largest batch a silo may get [samples], or None.
         adaptive: shares the total in place of ``balancer``, by what the rounds took; see `Adaptation`.
+        within: how many times the work of one silo may be that of another; None for any.
         fitter: learns the curves that balancers are shown; None takes a step's time to be in proportion to its batch.
 
     Source: LB-BSP, Algorithm 1 and section 3.5: the total stays X = n x B.
@@ -59,6 +66,7 @@ class Sizing:
     cap: int | None = None
     adaptive: AnyAdaptiveBalancer | None = None
     fitter: CurveFitter | None = None
+    within: float | None = None
 
     @property
     def balances(self) -> bool:
@@ -81,17 +89,22 @@ class Sizing:
         if caps and self.adaptive is not None:
             total, bounds = self._share(self.work.batch_size, caps, floors)
             state = self.adaptive.init() if state is None else state
-            batches = self.adaptive.plan(state, list(silos), total, bounds).tolist()
+            adaptive = partial(self.adaptive.plan, state, list(silos))
+            batches = self._comparable(adaptive, total, bounds, []).tolist()
         elif caps and self.balancer is not None:
             forecasts = _curves(silos)
             if self.scale is Scale.STEPS:
                 curves = [curve.of_steps(batch) for curve, batch in zip(forecasts, batches, strict=True)]
                 most = [self.work.steps * len(caps)] * len(caps)
-                steps = self._balanced(curves, forecasts, 1, *self._share(self.work.steps, most, [1] * len(caps)))
+                total, bounds = self._share(self.work.steps, most, [1] * len(caps))
+                per_order = 1
             else:
                 curves = [curve.spread(self.work.steps) for curve in forecasts]
-                share = self._share(self.work.batch_size, caps, floors)
-                batches = self._balanced(curves, forecasts, self.work.steps, *share)
+                total, bounds = self._share(self.work.batch_size, caps, floors)
+                per_order = self.work.steps
+            balanced = partial(self._balanced, curves, forecasts, per_order)
+            found = self._comparable(balanced, total, bounds, curves).tolist()
+            steps, batches = (found, batches) if self.scale is Scale.STEPS else (steps, found)
         return {
             name: LocalWork(self._steps(silos[name], batch, step), batch, self._learning_rate(batch))
             for name, batch, step in zip(silos, batches, steps, strict=True)
@@ -99,7 +112,7 @@ class Sizing:
 
     def _balanced(
         self, curves: list[Curve], forecasts: list[Curve], per_order: int, total: int, bounds: Bounds
-    ) -> list[int]:
+    ) -> NDArray[np.int64]:
         """Sizes by the balancer; equal ones where the forecast gain is less than what an order's overhead varies by.
 
         Args:
@@ -113,7 +126,7 @@ class Sizing:
         sizes = self.balancer.plan(curves, total, bounds)
         overhead_s = np.array([curve.overhead_s for curve in forecasts])
         if not overhead_s.any():
-            return [int(size) for size in sizes]
+            return sizes
         even = self.balancer.plan([Curve(1.0)] * len(curves), total, bounds)
         before_s, after_s = (
             per_order * np.array([curve.step_s(size) for curve, size in zip(curves, each.tolist(), strict=True)])
@@ -122,7 +135,34 @@ class Sizing:
         # A balancer may look at training alone, so what that gains counts too, although an overhead may hide it.
         trained_s = (before_s - overhead_s).max() - (after_s - overhead_s).max()
         gain_s = max(before_s.max() - after_s.max(), trained_s)
-        return [int(size) for size in (sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even)]
+        return sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even
+
+    def _comparable(
+        self,
+        plan: Callable[[int, Bounds], NDArray[np.int64]],
+        total: int,
+        bounds: Bounds,
+        curves: Sequence[Curve],
+    ) -> NDArray[np.int64]:
+        """Sizes, int64 [n], of which the largest is `within` times the smallest at most, where bounds allow that.
+
+        Of bands that are so narrow, some tried evenly, the one in which the slowest silo ends first; without curves
+        the one with the smallest floor.
+        """
+        sizes = plan(total, bounds)
+        if self.within is None or sizes.max() <= self.within * sizes.min():
+            return sizes
+        best, best_s = sizes, inf
+        least = max(1, ceil(total / len(sizes) / self.within))
+        for floor in np.unique(np.linspace(least, max(least, total // len(sizes)), _BANDS).astype(np.int64)):
+            band = Bounds(np.maximum(bounds.floor, floor), np.minimum(bounds.cap, int(self.within * floor)))
+            if (band.floor > band.cap).any() or not band.floor.sum() <= total <= band.cap.sum():
+                continue
+            found = plan(total, band)
+            ends_s = max((curve.step_s(int(size)) for curve, size in zip(curves, found, strict=False)), default=0.0)
+            if ends_s < best_s:
+                best, best_s = found, ends_s
+        return best
 
     def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
         """Work of one silo where nothing is balanced: as `plan`, without looking at the others."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -63,7 +65,8 @@ def state_folder() -> Path:
 
 def trainer_folder(identity: Identity) -> Path:
     """Folder of a silo's trainer in one run; raises as `state_folder`."""
-    return state_folder() / identity.folder_name
+    own = replace(identity, spec="", run_config="").dump()
+    return state_folder() / hashlib.sha256(f"{identity.text.digest} {own}".encode()).hexdigest()[:16]
 
 
 class TrainerClient:

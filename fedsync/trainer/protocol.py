@@ -24,10 +24,9 @@ On the socket a request is inside a `Forward`: what comes from the server cannot
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any, Self
@@ -339,12 +338,6 @@ class Identity:
     def text(self) -> RunText:
         """All that the server says of the run."""
         return RunText(self.spec, self.run_config)
-
-    @property
-    def folder_name(self) -> str:
-        """Of the trainer's folder: of the run, and of what this silo's owner says."""
-        own = codec.dumps(replace(self, spec="", run_config=""))
-        return hashlib.sha256(f"{self.text.digest} {own}".encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path) -> Identity:

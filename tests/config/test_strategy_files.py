@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
+from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
@@ -468,3 +470,30 @@ def test_bits_in_the_clear_are_refused_where_updates_are_encrypted(kind: str, pl
 def test_formats_that_do_not_exist_are_refused(wire: str) -> None:
     with pytest.raises(ConfigError, match="wire"):
         StrategyConfig.load("lb-bsp", [f"wire={wire}"])
+
+
+ALL = {"{kind: bsp}": 5, "{kind: a-bsp}": 5, "{kind: elastic}": 5, "{kind: asp}": 1, "{kind: buffered, size: 3}": 1}
+
+
+@pytest.mark.parametrize("barrier", ALL)
+def test_a_version_has_all_silos_where_the_barrier_waits_for_them(barrier: str) -> None:
+    """Unless the strategy says how many; else its barrier's fewest."""
+    config = StrategyConfig.load("fedavg", [f"barrier={barrier}", "cipher={kind: bfv}", "min_silos=5"])
+    assert RunSpec.of(config, None, 5).cipher.members == ALL[barrier]  # type: ignore[union-attr]
+    said = StrategyConfig.load("fedavg", [f"barrier={barrier}", "cipher={kind: bfv, members: 1}", "min_silos=5"])
+    assert RunSpec.of(said, None, 5).cipher.members == 1  # type: ignore[union-attr]
+
+
+def test_validate_refuses_machines_that_masks_cannot_add_up() -> None:
+    from tests.commands.call import call
+
+    masked = StrategyConfig.load("lb-bsp", ["cipher={kind: masked}"])
+    slow = {silo.name: silo.speed for silo in ClusterConfig.load("one-slow").silos}
+    with pytest.raises(ConfigError, match=r"^cipher\.work_ratio: .*10 times as fast as silo-7.*kind: fixed"):
+        masked.check_machines(slow)
+    with pytest.raises(ConfigError, match="10 times"):
+        RunSpec.of(masked, ClusterConfig.load("one-slow"), 8)
+    masked.check_machines({"a": 100.0, "b": 300.0})
+    StrategyConfig.load("fedavg", ["cipher={kind: masked}"]).check_machines(slow)
+    StrategyConfig.load("lb-bsp", ["cipher={kind: masked, work_ratio: 10}"]).check_machines(slow)
+    assert "no errors" in call("validate", "lb-bsp", "--silos", "one-slow")

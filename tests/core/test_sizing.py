@@ -341,3 +341,21 @@ def test_a_newcomer_in_mid_round_gets_the_mean_and_does_not_begin_a_round() -> N
     entry = coordinator.handle(joined("c", at_s=0.5), 0.5)
     assert {name: order.batch_size for name, order in orders(entry).items()} == {"c": 8}
     assert of_type(entry, Note) == []
+
+
+@pytest.mark.parametrize("scale", [Scale.BATCH, Scale.STEPS])
+@pytest.mark.parametrize("balancer", [PROPORTIONAL, EqualisingBalancer()], ids=["proportional", "equalise"])
+@given(speeds=st.lists(st.floats(1, 1e4), min_size=2, max_size=6))
+def test_the_work_of_silos_stays_comparable_where_masks_want_that(
+    scale: Scale, balancer: Any, speeds: list[float]
+) -> None:
+    work = plan([silo(speed) for speed in speeds], balancer=balancer, scale=scale, within=4.0)
+    amounts = [each.steps * each.batch_size for each in work]
+    assert max(amounts) <= 4 * min(amounts)
+    assert sum(amounts) == 20 * 32 * len(speeds)
+
+
+def test_a_slow_silo_gets_a_quarter_and_no_less() -> None:
+    """Of 128 samples 12.4, 12.4, 12.4 and 90.8 would be even. The fast one has four times as many at most."""
+    assert batches([silo(30), silo(30), silo(30), silo(220)], balancer=PROPORTIONAL, within=4.0) == [19, 19, 18, 72]
+    assert batches([silo(100), silo(300)], balancer=PROPORTIONAL, within=4.0) == [16, 48]

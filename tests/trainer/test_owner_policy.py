@@ -464,3 +464,31 @@ def test_an_order_that_only_scores_ends_with_the_samples_that_the_owner_demands_
     report, update = exchange(service.ask, Train(asked), as_vector(model, reply.layout, "a"))
     assert report.samples == 12 and report.evaluation is not None  # type: ignore[union-attr]
     assert update is not None and not as_vector(update, reply.layout, "a").any()
+
+
+FLOORS: list[tuple[dict[str, Any], str, str]] = [
+    ({"colluding": 2}, r"^cipher\.colluding: .*goes by 1 .*demands 2", "masked"),
+    ({"quorum": 3}, r"^min_silos: .*goes by 2 .*demands 3", "bfv"),
+    ({"members": 3}, r"^cipher\.members: .*demands 3", "bfv"),
+    ({"work_ratio": 2.0}, r"^cipher\.work_ratio: .*may be 4 times.*allows 2", "masked"),
+]
+
+
+@pytest.mark.parametrize(("seal", "refused", "kind"), FLOORS, ids=[",".join(floor[0]) for floor in FLOORS])
+def test_an_owner_s_floor_wins_over_what_the_server_says(seal: dict[str, Any], refused: str, kind: str) -> None:
+    inner = {"kind": "bfv", **TWO}
+    made = plan(inner if kind == "bfv" else {"kind": "masked", "inner": inner})
+    OwnerPolicy(seal=SealConfig()).check_seal(made)
+    with pytest.raises(OwnerRefusal, match=refused):
+        OwnerPolicy(seal=SealConfig(**seal)).check_seal(made)
+
+
+@pytest.mark.parametrize("survey", [False, True])
+def test_an_owner_s_least_count_wins_over_the_run_s(survey: bool) -> None:
+    said = {"kind": "csv", "files": ["a"], "target": "y", "statistics": {"least": 2}}
+    task = {"kind": "survey", "of": said} if survey else said
+    spec = RunSpec.model_validate({**SPEC.model_dump(), "task": task})
+    allowed = OwnerPolicy(limits=LimitsConfig(statistics=2))
+    allowed.checked(spec)
+    with pytest.raises(OwnerRefusal, match=r"^task\.statistics\.least: counts from 2 .*allows 5"):
+        OwnerPolicy(limits=LimitsConfig()).checked(spec)

@@ -7,9 +7,10 @@ digests of a member: SHA-256 of its words [32], digest of its annex, or zeros [3
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
-from fedsync.cipher.suites.suite import DIGEST_BYTES, NONCE_BYTES, Member
+from fedsync.cipher.suites.suite import DIGEST_BYTES, NO_DIGEST, NONCE_BYTES, Member
 from fedsync.core.errors import ProtocolError
 
 MAX_NAME_BYTES = 255
@@ -72,3 +73,17 @@ def write_member(member: Member, *, digests: bool) -> bytes:
     except struct.error as error:
         raise ValueError(f"round {member.round} cannot be written: {error}") from None
     return write_name(member.update_id) + fixed + (_DIGESTS.pack(member.digest, member.annex) if digests else b"")
+
+
+ANNEX_HEAD = 72
+"""Bytes of an annex that are shown without the rest; see `fedsync.cipher.masking.annex`."""
+
+
+def annex_stub(annex: bytes) -> bytes:
+    """What an annex begins with, and the SHA-256 of the rest: enough to know its digest and what its beginning says."""
+    return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
+
+
+def annex_digest(annex: bytes) -> bytes:
+    """`Member.annex` of an update that is sent with this annex: the SHA-256 of its stub."""
+    return hashlib.sha256(annex_stub(annex)).digest() if annex else NO_DIGEST

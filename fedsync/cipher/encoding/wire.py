@@ -31,10 +31,10 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.fields import FieldCheck, read_member, read_name, write_member, write_name
+from fedsync.cipher.encoding.fields import FieldCheck, annex_digest, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
-from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, NO_DIGEST, Adder, Form, Member, Words, check_additions
+from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Adder, Form, Member, Words, check_additions
 from fedsync.core.spans import pieces as array_pieces
 
 VERSION = 3
@@ -50,9 +50,6 @@ MAX_CHUNKS = 2**20
 
 MAX_ANNEX = 2**20
 """Bytes of an annex."""
-
-ANNEX_HEAD = 72
-"""Bytes of an annex that are shown without the rest; see `fedsync.cipher.masking.annex`."""
 
 _MAGIC = b"FSYM"
 _FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
@@ -160,16 +157,6 @@ class Expected:
     chunks: int
     update_id: str | None = None
     public: bytes | None = None
-
-
-def annex_stub(annex: bytes) -> bytes:
-    """What an annex begins with, and the SHA-256 of the rest: enough to know its digest and what its beginning says."""
-    return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
-
-
-def annex_digest(annex: bytes) -> bytes:
-    """`Member.annex` of an update that is sent with this annex: the SHA-256 of its stub."""
-    return hashlib.sha256(annex_stub(annex)).digest() if annex else NO_DIGEST
 
 
 def member_context(head: Head, member: Member) -> bytes:

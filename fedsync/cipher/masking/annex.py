@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.shamir import SECRET_BYTES, SHARE_BYTES, split
-from fedsync.cipher.masking.work import Work
+from fedsync.cipher.masking.work import WorkDone
 from fedsync.core.errors import SERVER, ProtocolError
 
 CONTEXT_BYTES = DIGEST_BYTES = 32
@@ -82,7 +82,7 @@ class Annex:
     """
 
     context: bytes
-    work: Work
+    work: WorkDone
     own: bytes
     pairs: Mapping[str, bytes]
     sealed: Mapping[str, bytes]
@@ -105,7 +105,7 @@ class Annex:
         context, work, own, pairs, sealed = unpack(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
-        annex = cls(context, Work.unpack(work, sender), own, names, unpack_named(sealed, sender, size))
+        annex = cls(context, WorkDone.unpack(work, sender), own, names, unpack_named(sealed, sender, size))
         lengths = (len(context), len(own)) == (CONTEXT_BYTES, DIGEST_BYTES)
         if not lengths or silo in names or names.keys() != annex.sealed.keys():
             raise ProtocolError(sender, "annex", f"that of {silo!r} does not fit together")
@@ -125,7 +125,7 @@ class Annex:
 
 
 def seal(
-    own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, work: Work, seeds: Seeds
+    own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, work: WorkDone, seeds: Seeds
 ) -> Annex:
     """The annex of one update.
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.wire import annex_stub
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys
 from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import Annex, Seeds

@@ -39,8 +39,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.wire import annex_digest
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.cipher.encoding.wire import ANNEX_HEAD
+from fedsync.cipher.encoding.fields import ANNEX_HEAD
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.shamir import SHARE_BYTES
-from fedsync.cipher.masking.work import Work
+from fedsync.cipher.masking.work import WorkDone
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.transfer import Payload
 
@@ -45,7 +45,7 @@ class Survivors:
     def _text(self) -> bytes:
         return pack([self.context, pack_named(self.annexes)])
 
-    def works(self) -> list[Work]:
+    def works(self) -> list[WorkDone]:
         """How much work is behind each update.
 
         Raises:
@@ -54,7 +54,7 @@ class Survivors:
         heads = [unpack(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
         if any(context != self.context for context, _ in heads):
             raise ProtocolError(SERVER, "survivors", "an update with masks of another context is in the list")
-        return [Work.unpack(work, SERVER) for _, work in heads]
+        return [WorkDone.unpack(work, SERVER) for _, work in heads]
 
     def sign(self, own: SiloKeys) -> bytes:
         """64 bytes."""

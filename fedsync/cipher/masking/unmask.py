@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsync.cipher.encoding.wire import annex_stub
+from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.masks import pack_opening
 from fedsync.cipher.masking.questions import (

@@ -24,7 +24,7 @@ from typing import ClassVar, Self, TypeVar
 
 from fedsync.core.checks import MAX_COUNT
 from fedsync.core.errors import ProtocolError
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import WorkOrder, WorkReport
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -33,7 +33,7 @@ _POINT = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkDone:
     """The work behind an update.
 
     Args:
@@ -51,12 +51,12 @@ class Work:
     budget: int
 
     @classmethod
-    def of(cls, order: WorkOrder, steps: int, samples: int, way: float) -> Self:
+    def of(cls, order: WorkOrder, done: WorkReport, way: float) -> Self:
         """What was done of an order; ``way`` in units of its learning rate."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))
-        return cls(steps, samples, max(1, round(way * _POINT)), budget)
+        return cls(done.steps, done.samples, max(1, round(way * _POINT)), budget)
 
     def pack(self) -> bytes:
         return _PACKED.pack(*astuple(self))
@@ -80,16 +80,16 @@ class Work:
 class Limit:
     """The work behind a silo's own update, and how many times the work of one update may be that of another."""
 
-    work: Work
+    work: WorkDone
     ratio: float
 
 
-def comparable(works: Collection[Work], ratio: float) -> bool:
+def comparable(works: Collection[WorkDone], ratio: float) -> bool:
     """Whether no figure of one is more than ``ratio`` times that of another."""
     return all(max(figure) <= ratio * min(figure) for figure in zip(*map(astuple, works), strict=True))
 
 
-def most_comparable(works: Mapping[Key, Collection[Work]], ratio: float) -> set[Key]:
+def most_comparable(works: Mapping[Key, Collection[WorkDone]], ratio: float) -> set[Key]:
     """Comparable updates: figure by figure the most that are left, of equals those with more work.
 
     Args:
@@ -97,7 +97,7 @@ def most_comparable(works: Mapping[Key, Collection[Work]], ratio: float) -> set[
         ratio: as in `comparable`.
     """
     left = dict(works)
-    for at in range(len(fields(Work))):
+    for at in range(len(fields(WorkDone))):
         spans = {key: _span(each, at) for key, each in left.items()}
         best: set[Key] = set()
         for least in sorted({low for low, _ in spans.values()}, reverse=True):
@@ -107,7 +107,7 @@ def most_comparable(works: Mapping[Key, Collection[Work]], ratio: float) -> set[
     return set(left)
 
 
-def _span(works: Collection[Work], at: int) -> tuple[int, int]:
+def _span(works: Collection[WorkDone], at: int) -> tuple[int, int]:
     """Least and largest value of a figure."""
     figure = [astuple(work)[at] for work in works]
     return min(figure), max(figure)

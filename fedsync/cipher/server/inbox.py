@@ -14,7 +14,7 @@ from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
-from fedsync.cipher.masking.work import Work, most_comparable
+from fedsync.cipher.masking.work import WorkDone, most_comparable
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
 from fedsync.core import foreign
@@ -287,7 +287,7 @@ class Inbox:
             self._attempts.restart(version)
 
 
-def work_of(head: wire.Head) -> Work:
+def work_of(head: wire.Head) -> WorkDone:
     """How much work is behind a masked update that was checked as it came."""
     return Annex.unpack(head.annex, head.sender, head.sender).work
 

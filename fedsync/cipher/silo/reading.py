@@ -261,6 +261,13 @@ class CatchUpReader:
             raise ProtocolError(SERVER, "members", detail)
 
 
+def check_alike(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None:
+    """See that all came to these versions by the same way; raises `ProtocolError`."""
+    for version in known.keys() & others.keys():
+        if known[version] != others[version]:
+            raise other_chain(version)
+
+
 def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
     """Silos that come to one version by different ways."""
     detail = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain as chain_of
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 
 from fedsync.cipher.encoding import catch_up, tally, wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Start
+from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
@@ -27,7 +28,7 @@ from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.masking.roster import MaskRoster
-from fedsync.cipher.masking.work import Limit, Work
+from fedsync.cipher.masking.work import Limit, WorkDone
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.asked import Asked
 from fedsync.cipher.silo.chain_log import ChainLog
@@ -35,7 +36,7 @@ from fedsync.cipher.silo.figure_pool import countable
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.kept_model import KeptModel
 from fedsync.cipher.silo.opening import Opener
-from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, clear_values, other_chain
+from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, check_alike, clear_values
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
@@ -116,9 +117,10 @@ class EncryptedReplica:
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         self._pinned = first_model
         group = ring.group
-        self._run = run_digest(origin or run, specification, group.epoch, group.fingerprint)
         # Versions come again under another name of the run, and masks must not.
-        self._masked_run = run_digest(run, specification, group.epoch, group.fingerprint)
+        self._run, self._masked_run = (
+            run_digest(name, specification, group.epoch, group.fingerprint) for name in (origin or run, run)
+        )
         self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
         self._chain_log = ChainLog(ring, self._run, run)
         self._reader = CatchUpReader(plan, ring, self._authenticator, self._run)
@@ -222,9 +224,8 @@ class EncryptedReplica:
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline, annex = self._pipeline, b""
         if self._masking is not None and self._roster is not None:
-            work = Work.of(order, report.steps, report.samples, self._way(order, report.steps))
-            limit = Limit(work, plan.work_ratio)
-            masks = self._masking.begin(order, chain, self._attempt, self._roster, limit)
+            work = WorkDone.of(order, report, self._way(order, report.steps))
+            masks = self._masking.begin(order, chain, self._attempt, self._roster, Limit(work, plan.work_ratio))
             pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0
 
@@ -239,9 +240,8 @@ class EncryptedReplica:
         beside = as_bytes(clear)
         message = self._files.write(head.nbytes + beside.nbytes, chain_of(sealed_parts, (beside.data,)))
         if clipped > _CLIPPED * len(sealed):
-            logger.warning(
-                "%s: %d of %d values were larger than agreed: clipped", order.update_id, clipped, len(sealed)
-            )
+            told = "%s: %d of %d values were larger than agreed: clipped"
+            logger.warning(told, order.update_id, clipped, len(sealed))
         return message
 
     def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float, Question]:
@@ -308,7 +308,7 @@ class EncryptedReplica:
     ) -> wire.Head:
         plan, group = self._plan, self._ring.group
         if annex:
-            member = replace(member, annex=wire.annex_digest(annex))
+            member = replace(member, annex=annex_digest(annex))
         return wire.Head(
             wire.Kind.UPDATE, plan.form, plan.packing, self._ring.own.name, member.round, attempt, group.epoch,
             group.fingerprint, group.conceal(grid.digest), chunks, (member,), annex,
@@ -367,12 +367,12 @@ class EncryptedReplica:
         # All of it is what silos sealed: now it may be opened.
         state = base or self._begin(received, read)
         known = state.history.known()
-        self._compare(known, followed)
+        check_alike(known, followed)
         pooled: list[PooledFigures] = []
         for link in read.links:
             state, figures = self._opener.follow(state, link)
             known[state.version] = state.history.chains[-1]
-            self._compare({state.version: known[state.version]}, followed)
+            check_alike({state.version: known[state.version]}, followed)
             pooled += [] if figures is None else [figures]
         self._reader.check_claims(read, known, base, author)
         return state, tuple(pooled)
@@ -411,13 +411,6 @@ class EncryptedReplica:
             detail = f"SHA-256 {found}, which the owner of this silo has not pinned (first_model)"
             raise ProtocolError(SERVER, "first model", detail)
         return model
-
-    @staticmethod
-    def _compare(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None:
-        """See that all came to these versions by the same way."""
-        for version in known.keys() & others.keys():
-            if known[version] != others[version]:
-                raise other_chain(version)
 
 
 def _bytes(data: bytes | bytearray) -> Payload:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, annex_digest, decode, encode, member_context
+from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode, member_context
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, MASKED, Member
 from fedsync.core.errors import ProtocolError

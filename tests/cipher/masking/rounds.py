@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from fedsync.cipher.encoding.wire import annex_stub
+from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_round import MaskRound
@@ -17,7 +17,7 @@ from fedsync.cipher.masking.questions import (
 )
 from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair
 from fedsync.cipher.masking.unmask import Unmasking
-from fedsync.cipher.masking.work import Limit, Work
+from fedsync.cipher.masking.work import Limit, WorkDone
 from fedsync.core.transfer import Payload
 
 NAMES = tuple(f"silo{i}" for i in range(5))
@@ -36,7 +36,7 @@ def roster(names: Collection[str] = NAMES, colluding: int = 1) -> MaskRoster:
     return MaskRoster.read(pack_named(announcements(names)), MEMBERS, RUN, colluding)
 
 
-WORK = Limit(Work(5, 40, 5 * 2**20, 0), 4.0)
+WORK = Limit(WorkDone(5, 40, 5 * 2**20, 0), 4.0)
 
 
 def rounds(names: Collection[str] = NAMES, context: bytes = CONTEXT, colluding: int = 1) -> dict[str, MaskRound]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.wire import annex_stub
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.mask_log import mask_context

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.encoding.wire import annex_digest
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound

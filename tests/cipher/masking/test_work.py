@@ -2,28 +2,28 @@
 
 import pytest
 
-from fedsync.cipher.masking.work import Work, comparable, most_comparable
+from fedsync.cipher.masking.work import WorkDone, comparable, most_comparable
 from fedsync.core.errors import ProtocolError
 
-EQUAL = Work(10, 80, 10 * 2**20, 0)
+EQUAL = WorkDone(10, 80, 10 * 2**20, 0)
 
 
-def works(*steps: int) -> dict[str, list[Work]]:
-    return {name: [Work(each, 8 * each, each * 2**20, 0)] for name, each in zip("abcdefgh", steps, strict=False)}
+def works(*steps: int) -> dict[str, list[WorkDone]]:
+    return {name: [WorkDone(each, 8 * each, each * 2**20, 0)] for name, each in zip("abcdefgh", steps, strict=False)}
 
 
 @pytest.mark.parametrize(
     ("other", "alike"),
     [
-        (Work(40, 320, 40 * 2**20, 0), True),  # four times all of it
-        (Work(41, 80, 10 * 2**20, 0), False),
-        (Work(10, 321, 10 * 2**20, 0), False),
-        (Work(10, 19, 10 * 2**20, 0), False),
-        (Work(10, 80, 41 * 2**20, 0), False),
-        (Work(10, 80, 10 * 2**20, 1), False),  # a budget, where others have none
+        (WorkDone(40, 320, 40 * 2**20, 0), True),  # four times all of it
+        (WorkDone(41, 80, 10 * 2**20, 0), False),
+        (WorkDone(10, 321, 10 * 2**20, 0), False),
+        (WorkDone(10, 19, 10 * 2**20, 0), False),
+        (WorkDone(10, 80, 41 * 2**20, 0), False),
+        (WorkDone(10, 80, 10 * 2**20, 1), False),  # a budget, where others have none
     ],
 )
-def test_no_figure_may_be_more_than_four_times_another(other: Work, alike: bool) -> None:
+def test_no_figure_may_be_more_than_four_times_another(other: WorkDone, alike: bool) -> None:
     assert comparable([EQUAL, other], 4.0) == comparable([other, EQUAL, EQUAL], 4.0) == alike
 
 
@@ -48,7 +48,7 @@ def test_what_is_in_a_region_s_sum_counts_as_a_whole() -> None:
 
 
 def test_other_bytes_are_no_work() -> None:
-    assert Work.unpack(EQUAL.pack(), "a") == EQUAL
-    for data in (b"", EQUAL.pack()[:-1], b"\xff" * Work.BYTES):
+    assert WorkDone.unpack(EQUAL.pack(), "a") == EQUAL
+    for data in (b"", EQUAL.pack()[:-1], b"\xff" * WorkDone.BYTES):
         with pytest.raises(ProtocolError, match="work"):
-            Work.unpack(data, "server")
+            WorkDone.unpack(data, "server")
