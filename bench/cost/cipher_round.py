@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import secrets
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding import tally, wire
+from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator, added
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
@@ -28,6 +28,7 @@ from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
+from fedsync.cipher.masking.work import Limit, WorkDone
 from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_message
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
@@ -47,6 +48,10 @@ _CAP = 4096
 # Widths of the four stages of ResNet-18 for small images; at a scale of 1 it has 11.2 million values.
 _WIDTHS, _BLOCKS, _CLASSES, _IMAGE = (64, 128, 256, 512), 2, 10, 3
 _WHOLE = 11.2e6
+
+
+_ALIKE = Limit(WorkDone(20, 640, 20 * 2**20, 0), 4.0)
+"""Silos do the same work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +194,9 @@ class _Round:
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
         pipeline = Serial(self._sealer)
         if self._masked:
-            mask = self._masks[keys.name] = MaskRound(self._pairs[keys.name], self._roster, bytes(32))
+            mask = self._masks[keys.name] = MaskRound(self._pairs[keys.name], self._roster, bytes(32), _ALIKE)
             pipeline = Serial(Masked(self._sealer, mask))
-            member = replace(head.members[0], annex=hashlib.sha256(mask.annex).digest())
+            member = replace(head.members[0], annex=annex_digest(mask.annex))
             head = replace(head, members=(member,), annex=mask.annex)
         return seal_message(head, portions, pipeline, self._authenticator, keys.signing)
 

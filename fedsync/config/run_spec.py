@@ -157,7 +157,7 @@ class RunSpec(Section):
 
     def dump(self) -> str:
         """The one text of this run, which `parse` takes."""
-        plain = type(self).model_validate(self.model_dump(mode="json"))
+        plain = type(self).model_validate_json(self.model_dump_json())
         return json.dumps(plain.model_dump(mode="json"), separators=(",", ":"))
 
     @classmethod

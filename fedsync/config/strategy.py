@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any, Self
 
@@ -215,8 +216,19 @@ class StrategyConfig(StrategySections):
 
     @property
     def work_ratio(self) -> float | None:
-        """How many times the work of one silo in a sum may be that of another; None where nothing bounds it."""
-        return self.cipher.work_ratio if isinstance(self.cipher, MaskedConfig) else None
+        """How many times as much one silo may be given to do as another; None where nothing bounds it.
+
+        Where silos do unequal steps, and count by samples, an update grows with both.
+        """
+        if not isinstance(self.cipher, MaskedConfig):
+            return None
+        weighting = self.aggregation.weigher(self.solver).weighting
+        squared = weighting is not None and weighting.by == "samples" and self._unequal_steps
+        return sqrt(self.cipher.work_ratio) if squared else self.cipher.work_ratio
+
+    @property
+    def _unequal_steps(self) -> bool:
+        return self.balancer.scales_steps or self.barrier.innermost.unequal_steps
 
     def check_machines(self, speeds: Mapping[str, float]) -> None:
         """Check that machines can take part in one sum.
@@ -227,7 +239,7 @@ class StrategyConfig(StrategySections):
         Raises:
             ConfigError: one is so much slower than another that masks would not hide what the fast one does.
         """
-        balanced = not isinstance(self.balancer, FixedBalancer) or self.barrier.innermost.unequal_steps
+        balanced = not isinstance(self.balancer, FixedBalancer) or self._unequal_steps
         if self.work_ratio is None or not balanced or not speeds:
             return
         slow, fast = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)

@@ -65,7 +65,8 @@ def test_another_run_configuration_for_others_isolates_nobody(root: Path, make: 
     place = str(root / "data" / "app.py")
     task = {"kind": "clientapp", "app": f"{place}:app", "model": f"{place}:model"}
     trains, idles = '{"local-epochs": 1}', '{"local-epochs": 0}'
-    federation = make(4, cipher=MASKED, changes={"task": task}, settings={f"silo-{each}": trains for each in "abcd"})
+    every, owner = {f"silo-{each}": trains for each in "abcd"}, {"code_files": [f"{place}:app", f"{place}:model"]}
+    federation = make(4, cipher=MASKED, changes={"task": task}, settings=every, owner=owner)
     federation.settings = {name: trains if name == VICTIM else idles for name in federation.names}
     federation.silos |= {name: federation.silo(name) for name in federation.names}
     orders: dict[str, dict[str, Any]] = {name: {} for name in federation.names}

@@ -489,6 +489,6 @@ def test_an_owner_s_least_count_wins_over_the_run_s(survey: bool) -> None:
     task = {"kind": "survey", "of": said} if survey else said
     spec = RunSpec.model_validate({**SPEC.model_dump(), "task": task})
     allowed = OwnerPolicy(limits=LimitsConfig(statistics=2))
-    allowed.checked(spec)
+    allowed.checked(spec, 0)
     with pytest.raises(OwnerRefusal, match=r"^task\.statistics\.least: counts from 2 .*allows 5"):
-        OwnerPolicy(limits=LimitsConfig()).checked(spec)
+        OwnerPolicy(limits=LimitsConfig()).checked(spec, 0)

@@ -9,7 +9,8 @@ in the run's specification. Each silo's owner says how large it may be (``seal.w
 |---|---|
 | steps | how far training leads |
 | samples | what an update counts where the mean is weighed by them |
-| way | sum of the learning rates of all steps, in units of the order's: a schedule makes equal steps unequal |
+| way | sum of the learning rates of all steps, in units of the order's: a schedule makes equal steps unequal; times |
+| | the samples where these are the update's weight, for it is as large in the sum |
 | budget | what training code that counts no steps of its own is told of time |
 
 An update that only scores is zeros, and no work.
@@ -39,7 +40,7 @@ class WorkDone:
     Args:
         steps: local steps.
         samples: that they processed.
-        way: sum of learning rates, in units of the order's by 2^-20.
+        way: sum of learning rates, in units of the order's by 2^-20, times the weight in samples if updates have one.
         budget: milliseconds that the order had, 0 without a limit.
     """
 
@@ -52,11 +53,11 @@ class WorkDone:
 
     @classmethod
     def of(cls, order: WorkOrder, done: WorkReport, way: float) -> Self:
-        """What was done of an order; ``way`` in units of its learning rate."""
+        """What was done of an order; ``way`` in units of its learning rate, times the weight if that is by samples."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))
-        return cls(done.steps, done.samples, max(1, round(way * _POINT)), budget)
+        return cls(done.steps, done.samples, max(1, min(round(way * _POINT), 2**63)), budget)
 
     def pack(self) -> bytes:
         return _PACKED.pack(*astuple(self))

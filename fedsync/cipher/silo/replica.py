@@ -224,7 +224,8 @@ class EncryptedReplica:
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline, annex = self._pipeline, b""
         if self._masking is not None and self._roster is not None:
-            work = WorkDone.of(order, report, self._way(order, report.steps))
+            counts = report.samples if weighting.by == "samples" else 1
+            work = WorkDone.of(order, report, counts * self._way(order, report.steps))
             masks = self._masking.begin(order, chain, self._attempt, self._roster, Limit(work, plan.work_ratio))
             pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0

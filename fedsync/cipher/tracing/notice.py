@@ -24,7 +24,7 @@ from fedsync.cipher.silo.history import History, added_content
 from fedsync.cipher.suites.suite import FORMS, Form, Member
 from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 
-_MAGIC = b"FSNOTE1\0"
+_MAGIC = b"FSNOTE2\0"
 _NUMBERS = struct.Struct("<5Q")
 _ROUND = struct.Struct("<Q")
 _MAX_NAME = 200
