@@ -56,7 +56,7 @@ def load(folder: Path, task: str, *overrides: str) -> StrategyConfig:
         ("{kind: sequences, data: {kind: keywords, frames: 1}}", "line 7, task.data.frames", "at least 2"),
         ("{kind: sequences, data: {kind: speech, folder: x, words: [a]}}", "line 7, task.data.words", "at least 2"),
         # YAML's yes is true, and a word of Speech Commands.
-        ("{kind: sequences, data: {kind: speech, folder: x, words: [yes, up]}}", "task.data.words.0", "in quotes"),
+        ("{kind: sequences, data: {kind: speech, folder: x, words: [true, up]}}", "task.data.words.0", "in quotes"),
         ("{kind: linear, data: {kind: libsvm, file: x}}", "line 7, task.data.features", "missing"),
         ("{kind: linear, data: {kind: blobs}, l1: -1}", "line 7, task.l1", "at least 0"),
         ("{kind: factorisation, data: {kind: blobs}}", "line 7, task.data.kind", "Allowed: npz, ratings"),
