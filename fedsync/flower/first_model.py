@@ -121,7 +121,7 @@ def _asked(
         for sent in [*outbox.overdue(now_s), *outbox.flush()]:
             nodes.ask_again(sent.node)
         for sent, arrival in outbox.replies(now_s):
-            name = nodes.sender(sent.node)
+            name, why = nodes.sender(sent.node), None
             try:
                 match outbox.read(sent, arrival):
                     case InitialModel() as about, payload:
@@ -132,8 +132,8 @@ def _asked(
                     case reply, _:
                         raise ProtocolError(name, "message", f"it answers {type(reply).__name__}")
             except ProtocolError as error:
-                last = str(error)
+                last, why = str(error), error
             logger.warning("%s", last)
-            nodes.ask_again(sent.node)
+            nodes.ask_again(sent.node, why)
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

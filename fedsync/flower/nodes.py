@@ -56,13 +56,40 @@ class Admission:
     needed: int = 0
 
 
+_NOT_LOADED, _RAISED, _MOD_REFUSED = 1, 2, 6
+APP_ERRORS = (_NOT_LOADED, _RAISED, _MOD_REFUSED)
+"""Flower's error codes of an app that does not load or raises. FedSync's app never raises to Flower."""
+
+_NO_QUERIES = "No query function registered"
+
+_SET_BACK = (
+    "this run was set back, perhaps to a backup, and no silo follows it back ({}). Put back the "
+    "newest files of the run's folder and resume it. Or begin another run: `fedsync silo export` writes "
+    "the model that silos came to, and first_model in silo.yaml lets a run begin with it"
+)
+_NOT_OURS = (
+    'no silo runs the ClientApp of FedSync ({}). Write clientapp = "fedsync.flower.client_app:app" in pyproject.toml: '
+    "it calls your own ClientApp. If the line is there, install FedSync at the silos and read their logs"
+)
+
+
+class AnotherApp(ProtocolError):
+    """A silo's first answer is an error of Flower's: `clientapp` is the user's own app, or FedSync's does not load."""
+
+    def __init__(self, silo: str, problem: str, code: int) -> None:
+        asked_in_vain = _NO_QUERIES in problem  # at the end of a trace, where Ray reports it
+        super().__init__(silo, "answer", f"error {code}: {_NO_QUERIES}" if asked_in_vain else problem)
+        self.certain = asked_in_vain or code != _RAISED
+
+
 RESTS = Backoff(1, 64)
 """Looks between two greetings of a node that gives no usable answer."""
 
-_MOST_REFUSALS = 2
+_MOST_REFUSALS, _MOST_ERRORS = 2, 4
+"""Refusals in a row after which one is final that may pass, and errors of a ClientApp."""
+
 _MOST_NAMED = 10
 _PAUSE, _MOST_PAUSE_S = 20.0, 10.0
-"""Refusals in a row after which one is final that may pass."""
 
 
 class Nodes:
@@ -96,7 +123,7 @@ class Nodes:
         self._refusing: dict[int, Refused] = {}
         self._names: dict[int, str] = {}
         self._answers: dict[int, str] = {}
-        self._ahead: dict[int, LaterVersion] = {}
+        self._hopeless: dict[int, LaterVersion | AnotherApp] = {}
         self._told = ""
         self.by_name: dict[str, int] = {}
         """Node of each silo that is here."""
@@ -160,7 +187,7 @@ class Nodes:
         for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
             kept.pop(node, None)
         self._answers.pop(node, None)
-        self._ahead.pop(node, None)
+        self._hopeless.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]
@@ -169,7 +196,7 @@ class Nodes:
                 self._seen.discard(other)
         return name
 
-    def ask_again(self, node: int, why: str | ProtocolError = "") -> None:
+    def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
         """Have a later look name a node again that gave no usable answer, unless it was refused.
 
         The first time that is the next look, then the second after it, the fourth, and so on: for its silo, each
@@ -180,10 +207,14 @@ class Nodes:
             why: what its answer was.
 
         Raises:
-            RunError: all silos that are here say that they are at a later version than this run, which was set back.
+            RunError: all silos that are here are at a later version than this run, which was set back, or run another
+                ClientApp.
         """
-        if isinstance(why, LaterVersion):
-            self._is_ahead(node, why)
+        match why:
+            case LaterVersion():
+                self._give_up(node, why, "that it is at a later version", _SET_BACK)
+            case AnotherApp() if why.certain or self._useless.get(node, 0) + 1 >= _MOST_ERRORS:
+                self._give_up(node, why, "with an error of its ClientApp", _NOT_OURS)
         if node not in self._refused:
             self._rests[node] = int(RESTS.pause_s(self._useless.get(node, 0)))
             self._useless[node] = self._useless.get(node, 0) + 1
@@ -216,17 +247,23 @@ class Nodes:
             told = {self.sender(node): why for node, why in sorted(out.items())}
             raise RunError(explained_too_few(told, self._admission.needed, left))
 
-    def _is_ahead(self, node: int, error: LaterVersion) -> None:
-        self._ahead[node], self._answers[node] = error, "that it is at a later version"
+    def _give_up(self, node: int, error: LaterVersion | AnotherApp, answer: str, verdict: str) -> None:
+        """End the run if all silos that are here answer so; ``verdict`` has a place for what they say."""
+        known, self._answers[node] = bool(self._hopeless), answer
+        self._hopeless[node] = error
         here = sorted(self._activated.keys() - self._refused.keys())
+        alike = {one: each.detail for one, each in self._hopeless.items() if type(each) is type(error)}
+        if self.by_name or not alike.keys() >= set(here):
+            return
+        said: dict[str, list[str]] = {}
+        for one in here[:_MOST_NAMED]:
+            said.setdefault(alike[one], []).append(self.sender(one))
+        told = verdict.format("; ".join(f"{', '.join(names)}: {detail}" for detail, names in said.items()))
         # One that lies ends no run: as many as the run needs have to be here, and all of them to say so.
-        if not self.by_name and self._ahead.keys() >= set(here) and len(here) >= self._admission.needed:
-            told = "; ".join(f"{self.sender(one)}: {self._ahead[one].detail}" for one in here[:_MOST_NAMED])
-            raise RunError(
-                f"this run was set back, perhaps to a backup, and no silo follows it back ({told}). Put back the "
-                "newest files of the run's folder and resume it. Or begin another run: `fedsync silo export` writes "
-                "the model that silos came to, and first_model in silo.yaml lets a run begin with it"
-            )
+        if len(here) >= self._admission.needed:
+            raise RunError(told)
+        if not known:
+            logger.warning("%s", told)
 
     def check(self, node: int, hello: Hello, form: CommonForm | None = None) -> str:
         """Name of the silo that a node says it is, if it may be.

@@ -33,7 +33,7 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.flower import messages, payloads
 from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
-from fedsync.flower.nodes import Nodes
+from fedsync.flower.nodes import APP_ERRORS, AnotherApp, Nodes
 from fedsync.flower.packing import Packer
 from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.flower.pending_message import PendingMessage
@@ -64,12 +64,6 @@ _SOON_S = 5.0
 
 _SMALL_ANSWER_BYTES = 2**20
 """Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
-
-_ANOTHER_APP = (
-    '. If your own ClientApp answers there, write clientapp = "fedsync.flower.client_app:app" in pyproject.toml: '
-    "that calls it"
-)
-"""What may be wrong with a node that answers the first question with an error."""
 
 
 class Outbox:
@@ -355,8 +349,9 @@ class Outbox:
         if isinstance(arrival, Relayed) and not arrival.problem:
             return read_reply(arrival.text, name, most), arrival.payload
         if arrival.content is None:
-            first = isinstance(sent.request, Describe | AskModel)
-            raise ProtocolError(name, "answer", arrival.problem + (_ANOTHER_APP if first else ""))
+            if isinstance(sent.request, Describe | AskModel) and arrival.code in APP_ERRORS:
+                raise AnotherApp(name, arrival.problem, arrival.code)
+            raise ProtocolError(name, "answer", arrival.problem)
         (self._fetching.add if messages.fetches(arrival.content) else self._fetching.discard)(sent.node)
         reply, payload = messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
         uploaded = messages.read_uploaded(arrival.content, name)

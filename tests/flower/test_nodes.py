@@ -13,7 +13,7 @@ from fedsync.core.orders import SiloFacts
 from fedsync.flower import messages
 from fedsync.flower import nodes as nodes_module
 from fedsync.flower.internals.pull import Arrival
-from fedsync.flower.nodes import Admission, Nodes
+from fedsync.flower.nodes import Admission, AnotherApp, Nodes
 from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
 from fedsync.trainer.regions import RegionReply, RelayedNode, write
@@ -435,3 +435,17 @@ def test_a_silo_that_says_it_is_ahead_ends_no_run_that_another_is_in() -> None:
     nodes.look()
     join(nodes, 2, "b")
     nodes.ask_again(1, LaterVersion("a", 9, 4))
+
+
+@pytest.mark.parametrize(("here", "times", "over"), [("ab", 4, True), ("ab", 3, False), ("a", 9, False)])
+def test_silos_whose_app_raises_again_and_again_end_the_run_once_as_many_as_it_needs_are_here(
+    here: str, times: int, over: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mod of the user's own app may raise before Flower finds that the app answers no questions."""
+    nodes = Nodes(NamedGrid(dict(enumerate(here, 1))), Admission(needed=2))
+    nodes.look()
+    with pytest.raises(RunError, match="a, b: error 2: KeyError") if over else nullcontext():
+        for _ in range(times):
+            for node, name in enumerate(here, 1):
+                nodes.ask_again(node, AnotherApp(name, "error 2: KeyError", 2))
+    assert caplog.text.count("clientapp = ") == (here == "a"), "who waits for others is told once"

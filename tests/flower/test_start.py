@@ -215,27 +215,36 @@ def test_silos_with_data_of_their_own_may_be_more_than_the_run_begins_with(tmp_p
     assert '"silo-3"' in (tmp_path / "run" / "rounds.jsonl").read_text()
 
 
-def test_a_node_that_runs_the_users_own_app_is_told_which_line_is_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The likeliest slip of who comes from FedAvg: clientapp in pyproject.toml is still their own."""
+def _own_app(message: Message, context: Context) -> Message:
     stock = ClientApp()
 
     @stock.train()
     def train(msg: Message, context: Context) -> Message:
         raise NotImplementedError
 
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return stock(message, context)
-        except Exception as error:  # as Flower does
-            return Message(Error(code=2, reason=str(error)), reply_to=message)
+    try:
+        return stock(message, context)
+    except Exception as error:  # as Flower does
+        trace = f"ray::ClientAppActor.run() of node {context.node_id}: {error}"
+        return Message(Error(code=2, reason=trace), reply_to=message)
 
-    config = StrategyConfig.load("fedavg", QUICK)
-    strategy = FedSync(config, out=tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.2))
-    with pytest.raises(RunError):
-        strategy.start(DirectGrid(2, {1: answer, 2: answer}))
-    assert 'write clientapp = "fedsync.flower.client_app:app" in pyproject.toml' in caplog.text
+
+@pytest.mark.parametrize("task", [[], ["task={kind: clientapp, app: 'a:app', model: 'a:Net'}"]], ids=["ours", "own"])
+@pytest.mark.parametrize("code", [None, 1, 6])
+def test_a_run_whose_silos_have_the_users_own_app_ends_and_names_the_missing_line_once(
+    code: int | None, task: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The likeliest slip of who comes from FedAvg; Flower's engine prints a trace for each question."""
+
+    def answer(message: Message, context: Context) -> Message:
+        failed = Error(code=code or 0, reason="app error")
+        return _own_app(message, context) if code is None else Message(failed, reply_to=message)
+
+    grid = DirectGrid(2, {1: answer, 2: answer})
+    missing = 'write clientapp = "fedsync.flower.client_app:app" in pyproject.toml'
+    with pytest.raises(RunError, match=f"node 1, node 2: error .*(?i:{re.escape(missing)})"):
+        _strategy(tmp_path, *task).start(grid)
+    assert len(grid.pushed) == 2 and missing not in caplog.text
 
 
 @pytest.mark.parametrize(("part", "evaluating"), [(1.0, 5), (0.6, 3), (0.59, 2), (0.1, 2), (0.0, 0)])

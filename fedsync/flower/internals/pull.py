@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -59,11 +59,13 @@ class Arrival:
         answers: the message's identifier.
         content: its answer; None where there is none to be had.
         problem: why not.
+        code: of Flower's error, where the answer is one.
     """
 
     answers: str
     content: Message | None
     problem: str = ""
+    code: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,5 +286,6 @@ def _fetched(identifier: str, answer: Future[Message]) -> Arrival:
 
 def _arrival(identifier: str, message: Message) -> Arrival:
     if message.has_error():
-        return Arrival(identifier, None, f"error {message.error.code}: {shortened(message.error.reason)}")
+        code = message.error.code
+        return Arrival(identifier, None, f"error {code}: {shortened(message.error.reason)}", code=code)
     return Arrival(identifier, message)

@@ -172,7 +172,7 @@ def test_so_many_at_once_and_the_rest_after_them(superlink: SuperLink, answers: 
 def test_an_error_is_told(superlink: SuperLink, answers: Arrivals) -> None:
     superlink.answer("a", Error(code=4, reason="out\n of memory"))
     (arrival,) = pull_until(answers, {"a"}, 1)
-    assert arrival == Arrival("a", None, "error 4: out of memory")
+    assert arrival == Arrival("a", None, "error 4: out of memory", code=4)
 
 
 def test_bytes_that_flower_cannot_read_are_that_silos_problem_alone(superlink: SuperLink, answers: Arrivals) -> None:
