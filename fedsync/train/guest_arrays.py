@@ -13,6 +13,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type
 from fedsync.core.parts import UNSAID, PartPatterns, TensorFacts, divide
 from fedsync.train.parts import check_built, check_finite, frozen_digest
+from fedsync.train.weights import say_rounded
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -52,6 +53,7 @@ class NamedArrays:
         self.parts = divide(facts, run)
         self.layout = Layout.of({name: arrays[name] for name in self.parts.shared if name not in self._tied})
         check_finite({name: torch.from_numpy(np.asarray(arrays[name])) for name in self.layout.names})
+        say_rounded(tuple(name for name in self.layout.names if arrays[name].dtype == np.float64))
         self.arrays: Arrays = arrays
         self._first = arrays
 

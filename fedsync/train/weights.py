@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.common.files import written_atomically
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.parts import UNSAID, PartPatterns
@@ -23,7 +25,18 @@ from fedsync.train.model_size import FittingModel
 from fedsync.train.parts import frozen_digest, parts_of
 from fedsync.train.private import PrivateParts
 
+logger = foreign.logger(__name__)
+
 _SAME_TASK = "Name a model of the same task"
+
+
+@cache
+def say_rounded(names: tuple[str, ...]) -> None:
+    """Say, once a process, that these tensors have more digits than travel."""
+    if names:
+        some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        problem = "float64 in the model travels as float32, with 7 digits (1 + 1e-8 arrives as 1): %s"
+        logger.warning(problem, some)
 
 
 class Weights:
@@ -53,6 +66,7 @@ class Weights:
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
+        say_rounded(tuple(name for name, tensor in named.items() if tensor.dtype == torch.float64))
         # Their names are paths in the module, unless it makes its state dict in a way of its own.
         self._paths = [attrgetter(name) for name in named]
         self._by_path = all(
