@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, Protocol, TypeVar, cast
+from copy import copy
+from typing import Any, Generic, Protocol, TypeVar
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from fedsync.core.errors import ConfigError
 
@@ -31,11 +32,11 @@ class CountsSteps(Protocol):
 def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     """The loader's batches, as large as the order that ``msg`` brings says, and as many as it has steps.
 
-    A plain `DataLoader` is made anew with ``batch-size`` in the place of its own; other iterables, and loaders with a
-    batch sampler of their own, have to give batches of that size by themselves. The loop ends after ``max-steps``, at
-    the deadline, or when the server says so; a loader that is shorter begins again. What goes through here is counted
-    and timed step by step. Where no order is behind the message, as under other strategies than FedSync, it is the
-    loader as it is.
+    A `DataLoader` gets ``batch-size`` in the place of its own, where the batches are PyTorch's `BatchSampler`'s. Other
+    iterables, and loaders whose batch sampler has a rule of its own, have to give batches of that size by themselves.
+    The loop ends after ``max-steps``, at the deadline, or when the server says so; a loader that is shorter begins
+    again. What goes through here is counted and timed step by step. Where no order is behind the message, as under
+    other strategies than FedSync, it is the loader as it is.
 
     Args:
         msg: the ``flwr.app.Message`` that the app's training function got.
@@ -49,8 +50,8 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     if order is None:
         return loader
     sized = _of_size(loader, order.batch_size)
-    order.sized = isinstance(sized, DataLoader) and sized.batch_size == order.batch_size
-    return _OrderBatches(order, sized)
+    order.sized = sized is not None
+    return _OrderBatches(order, loader if sized is None else sized)
 
 
 def untimed(msg: Any) -> AbstractContextManager[None]:
@@ -67,25 +68,20 @@ def _order_of(msg: Any) -> CountsSteps | None:
     return order
 
 
-def _of_size(loader: Iterable[T], size: int) -> Iterable[T]:
-    """The loader with batches of this size, as far as it leaves that to others."""
-    if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler or loader.batch_size == size:
+def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
+    """The loader with batches of this size; None where nobody knows how it makes them."""
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return None
+    own = loader.batch_sampler
+    if not isinstance(own, BatchSampler) or type(own).__iter__ is not BatchSampler.__iter__:
+        return None
+    if own.batch_size == size:
         return loader
-    return DataLoader(
-        loader.dataset,
-        batch_size=size,
-        sampler=None if isinstance(loader.dataset, IterableDataset) else cast(Any, loader.sampler),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+    sized = copy(loader)
+    # A loader that is made lets nobody set these; its workers, if they stay, are those of the other size.
+    made = BatchSampler(own.sampler, size, own.drop_last)
+    vars(sized).update(batch_size=size, batch_sampler=made, _iterator=None)
+    return sized
 
 
 class _OrderBatches(Generic[T]):

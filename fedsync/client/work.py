@@ -27,6 +27,9 @@ _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 class Steps(Protocol):
     """Counts local steps; see `fedsync.train.pace.Pace`."""
 
+    missized: int
+    """Batches so far that have not the order's size."""
+
     def step(self) -> bool:
         """A step was done; returns whether another may begin."""
 
@@ -37,10 +40,18 @@ class Steps(Protocol):
         """Around what is no training."""
 
 
-def counted(batches: Iterable[T], steps: Steps, most: int) -> Iterator[T]:
-    """Batches, each of which is a local step, up to ``most`` or to where ``steps`` says so."""
+def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
+    """Batches, each of which is a local step, up to ``most`` or to where ``steps`` says so.
+
+    Args:
+        batches: in the loop's order.
+        steps: counts them.
+        most: steps.
+        size: samples that each should have; None where that is known to be so.
+    """
     try:
         for done, batch in enumerate(batches, start=1):
+            steps.missized += size is not None and not _may_have(batch, size)
             try:
                 yield batch
             except GeneratorExit:
@@ -50,6 +61,18 @@ def counted(batches: Iterable[T], steps: Steps, most: int) -> Iterator[T]:
                 return
     finally:
         steps.finish()
+
+
+def _may_have(batch: object, samples: int) -> bool:
+    """Whether a batch may have so many samples, as far as it, its parts or their first two dimensions tell a length."""
+    parts: Iterable[object] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    lengths = {length for part in (batch, *parts) for length in tuple(getattr(part, "shape", ()))[:2]}
+    lengths |= {len(part) for part in (batch, *parts) if isinstance(part, list | tuple)}
+    return not lengths or samples in lengths
 
 
 class Work:
@@ -152,7 +175,8 @@ class Work:
         Raises:
             ConfigError: the order's steps were counted elsewhere already.
         """
-        yield from counted(batches, self._begun(), self.max_steps)
+        size = None if isinstance(batches, _Lazily) else self.batch_size
+        yield from counted(batches, self._begun(), self.max_steps, size)
 
     def counter(self) -> Generator[None, None, None]:
         """Counts steps where they are done, not where batches are handed out: for loops of other libraries.

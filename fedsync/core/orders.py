@@ -47,6 +47,10 @@ def fast_dataclass(kind: type[V]) -> type[V]:
     return kind
 
 
+MISSIZED = "missized_step_count"
+"""Metric of a report whose batches do not have the ordered size: its steps."""
+
+
 class Split(StrEnum):
     """On which of a silo's samples a model is evaluated.
 

@@ -21,7 +21,7 @@ from fedsync.observe.final_scores import FinalScores
 from fedsync.observe.lost_silos import LostSilo, LostSilos
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.rounds import Round, Rounds
-from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, shares_of
+from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, missized_notes, shares_of
 from fedsync.observe.steered import SteeredRun, drops_in
 
 _LATEST = 64
@@ -216,7 +216,7 @@ class Ledger:
             "target_accuracy": self.target_accuracy,
             "seconds_to_target": self.seconds_to_target,
             "stopped_by": self.stopped.reason if self.stopped else None,
-            "notes": [*self.notes, *self.lost.notes(missing)],
+            "notes": [*self.notes, *self.lost.notes(missing), *missized_notes(self.silos)],
             "lost": [{"silo": each.silo, "since_s": each.since_s, "why": each.why} for each in missing],
             "samples": sum(silo.samples for silo in self.silos.values()),
             "utilisation": sum(s.compute_s for s in self.silos.values()) / available if available else 0.0,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport, fast_dataclass
+from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 from fedsync.observe.metric_pool import MetricPool, pooled
+
+_MOST_NAMED = 20
 
 
 @fast_dataclass
@@ -88,6 +90,20 @@ class SiloTotals:
         self.order, self.queued = self.queued, None
         self.busy_s += at_s - begin_s
         return begin_s
+
+
+def missized_notes(silos: Mapping[str, SiloTotals]) -> list[str]:
+    """A note that names silos whose batches do not have the ordered size; none where all orders have one size."""
+    if len({silo.batch_size for silo in silos.values()}) == 1:
+        return []
+    steps = {name: silo.metrics.values().get(MISSIZED, 0) for name, silo in sorted(silos.items())}
+    named = [
+        f"{name} ({n:.0f} of {silos[name].steps} steps)" for name, n in steps.items() if 10 * n > silos[name].steps
+    ]
+    if not named:
+        return []
+    said = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
+    return [f"batches do not have the ordered size, so balancing does not reach them: {said}; the silo's log says why"]
 
 
 def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:

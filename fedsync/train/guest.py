@@ -29,7 +29,7 @@ from fedsync.train.guest_measure import GuestMeasure
 from fedsync.train.guest_reply import tested, whole
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Pace
+from fedsync.train.pace import BatchSizes, Pace
 from fedsync.train.parts import ModelParts, parts_of
 from fedsync.train.sampler import Cursor, Sampler
 from fedsync.train.weights import Weights
@@ -62,6 +62,7 @@ class GuestTrainer(LocalTrainer):
         device = open_device(options)
         self._app = app
         self._silo = silo
+        self._sizes = BatchSizes(silo.name)
         model_seed = derive_seed(silo.seed, Stream.MODEL)
         with own_code(torch.device("cpu"), model_seed):
             self._used = _used(app, app.call("setup", {"silo": silo}))
@@ -111,12 +112,18 @@ class GuestTrainer(LocalTrainer):
                 begun()
             self._app.call("train", {"work": work, **self._known})
         pace = self._ended(order, paces)
+        missized = self._sizes.check(
+            pace,
+            pace.follows,
+            "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
+            "give them that size, or use work.loader",
+        )
         means = _means(work.logged)
         loss = means.pop("loss", None)
         # What only scores changes no model: neither what travels nor what stays.
         private = cursor.private if order.scores_only else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
-        return LoopResult(pace, loss, left, means)
+        return LoopResult(pace, loss, left, {**means, **missized})
 
     def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:
         if self._app.opaque:

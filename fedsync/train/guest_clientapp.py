@@ -28,7 +28,6 @@ from torch import nn
 
 from fedsync.client.silo import Scalar, Silo
 from fedsync.client.work import Steps, counted
-from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.metrics.base import statistics_of
@@ -50,11 +49,9 @@ from fedsync.train.guest_reply import (
 )
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, open_device
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Pace
+from fedsync.train.pace import BatchSizes, Pace
 from fedsync.train.private import MOST_BYTES
 from fedsync.train.sampler import Cursor
-
-logger = foreign.logger(__name__)
 
 T = TypeVar("T")
 
@@ -109,7 +106,7 @@ class OrderSteps:
             raise ConfigError("fedsync.client.steps", problem, remedy)
         self.pace = self._begin()
         steps: Steps = self.pace
-        yield from counted(batches, steps, self.max_steps)
+        yield from counted(batches, steps, self.max_steps, None if self.sized else self.batch_size)
 
     def untimed(self) -> AbstractContextManager[None]:
         """See `fedsync.client.untimed`."""
@@ -127,6 +124,10 @@ class OrderConfig(ConfigRecord):
     def __getitem__(self, item: str) -> Any:
         self.has_read.add(item)
         return super().__getitem__(item)
+
+    def items(self) -> Any:
+        self.has_read |= self.keys()
+        return super().items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class ClientAppTrainer(LocalTrainer):
             raise ConfigError("task.app", problem, "Write functions under @app.train() and @app.evaluate()")
         self._app = app
         self._silo = silo
+        self._sizes = BatchSizes(silo.name)
         self._knows_first = first.make is not None
         self._arrays = first.arrays(silo.seed, run)
         super().__init__(silo.name, self._arrays, self._arrays, device, options)
@@ -213,7 +215,6 @@ class ClientAppTrainer(LocalTrainer):
         self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}
         self._run_config = {**declared(folder / "pyproject.toml"), **silo.run_config}
         self._round = 1
-        self._warned = False
         self._recall(Cursor())
         self._examples: int | None = None
 
@@ -264,7 +265,8 @@ class ClientAppTrainer(LocalTrainer):
         if steps.pace is None:
             pace.jump(order.max_steps)
             pace.finish()
-            self._warn_unless(
+            missized = self._sizes.check(
+                pace,
                 {"batch-size", "max-steps"} <= config.has_read,
                 "the app does not read batch-size and max-steps of config, so what it does is not what is balanced: "
                 "have it read both, or loop over fedsync.client.steps(msg, loader)",
@@ -272,10 +274,11 @@ class ClientAppTrainer(LocalTrainer):
         elif not pace.steps:
             raise ConfigError("fedsync.client.steps", "the app took no batch of the order", "Loop over the steps")
         else:
-            self._warn_unless(
-                steps.sized or "batch-size" in config.has_read,
-                "the app's loader is no plain DataLoader, and it does not read batch-size of config, so its batches "
-                'are not those that are balanced: make them as large as msg.content["config"]["batch-size"] says',
+            missized = self._sizes.check(
+                pace,
+                steps.sized or (pace.follows and "batch-size" in config.has_read),
+                "the app's loader is no plain DataLoader, and its batches do not have the batch-size of config, so "
+                'balancing does not reach them: give them the size that msg.content["config"]["batch-size"] says',
             )
         arrays = only(list(content.array_records.values()), "arrays")
         self._arrays.take({name: array.numpy() for name, array in arrays.items()}, REPLY)
@@ -285,7 +288,7 @@ class ClientAppTrainer(LocalTrainer):
         if private := self._arrays.private:
             self._context.state[_PRIVATE] = ArrayRecord({name: Array(array) for name, array in private.items()})
         kept = cursor.private if order.scores_only else write_state(self._context.state)
-        return LoopResult(pace, loss, Cursor(private=kept), metrics_of(figures))
+        return LoopResult(pace, loss, Cursor(private=kept), {**metrics_of(figures), **missized})
 
     def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate the arrays that are loaded; nothing, where the app does not evaluate."""
@@ -358,11 +361,6 @@ class ClientAppTrainer(LocalTrainer):
             remedy = f"Have the app's metrics say {EXAMPLES}, or the node's configuration"
             raise ConfigError(EXAMPLES, problem, remedy)
         return int(told)
-
-    def _warn_unless(self, well: bool, problem: str) -> None:
-        if not (well or self._warned):
-            self._warned = True
-            logger.warning(problem)
 
 
 def write_state(state: RecordDict) -> bytes:

@@ -13,11 +13,14 @@ from time import perf_counter, sleep
 
 import torch
 
+from fedsync.core import foreign
 from fedsync.core.curve import may_begin
-from fedsync.core.orders import Window, WorkOrder
+from fedsync.core.orders import MISSIZED, Window, WorkOrder
 from fedsync.train import device as devices
 from fedsync.train.machine_probe import MachineProbe, Series
 from fedsync.train.throttle import Throttle
+
+logger = foreign.logger(__name__)
 
 Watch = Callable[[int, int], bool]
 """Called after each step with the steps and samples done; False ends the order there."""
@@ -44,7 +47,7 @@ class Pace:
         throttle: Throttle | None = None,
         watch: Watch | None = None,
     ) -> None:
-        self.steps = 0
+        self.steps = self.missized = 0
         self.compute_s = 0.0
         self.windows: tuple[Window, ...] = ()
         self.untimed_s = 0.0
@@ -65,6 +68,11 @@ class Pace:
     def samples(self) -> int:
         """Processed so far."""
         return self.steps * self._order.batch_size
+
+    @property
+    def follows(self) -> bool:
+        """Whether batches have the order's size; of short passes, every second is smaller."""
+        return 3 * self.missized <= 2 * self.steps
 
     def step(self) -> bool:
         """Count a local step that was done; returns whether another may begin, as far as time and ``watch`` go."""
@@ -121,3 +129,24 @@ class Pace:
         now_s = perf_counter()
         self.compute_s = now_s - self._start_s
         self.windows = self._series.finish(now_s, self.samples)
+
+
+class BatchSizes:
+    """Tells where a user's batches do not have the ordered size: once in the silo's own log, and in each report.
+
+    Args:
+        silo: its name.
+    """
+
+    def __init__(self, silo: str) -> None:
+        self._silo = silo
+        self._told = False
+
+    def check(self, pace: Pace, follows: bool, problem: str) -> dict[str, float]:
+        """Metrics that an order's report has of its batches."""
+        if follows:
+            return {}
+        if not self._told:
+            self._told = True
+            logger.warning("silo %s: %s", self._silo, problem)
+        return {MISSIZED: float(pace.steps)}

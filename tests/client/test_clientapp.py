@@ -3,7 +3,7 @@
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from fedsync.client import Silo, steps, untimed
 from fedsync.core.errors import ConfigError, Diverged, RunError
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import MISSIZED, Evaluation
 from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel, read_state, write_state
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Cursor
@@ -215,6 +215,57 @@ def test_a_generator_ends_the_order_and_one_that_knows_no_size_is_warned_of(
             outcome = guest.run(order(batch_size=16, max_steps=5), guest.initial_model(), Cursor())
             assert (outcome.report.steps, outcome.report.loss) == (3, 3.0)
     assert len([each for each in caplog.records if "no plain DataLoader" in each.message]) == warnings
+
+
+class Poisson(BatchSampler):
+    """Each sample is in a batch with the same probability, whatever is ordered."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(5):
+            yield [row for row in range(SAMPLES) if random.random() < 0.4]
+
+
+def poisson(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    assert msg.content["config"]["batch-size"]
+    list(steps(msg, DataLoader(loader(1).dataset, batch_sampler=Poisson(range(SAMPLES), 16, False))))
+    return {}
+
+
+def own_batches(size: int) -> Loop:
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        assert msg.content["config"]["batch-size"]
+        list(steps(msg, [[torch.zeros(len(rows), 3), rows.sum(1)] for (rows,) in loader(size)]))
+        return {}
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("loop", "follows"),
+    [
+        (stepwise, True),
+        (opaque, True),
+        (own_batches(16), True),  # 16, 16 and 8 samples
+        (own_batches(32), False),
+        (poisson, False),
+        (lambda *parts: {}, False),
+    ],
+    ids=["a plain loader", "reads both", "own batches", "other batches", "Poisson", "reads nothing"],
+)
+def test_a_report_says_whether_batches_had_the_orders_size(
+    loop: Loop, follows: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guest = hosted(app_of(loop))
+    for _ in range(2):
+        report = guest.run(order(batch_size=16, max_steps=5), guest.initial_model(), Cursor()).report
+        assert report.metrics.get(MISSIZED) == (None if follows else report.steps)
+    assert len(caplog.records) == (not follows)
+
+
+def test_an_app_that_takes_all_of_config_at_once_has_read_it(caplog: pytest.LogCaptureFixture) -> None:
+    guest = hosted(app_of(lambda msg, context, model: {"n": len([*msg.content["config"].items()])}))
+    assert MISSIZED not in guest.run(order(), guest.initial_model(), Cursor()).report.metrics
+    assert not caplog.records
 
 
 def test_other_strategies_loaders_are_left_alone() -> None:

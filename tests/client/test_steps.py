@@ -60,9 +60,33 @@ def test_what_else_a_loader_does_stays() -> None:
     assert [len(batch) for batch in steps(message(4), DataLoader(Stream(), batch_size=5))] == [4, 4, 4]
 
 
+class Mine(BatchSampler):
+    """Batches by a rule of its own."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from super().__iter__()
+
+
 def test_batches_that_somebody_else_makes_are_left_as_they_are() -> None:
-    own = DataLoader(DATA, batch_sampler=type("Mine", (BatchSampler,), {})(SequentialSampler(DATA), 5, False))
+    own = DataLoader(DATA, batch_sampler=Mine(SequentialSampler(DATA), 5, False))
     assert [len(rows) for (rows,) in steps(message(4), own)] == [5, 5, 2]
     assert list(steps(message(4), [1, 2, 3])) == [1, 2, 3]
     loader = DataLoader(DATA, batch_size=5)
     assert steps(SimpleNamespace(content={"config": ConfigRecord({"batch-size": 4})}), loader) is loader
+
+
+class Padded(DataLoader[Any]):
+    """A loader of another library: it has options of its own, and PyTorch makes its batches."""
+
+    def __init__(self, data: Any, pad: int, batch_sampler: Any) -> None:
+        super().__init__(data, batch_sampler=batch_sampler)
+        self.pad = pad
+
+
+def test_a_batch_sampler_of_pytorch_keeps_its_order_of_samples_in_any_kind_of_loader() -> None:
+    backwards = list(range(11, -1, -1))
+    for sampler in (BatchSampler(backwards, 5, True), type("Named", (BatchSampler,), {})(backwards, 5, True)):
+        loader = Padded(DATA, 7, sampler)
+        wrapped: Any = steps(message(8), loader)
+        assert next(iter(wrapped))[0].tolist() == backwards[:8] and wrapped.pad == 7
+        assert [len(rows) for (rows,) in loader] == [5, 5], "the app's own is as it was"
