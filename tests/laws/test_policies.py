@@ -114,7 +114,8 @@ def test_coefficients_are_those_of_the_papers(case: Case, metas: list[UpdateMeta
     """Shares p_i; FedNova's p_i tau_eff / a_i; FedBuff's eta_g s(t) / K; FedAsync's alpha s(t) of one update."""
     _, kind, more = case
     version = max(meta.base_version for meta in metas) + later
-    amounts = [_AMOUNTS[more.get("weight", "silo")](meta) for meta in metas]
+    weight = more.get("weight", "examples" if kind in ("fedavg", "fednova") else "silo")
+    amounts = [_AMOUNTS[weight](meta) for meta in metas]
     expected = [amount / sum(amounts) for amount in amounts]
     if kind == "fednova":
         effective = sum(p * meta.steps for p, meta in zip(expected, metas, strict=True))
