@@ -116,7 +116,8 @@ class Copy:
         self._worker = subprocess.Popen(
             worker,
             cwd=Path(__file__).parent,
-            env={**os.environ, **known},
+            # It imports what lies beside it, whatever a command that ran in this process has set.
+            env={**os.environ, **known, "PYTHONSAFEPATH": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

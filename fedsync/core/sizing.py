@@ -53,6 +53,7 @@ class Sizing:
         floor: smallest batch a silo may get [samples].
         cap: largest batch a silo may get [samples], or None.
         adaptive: shares the total in place of ``balancer``, by what the rounds took; see `Adaptation`.
+        certain: speeds are declared, so that sizes follow whatever they promise to gain.
         within: how many times the work of one silo may be that of another; None for any.
         fitter: learns the curves that balancers are shown; None takes a step's time to be in proportion to its batch.
 
@@ -66,6 +67,7 @@ class Sizing:
     cap: int | None = None
     adaptive: AnyAdaptiveBalancer | None = None
     fitter: CurveFitter | None = None
+    certain: bool = False
     within: float | None = None
 
     @property
@@ -125,7 +127,7 @@ class Sizing:
         assert self.balancer is not None
         sizes = self.balancer.plan(curves, total, bounds)
         overhead_s = np.array([curve.overhead_s for curve in forecasts])
-        if not overhead_s.any():
+        if self.certain or not overhead_s.any():
             return sizes
         even = self.balancer.plan([Curve(1.0)] * len(curves), total, bounds)
         before_s, after_s = (

@@ -208,6 +208,6 @@ def test_another_user_of_the_machine_starts_no_run(server: Server) -> None:
     app = write_bundle(server.folder / "his", {"strategy": "x"})
     with pytest.raises(RunError, match="flwr run failed"):
         submit(app, CONNECTION, flower_environment(home))
-    assert "/v1/control/start-run without the secret" in (server.folder / "log").read_text()
+    assert "[/v1/control/start-run] refused: show the secret" in (server.folder / "log").read_text()
     for secret in ("operator.secret", "superexec.secret", "credentials.yaml"):
         assert (server.folder / "server" / secret).stat().st_mode & 0o077 == 0

@@ -25,7 +25,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from fedsync import replay
 from fedsync.common.forking import Nursery, start_nursery
 from fedsync.common.locks import held
-from fedsync.common.processes import end_processes, free_ports
+from fedsync.common.processes import INTERPRETER, end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
@@ -124,7 +124,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def supernode(federation: Federation, port: int, *options: str | Path) -> tuple[int, str]:
     """Exit code and output of a SuperNode, which ends where it is refused."""
-    command = [sys.executable, "-m", "fedsync.flower.internals.launch", "supernode", "--superlink", f"localhost:{port}"]
+    command = [*INTERPRETER, "fedsync.flower.internals.launch", "supernode", "--superlink", f"localhost:{port}"]
     command += ["--isolation", "process", "--host", "127.0.0.1", "--port", str(free_ports(1)[0]), "--max-retries", "1"]
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(federation.folder / "home")}
     with (federation.folder / "supernode.log").open("w+b") as log:

@@ -123,7 +123,8 @@ def test_a_word_that_means_nothing_is_not_taken_for_consent(
 
 
 @pytest.mark.parametrize(
-    ("run", "owner", "told"), [("on", True, True), ("on", False, False), ("off", True, False), ("off", False, False)]
+    ("run", "owner", "told"),
+    [("true", True, True), ("true", False, False), ("false", True, False), ("false", False, False)],
 )
 def test_the_stricter_of_run_and_owner_wins(run: str, owner: bool, told: bool) -> None:
     service = TrainerService(Identity(spec(f"local.resources={run}"), 0, "a", resources=owner))

@@ -305,11 +305,14 @@ def _start(run: FedSync, grid: DirectGrid) -> None:
     run.start(grid)
 
 
-@pytest.mark.parametrize(("cipher", "why"), [("masked", "2 silos would be left, and silos open no sum"), ("bfv", "")])
+@pytest.mark.parametrize(
+    ("cipher", "why"),
+    [("{kind: masked}", "2 silos would be left, and silos open no sum"), ("{kind: bfv, members: 2}", "")],
+)
 def test_an_encrypted_run_goes_on_without_a_silo_as_far_as_sums_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cipher: str, why: str
 ) -> None:
-    config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}", f"cipher={{kind: {cipher}}}"])
+    config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}", f"cipher={cipher}"])
     rings = emulated_rings(config, SILOS, tmp_path)
     assert rings is not None
     monkeypatch.setenv(KEYS, str(rings[0]))

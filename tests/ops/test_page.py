@@ -291,7 +291,7 @@ def test_a_long_run_is_shown_in_bounded_space(tmp_path: Path) -> None:
     coordinator = Coordinator(policies())
     writer = JournalWriter(tmp_path / JOURNAL, {"runtime": "local", "config": {"name": "x"}})
     view, entry = RunView(tmp_path), coordinator.handle(joined("a", "b"), 0.0)
-    assert view.look() == {"entries": 0, "title": tmp_path.name}
+    assert view.look() == {"entries": 0, "title": tmp_path.name, "why": None}
     coordinator = Coordinator(policies(stop=type(policies().stop)(rounds=900)))
     entry = coordinator.handle(joined("a", "b"), 0.0)
     writer.append(entry)

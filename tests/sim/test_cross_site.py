@@ -60,7 +60,7 @@ def test_a_run_ends_with_the_whole_matrix(tmp_path: Path, strategy: str) -> None
 
 def test_without_it_nothing_is_written(tmp_path: Path) -> None:
     run(tmp_path)
-    run_virtual(StrategyConfig.load("lb-bsp", RUN), cluster(), tmp_path)
+    run_virtual(StrategyConfig.load("lb-bsp", RUN), cluster(), tmp_path, overwrite=True)
     assert not (tmp_path / "cross_site.json").exists()
 
 

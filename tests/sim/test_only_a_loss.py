@@ -60,5 +60,6 @@ def test_no_accuracy_is_shown(tmp_path: Path) -> None:
 
 def test_patience_goes_by_the_loss(tmp_path: Path) -> None:
     assert run(tmp_path)[0]["rounds"] == 12, "it gets better all the time"
-    diverging = run(tmp_path, "local.learning_rate=3.5")[0]
+    (tmp_path / "diverging").mkdir()
+    diverging = run(tmp_path / "diverging", "local.learning_rate=3.5")[0]
     assert diverging["rounds"] < 12 and "no better accuracy in 3 evaluated versions" in diverging["stopped_by"]

@@ -8,6 +8,7 @@ from fedsync.config.cluster import SiloConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Rollback
+from fedsync.core.errors import RunError
 from fedsync.observe.replay import replay
 from tests.sim.fake import machines, simulate
 
@@ -24,6 +25,10 @@ SILOS = {
 @pytest.mark.parametrize("name", sorted(path.stem for path in shipped_folder().glob("*.yaml")))
 def test_it_runs_to_its_end_and_replays(tmp_path: Path, name: str, silos: list[SiloConfig]) -> None:
     config = StrategyConfig.load(name)
+    if config.policies().least > len(silos):
+        with pytest.raises(RunError, match="nothing is left to happen"):
+            simulate(tmp_path, silos, config)
+        return
     result = simulate(tmp_path, silos, config)
     assert config.name == name
     summary = result.ledger.summary()

@@ -245,7 +245,12 @@ def test_half_floats_that_a_processor_lacks_are_one_error_before_anything_trains
 
 
 def test_trying_half_floats_changes_no_model_and_hides_no_other_error() -> None:
-    exact, half = trainer(Recurrent()), trainer(Recurrent(), options=options("bf16"))
+    exact = trainer(Recurrent())
+    try:
+        half = trainer(Recurrent(), options=options("bf16"))
+    except ConfigError as error:
+        assert "could not create a primitive descriptor for the LSTM" in error.problem
+        pytest.skip("this processor has no LSTM in bf16")
     for one, other in zip(exact._model.buffers(), half._model.buffers(), strict=True):
         assert torch.equal(one, other)
     assert all(parameter.grad is None for parameter in half._model.parameters())

@@ -88,20 +88,14 @@ MASKS: Changes = {
             "            if base < version:\n                self._forget(context)",
             "            pass",
         ),
-        (
-            "masks-are-not-bound-to-the-run",
-            'b"fedsync mask context 1", run, chain,',
-            'b"fedsync mask context 1", chain,',
-        ),
-        (
-            "masks-are-not-bound-to-the-roster",
-            'attempt.to_bytes(8, "little"), roster.digest]',
-            'attempt.to_bytes(8, "little")]',
-        ),
+    ),
+    "cipher/masking/context.py": (
+        ("masks-are-not-bound-to-the-run", '"fedsync mask context 2", run, chain,', '"fedsync mask context 2", chain,'),
+        ("masks-are-not-bound-to-the-roster", '"little"), roster.digest, pack_named', '"little"), pack_named'),
         (
             "masks-are-not-bound-to-the-learning-rate",
-            "work = [repr(order.learning_rate), str(order.evaluate)",
-            "work = [str(order.evaluate)",
+            "field.name not in OWN]",
+            'field.name not in OWN | {"learning_rate"}]',
         ),
     ),
     "cipher/masking/mask_round.py": (

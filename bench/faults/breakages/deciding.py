@@ -260,7 +260,11 @@ _POLICIES: Changes = {
         ("capped-waits-however-long", "overdue(visible, self.cap_s)", "overdue(visible, 1e6 * self.cap_s)"),
     ),
     "policies/barrier/wrappers/quorum.py": (
-        ("quorum-ignores-its-share", "Required(self.count, self.share or 1.0)", "Required(self.count, 1.0)"),
+        (
+            "quorum-ignores-its-share",
+            "has_quorum(visible, Required(self.count, self.share or 1.0))",
+            "has_quorum(visible, Required(self.count, 1.0))",
+        ),
         (
             "quorum-is-content-with-fewer-than-asked",
             "math.ceil(self.share * silos - 1e-9)",

@@ -182,4 +182,5 @@ class ForecastBalancer(SharingBalancer):
             self.floor,
             self.cap,
             fitter=None if self.declared else self.curve.fitter(),
+            certain=self.declared,
         )
