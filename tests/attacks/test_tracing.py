@@ -168,7 +168,8 @@ def test_the_silo_that_went_beyond_the_clipping_limit_is_found(cipher: str, make
 @pytest.mark.parametrize("spoiler", SPOILERS)
 def test_each_way_to_spoil_a_version_is_named(spoiler: str, make: Make) -> None:
     # Of three silos that say which grid it is, the server leaves out the one that says otherwise.
-    changes = {"aggregation": {"kind": "fednova"}} if "progress" in spoiler else {}
+    # The header takes no more progress than spoils a sum where silos weigh as one each.
+    changes = {"aggregation": {"kind": "fednova", "weight": "silo"}} if "progress" in spoiler else {}
     federation = spoiled(make, spoiler=spoiler, count=2 if "grid" in spoiler else 3, changes=changes)
     found = accused(traced(federation, disclosed(federation, consents(federation))))
     assert list(found) == [LIAR] and SPOILERS[spoiler][1] in found[LIAR]
