@@ -36,15 +36,20 @@ class Clocks(Mapping[str, Tick]):
     Args:
         ticks: by name.
         away: likewise, of silos that are not shown any more: because their orders are late, or for good.
+        least: `slowest` if ``ticks`` is empty.
 
     Attributes:
-        slowest: the least number of ticks, 0 if nobody is here.
+        slowest: the least number of ticks; if nobody is here what it was before, so that who comes back is not ahead of
+            newcomers by all that was counted until then.
     """
 
     __slots__ = ("_counts", "_heir", "_table", "_undo", "away", "slowest")
 
-    def __init__(self, ticks: Mapping[str, Tick] | None = None, away: Mapping[str, Tick] | None = None) -> None:
+    def __init__(
+        self, ticks: Mapping[str, Tick] | None = None, away: Mapping[str, Tick] | None = None, least: int = 0
+    ) -> None:
         self.away = away or {}
+        self.slowest = least
         self._heir: Clocks | None = None
         self._undo: list[tuple[str, Tick | None]] = []
         self._fill(dict(ticks or {}))
@@ -58,8 +63,8 @@ class Clocks(Mapping[str, Tick]):
     def __len__(self) -> int:
         return len(self._own())
 
-    def __reduce__(self) -> tuple[type[Clocks], tuple[dict[str, Tick], Mapping[str, Tick]]]:
-        return Clocks, (dict(self._own()), self.away)
+    def __reduce__(self) -> tuple[type[Clocks], tuple[dict[str, Tick], Mapping[str, Tick], int]]:
+        return Clocks, (dict(self._own()), self.away, self.slowest)
 
     def after(self, changes: Mapping[str, Tick | None]) -> Clocks:
         """The clocks once these ticks have taken the place of the old ones; None is of a silo that is gone."""
@@ -84,7 +89,7 @@ class Clocks(Mapping[str, Tick]):
         if gone or not heir.away.keys().isdisjoint(changes):
             heir.away = {name: tick for name, tick in {**self.away, **gone}.items() if changes.get(name) is None}
         heir._heir, heir._undo, heir._table, heir._counts = None, [], table, counts
-        heir.slowest = slowest if slowest in counts else min(counts, default=0)
+        heir.slowest = slowest if slowest in counts else min(counts, default=self.slowest)
         return heir
 
     def _own(self) -> dict[str, Tick]:
@@ -108,7 +113,7 @@ class Clocks(Mapping[str, Tick]):
         self._counts: dict[int, int] = {}
         for tick in table.values():
             self._counts[tick.ticks] = self._counts.get(tick.ticks, 0) + 1
-        self.slowest = min(self._counts, default=0)
+        self.slowest = min(self._counts, default=self.slowest)
 
 
 def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) -> Clocks:
