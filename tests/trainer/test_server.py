@@ -1,7 +1,6 @@
 """The resident trainer as a real process on a real socket."""
 
 import errno
-import hashlib
 import os
 import re
 import signal
@@ -27,7 +26,7 @@ from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.transfer import VersionMismatch
 from fedsync.train.weights import initial_model
-from fedsync.trainer.client import TrainerClient, stop_trainers
+from fedsync.trainer.client import TrainerClient, stop_trainers, trainer_folder
 from fedsync.trainer.folder import tenant
 from fedsync.trainer.protocol import (
     IDENTITY,
@@ -232,7 +231,7 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     (tmp_path / "slow.py").write_text(SLOW)
     task = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {tmp_path / 'slow.py'}}}"]).task
     slow = identity(run="slow", task=task)
-    folder = root / hashlib.sha256(slow.dump().encode()).hexdigest()[:16]
+    folder = trainer_folder(slow)
     folder.mkdir(mode=0o700)
     (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
     monkeypatch.setattr(fedsync.trainer.client, "_LOAD_S", 0.5)
