@@ -44,7 +44,7 @@ def test_who_is_missing_is_told_at_once_and_everywhere(tmp_path: Path) -> None:
     (note,) = summary["notes"]
     assert "a is missing since 0.2 s" in note and "no version has its data" in note
     data = read_run(tmp_path / "out")
-    assert data.summary["notes"] == [note]
+    assert data.summary["notes"][0] == note
     assert RunView(tmp_path / "out").look()["lost"] == [note]
     assert "a is missing since 0.2 s" in model_card(data)
 
