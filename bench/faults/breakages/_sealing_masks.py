@@ -146,8 +146,8 @@ MASKS: Changes = {
         ),
         (
             "a-silo-tells-shares-of-itself",
-            "!= hashlib.sha256(data).digest() or name == self._own.name:",
-            "!= hashlib.sha256(data).digest():",
+            "!= annex_stub(data) or name == self._own.name:",
+            "!= annex_stub(data):",
         ),
         (
             "shares-of-another-context-are-told",

@@ -327,7 +327,7 @@ SILO: Changes = {
         ),
         (
             "another-past-is-followed",
-            "        self._compare(known, followed)\n",
+            "        check_alike(known, followed)\n",
             "",
         ),
         (
@@ -342,8 +342,8 @@ SILO: Changes = {
         ),
         (
             "masks-come-again-under-another-name",
-            "self._masked_run = run_digest(run, specification",
-            "self._masked_run = run_digest(origin or run, specification",
+            "for name in (origin or run, run)",
+            "for name in (origin or run, origin or run)",
         ),
     ),
     "cipher/silo/replica_state.py": (

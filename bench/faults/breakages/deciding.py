@@ -62,7 +62,7 @@ _POLICIES: Changes = {
         ),
         (
             "ssp-overlooks-that-the-slowest-has-come-on",
-            "heir.slowest = slowest if slowest in counts else min(counts, default=0)",
+            "heir.slowest = slowest if slowest in counts else min(counts, default=self.slowest)",
             "heir.slowest = slowest",
         ),
         (
