@@ -2,8 +2,8 @@
 
 Three silos train under BSP, in virtual time and on real processes, in the clear and encrypted. Every process records
 the functions of ``fedsync/`` that it calls, from the end of round 3 to that of round 5. That is one whole round at
-least, wherever the clocks of the processes stand, and no start-up. What only watches a run is left out: the process
-that the user has started, and what starts other processes. Lambdas and comprehensions do not count.
+least, wherever the clocks of the processes stand, and no start-up. Forked processes count like all others. Left out are
+the process that the user has started, and what starts other processes. Lambdas and comprehensions do not count.
 
     python bench/cost/path.py
 """
@@ -39,24 +39,30 @@ WAY = ("ServerApp", "SuperLink", "SuperNode", "trainer")
 HOOK = """
 import mmap, os, sys, threading
 folder, root = os.environ["PATH_TRACE"], os.environ["PATH_ROOT"] + os.sep
-words = " ".join(sys.orig_argv)
-role = next((role for word, role in (
-    ("flwr-serverapp", "ServerApp"), (" superlink ", "SuperLink"), (" supernode ", "SuperNode"),
-    ("fedsync.trainer.server", "trainer"),
-) if word in words), "virtual" if os.environ.get("PATH_HERE") == str(os.getpid()) else None)
-if role:
-    notes = open(os.path.join(folder, f"{role}-{os.getpid()}.txt"), "a", buffering=1)
-    flag = mmap.mmap(os.open(os.path.join(folder, "flag"), os.O_RDONLY), 1, prot=mmap.PROT_READ)
-    seen = set()
-    def note(frame, event, argument):
-        if flag[0] and event == "call":
-            code = frame.f_code
-            if code not in seen:
-                seen.add(code)
-                if code.co_filename.startswith(root):
-                    notes.write(f"{code.co_filename[len(root):]}:{code.co_qualname}\\n")
-    threading.setprofile(note)
-    sys.setprofile(note)
+flag = mmap.mmap(os.open(os.path.join(folder, "flag"), os.O_RDONLY), 1, prot=mmap.PROT_READ)
+mine, notes, seen = 0, None, set()
+def begin():
+    # A forked process shows the command line of what it has become, not of what forked it.
+    global mine, notes, seen
+    with open("/proc/self/cmdline") as file:
+        words = file.read().replace("\\0", " ")
+    role = next((role for word, role in (
+        ("flwr-serverapp", "ServerApp"), (" superlink ", "SuperLink"), (" supernode ", "SuperNode"),
+        ("fedsync.trainer.server", "trainer"),
+    ) if word in words), "virtual" if os.environ.get("PATH_HERE") == str(os.getpid()) else None)
+    mine, seen = os.getpid(), set()
+    notes = role and open(os.path.join(folder, f"{role}-{mine}.txt"), "a", buffering=1)
+def note(frame, event, argument):
+    if flag[0] and event == "call":
+        if mine != os.getpid():
+            begin()
+        code = frame.f_code
+        if notes and code not in seen:
+            seen.add(code)
+            if code.co_filename.startswith(root):
+                notes.write(f"{code.co_filename[len(root):]}:{code.co_qualname}\\n")
+threading.setprofile(note)
+sys.setprofile(note)
 """
 
 

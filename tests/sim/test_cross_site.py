@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.common.run_claim import Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, Diverged
@@ -60,7 +61,7 @@ def test_a_run_ends_with_the_whole_matrix(tmp_path: Path, strategy: str) -> None
 
 def test_without_it_nothing_is_written(tmp_path: Path) -> None:
     run(tmp_path)
-    run_virtual(StrategyConfig.load("lb-bsp", RUN), cluster(), tmp_path, overwrite=True)
+    run_virtual(StrategyConfig.load("lb-bsp", RUN), cluster(), claim(tmp_path, Existing.OVERWRITE))
     assert not (tmp_path / "cross_site.json").exists()
 
 
