@@ -124,7 +124,11 @@ class Coordinator:
     def able(self) -> bool:
         """Whether anything can come of what silos do that are here or expected; not if each fails all it is asked."""
         state = self._state
-        return state.closing is not None or state.attendance.awaited or state.failures.able(state.silos)
+        return (
+            state.closing is not None
+            or state.attendance.awaited
+            or state.failures.able(state.silos, self._policies.least)
+        )
 
     @property
     def paused(self) -> bool:
@@ -296,7 +300,7 @@ class Coordinator:
         if state.closing is None and state.steering.paused:
             return PAUSED
         if state.closing is None:
-            hopeless = state.failures.hopeless(state.silos)
+            hopeless = state.failures.hopeless(state.silos, self._policies.least)
             if hopeless is not None:
                 self._stop(hopeless, actions, failed=True)
                 return hopeless

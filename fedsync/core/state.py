@@ -50,7 +50,7 @@ class Policies:
         selection: which version is the best.
         cross_site: what silos train apart when training is over.
         controls: silos keep control variates, so that commits say what is behind them.
-        least: silos that an operator has to leave in the run.
+        least: silos that a version needs; an operator has to leave so many in the run.
     """
 
     seed: int
@@ -110,17 +110,26 @@ class FailurePolicy:
     proven: set[str] = field(default_factory=set)
     last_failure: str = ""
 
-    def able(self, silos: Mapping[str, SiloView]) -> bool:
-        """Whether a silo is here that does not fail all that it is asked."""
-        return any(silo.failures < MAX_FAILURES for silo in silos.values())
+    def able(self, silos: Mapping[str, SiloView], least: int) -> bool:
+        """Whether a version can come of the silos here: not all fail, and ``least`` do not where others do."""
+        failing = len(_failing(silos))
+        return len(silos) - failing >= (least if failing else 1)
 
-    def hopeless(self, silos: Mapping[str, SiloView]) -> str | None:
-        """Why the run should be given up, or None: because the silos here all fail, and no others are expected."""
-        if not silos or self.able(silos) or any(silo.busy for silo in silos.values()):
+    def hopeless(self, silos: Mapping[str, SiloView], least: int) -> str | None:
+        """Why the run should be given up, or None: too many of the silos here fail, and no others are expected."""
+        if not silos or self.able(silos, least) or any(silo.busy for silo in silos.values()):
             return None
-        if min(silo.failures for silo in silos.values()) < MOST_FAILURES and not self.proven <= silos.keys():
+        failing = _failing(silos)
+        if min(failing) < MOST_FAILURES and not self.proven <= silos.keys():
             return None
-        return f"every silo failed {MAX_FAILURES} orders in a row; the last: {self.last_failure}"
+        who = "every silo" if len(failing) == len(silos) else f"{len(failing)} of {len(silos)} silos"
+        why = "" if len(failing) == len(silos) else f", and an encrypted sum needs {least} silos"
+        return f"{who} failed {MAX_FAILURES} orders in a row{why}; the last: {self.last_failure}"
+
+
+def _failing(silos: Mapping[str, SiloView]) -> list[int]:
+    """Failures in a row of the silos that fail all that they are asked."""
+    return [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
 
 
 @dataclass(slots=True)
