@@ -123,12 +123,8 @@ class Coordinator:
     @property
     def able(self) -> bool:
         """Whether anything can come of what silos do that are here or expected; not if each fails all it is asked."""
-        state = self._state
-        return (
-            state.closing is not None
-            or state.attendance.awaited
-            or state.failures.able(state.silos, self._policies.least)
-        )
+        state, least = self._state, self._policies.least
+        return state.closing is not None or state.attendance.awaited or state.failures.able(state.silos, least)
 
     @property
     def paused(self) -> bool:

@@ -13,7 +13,9 @@ from fedsync.core.orders import Evaluation, SiloFacts, Window
 from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
+from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
+from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
 
 
@@ -263,6 +265,18 @@ def test_a_run_in_which_everybody_keeps_failing_is_given_up() -> None:
     assert "'b'" in stop.reason, "the last failure is told"
     assert of_type(entry, Evaluate) == []
     assert coordinator.stopped
+
+
+def test_an_encrypted_run_is_given_up_when_fewer_silos_work_than_a_sum_needs() -> None:
+    """The update of b waits for a sum of two, and a fails every order."""
+    coordinator, work = begin("a", "b", barrier=OpenableSums(Bsp(), 2), least=2)
+    coordinator.handle([answer("b", work["b"])], 1.0)
+    for number in (1, 2, 3):
+        assert not coordinator.stopped
+        entry = coordinator.handle([WorkFailed(number, "a", f"a/{number}", "no disk")], number)
+    (stop,) = of_type(entry, Stop)
+    assert stop.failed
+    assert stop.reason.startswith("1 of 2 silos failed 3 orders in a row, and an encrypted sum needs 2 silos")
 
 
 def test_a_success_in_between_starts_the_count_of_failures_anew() -> None:
