@@ -1,4 +1,4 @@
-"""What masks hide: how well a masked sum agrees with one silo's update, against the bound of work.
+"""Correlation of a masked sum with one silo's update, against the bound of work.
 
     python bench/privacy/masked_sums.py [--quick] [--out FILE.json]
 

@@ -52,7 +52,7 @@ class SiloApp:
         return name in self._functions
 
     def takes(self) -> set[str]:
-        """What the functions name among their parameters."""
+        """Names of the functions' parameters."""
         return {
             parameter for function in self._functions.values() for parameter in inspect.signature(function).parameters
         }

@@ -54,7 +54,7 @@ def _lists_machines(path: Path) -> bool:
 
 
 def _option_of_start_file(path: Path) -> str | None:
-    """How `fedsync doctor` is told of a file that starts a real silo or server; None of any other."""
+    """Arguments of `fedsync doctor` for a file that starts a real silo or server; None for any other file."""
     keys = YamlFile.read(path).data.keys()
     if keys & {"state", "certificates", "node_key"} and not keys & {"barrier", "balancer", "task"}:
         return "--silo" if keys & {"server", "node_key"} else "--server"

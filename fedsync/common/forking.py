@@ -24,7 +24,7 @@ NURSERY = "FEDSYNC_NURSERY"
 HEAD = struct.Struct("=Q")
 HEAD_BYTES = HEAD.size
 MODULE_AT = 3
-"""Where a command names its module: behind `fedsync.common.processes.INTERPRETER`. Its arguments follow."""
+"""Position of the module's name in a command: behind `fedsync.common.processes.INTERPRETER`. Its arguments follow."""
 
 _PATIENCE_S = 90.0
 """How long a nursery may take to load and to fork [s]."""

@@ -44,11 +44,11 @@ _FILES = (
     *("results.csv", "seeds.tex", "seeds.md", "seeds.csv", "server.pid", "run.log", "run.log.1", DONE_FILE, ERROR_FILE),
     *("app", "arrays", "evidence", "logs", "operator", "state", "sums", "survey"),
 )
-"""What else a run, or a command on it, writes into its folder."""
+"""Other files that a run, or a command on it, writes into its folder."""
 
 
 class Existing(Enum):
-    """What to do with a folder that has a run already; see the module."""
+    """The treatment of a folder that has a run already; see the module."""
 
     REFUSE = auto()
     NUMBER = auto()

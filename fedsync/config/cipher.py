@@ -123,7 +123,7 @@ class MaskedConfig(Section):
     """The encryption inside which masks are added."""
 
     work_ratio: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    """How many times the work of one silo, in steps and in samples, may be that of another in one sum. Balancers keep
+    """Largest ratio of the work of two silos in one sum, in steps and in samples. Balancers keep
     to it, and silos open no other sum: one update that is much more work than the others stands out in it. No silo's
     owner need allow more than 4 (``seal.work_ratio``)."""
 

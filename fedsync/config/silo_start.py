@@ -54,7 +54,7 @@ class SealConfig(Section):
     other's updates."""
 
     work_ratio: Annotated[float, Field(ge=1)] = 4.0
-    """How many times the work of one silo may be that of another in a sum under masks (``cipher: {kind: masked,
+    """Largest ratio of the work of two silos in a sum under masks (``cipher: {kind: masked,
     work_ratio: 4}``), at most. The more, the more one update stands out in the sum."""
 
     colluding: Annotated[int, Field(ge=1)] = 1
@@ -68,7 +68,7 @@ class SealConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What a run may ask of a silo in how small pieces, and how often; an order beyond is refused.
+    """Limits on how small and how frequent a run's questions may be; an order beyond them is refused.
 
     The server is told the two sizes, and gives the silo no smaller order if that is less than an average silo does.
     """
@@ -177,8 +177,8 @@ class SiloStartConfig(Section):
     ``client.py:Net`` for what a run may call in one by its name (``task.model``). Left out, runs run no file."""
 
     data: _Data = Field(default_factory=list)
-    """What runs may read. A list of folders: the files that a run names lie below them. Or names with a file or folder
-    each, as in ``{train: /srv/fl/train.csv}``: a run asks for ``data:train``. Left out, runs read no file. Keys,
+    """Data that runs may read. A list of folders: the files that a run names lie below them. Or names with a file or
+    folder each, as in ``{train: /srv/fl/train.csv}``: a run asks for ``data:train``. Left out, runs read no file. Keys,
     certificates, state and this file stay closed wherever they lie."""
 
     approve: Literal["never", "ask"] = "never"

@@ -144,7 +144,7 @@ class StrategyConfig(StrategySections):
 
     @property
     def report_s(self) -> float | None:
-        """How often the server hears of orders in work [s]; None where the barrier does not need it."""
+        """Seconds between reports on orders in work; None where the barrier does not need them."""
         return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
@@ -210,13 +210,13 @@ class StrategyConfig(StrategySections):
         return self.min_silos or silos or self.shares
 
     def settled(self, silos: int | None = None) -> CipherConfig:
-        """How updates are hidden, with the least number of updates in a version; ``silos`` as for `quorum`."""
+        """The cipher section, with the least number of updates in a version filled in; ``silos`` as for `quorum`."""
         there = self.quorum(silos)
         return with_members(self.cipher, self.barrier.least_updates(there))
 
     @property
     def work_ratio(self) -> float | None:
-        """How many times as much one silo may be given to do as another; None where nothing bounds it.
+        """Largest ratio of the work given to two silos; None where nothing bounds it.
 
         Where silos do unequal steps, and count by samples, an update grows with both.
         """

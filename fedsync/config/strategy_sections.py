@@ -66,7 +66,7 @@ class StrategySections(Section):
     give a number, a run that ends with fewer silos has failed: see ``on_lost_silo``."""
 
     on_lost_silo: Literal["warn", "fail"] = "warn"
-    """What a silo does to the run that is gone, or whose last three orders failed, or of which no update is in the
+    """The effect on the run of a silo that is gone, or whose last three orders failed, or of which no update is in the
     model. With ``warn`` the run goes on and says so at once and in its result, and fails where it ends with fewer silos
     than ``min_silos``. With ``fail`` it fails at once."""
 

@@ -102,7 +102,7 @@ def _words(given: object) -> object:
 
 
 class ColumnConfig(Section):
-    """What a column of a table holds."""
+    """The content of a table's column."""
 
     kind: Literal["number", "category", "text"] | None = None
     """``number``: one feature. ``category``: one feature for each of ``categories``. ``text``: eight features, by a
@@ -169,8 +169,8 @@ class CsvConfig(TaskSection):
     """Columns to treat as text though some silo's cells all look like numbers."""
 
     columns: dict[str, ColumnConfig] = Field(default_factory=dict)
-    """What columns hold, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Of other columns the cells decide: they
-    are all numbers, or all words. A cell that only looks like a number, as 1,5 or 45% or a date, is refused."""
+    """The content of columns, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Of other columns the cells decide:
+    they are all numbers, or all words. A cell that only looks like a number, as 1,5 or 45% or a date, is refused."""
 
     model: Literal["logistic", "mlp"] = "logistic"
     """``logistic`` regression, or an ``mlp`` with one hidden layer."""

@@ -77,7 +77,7 @@ class TaskSection(Section):
         return True
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
-        """What people should know of the data of emulated silos before a run; see `emulated`.
+        """Notes on the data of emulated silos, for people, before a run; see `emulated`.
 
         Raises:
             ConfigError: a silo's data cannot be read, or mean something else than those of the others.

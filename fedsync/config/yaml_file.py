@@ -269,7 +269,7 @@ class YamlFile:
             self._refuse_duplicates(item, (*above, node))
 
     def _explain(self, error: ErrorDetails) -> list[ConfigError]:
-        """What is wrong: one mistake, or several where a validator looks for several."""
+        """The mistakes found: one, or several where a validator looks for several."""
         if error["type"] == "value_error":
             path, told = self._data_path(error["loc"]), str(error.get("ctx", {}).get("error", error["msg"]))
             return [self._disagreement(path, message) for message in told.splitlines()]

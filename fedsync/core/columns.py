@@ -43,7 +43,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class ColumnRule:
-    """What a run says of a column.
+    """A run's description of a column.
 
     Args:
         kind: of its cells; None leaves it to the cells.
@@ -153,7 +153,7 @@ def digest_of(columns: TableForm) -> bytes:
 
 
 def difference(mine: TableForm, theirs: TableForm, other: str) -> str:
-    """How a silo's columns differ from those of the silo ``other``, in words; no cell is quoted."""
+    """Differences of a silo's columns from those of the silo ``other``, in words; no cell is quoted."""
     here, there = ({one.name: one for one in columns} for columns in (mine, theirs))
     found = [f"it has no column {name!r}, and {other} has" for name in there if name not in here]
     found += [f"it has a column {name!r}, and {other} has none" for name in here if name not in there]

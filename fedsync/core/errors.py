@@ -22,7 +22,7 @@ class ConfigError(FedSyncError):
     """
 
     others: tuple[ConfigError, ...] = ()
-    """What else is wrong, where several things were looked for."""
+    """The other mistakes, where several things were checked."""
 
     def __init__(self, place: str, problem: str, remedy: str) -> None:
         super().__init__(place, problem, remedy)

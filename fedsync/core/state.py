@@ -116,7 +116,7 @@ class FailurePolicy:
         return len(silos) - failing >= (least if failing else 1)
 
     def hopeless(self, silos: Mapping[str, SiloView], least: int) -> str | None:
-        """Why the run should be given up, or None: too many of the silos here fail, and no others are expected."""
+        """The reason to give the run up, or None: too many of the silos here fail, and no others are expected."""
         if not silos or self.able(silos, least) or any(silo.busy for silo in silos.values()):
             return None
         failing = _failing(silos)

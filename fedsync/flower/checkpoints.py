@@ -254,7 +254,7 @@ class Checkpoints:
 
 
 def new_identity(name: str) -> str:
-    """What silos call a run that begins: the strategy's name, by which people know it, and what no other run has."""
+    """A new run's name at the silos: the strategy's name, by which people know it, and a unique part."""
     return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:_MOST_NAME]}-{secrets.token_hex(8)}"
 
 

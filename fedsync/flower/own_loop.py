@@ -33,7 +33,7 @@ _INSTEAD = {
     "evaluate": "Give evaluate_fn to start()",
     "initialize_parameters": "Give initial_arrays to start()",
 }
-"""What to do in the place of overriding a step, of this Flower's strategies or of its older ones."""
+"""Remedies for overridden steps, of this Flower's strategies and of its older ones."""
 _CALLED = {"start", "summary"}
 
 

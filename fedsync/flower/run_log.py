@@ -1,4 +1,4 @@
-"""What a ServerApp's log says of a run: one line a round, in Flower's own log, which ``flwr run --stream`` shows.
+"""Log lines of a ServerApp, one a round, in Flower's own log, which ``flwr run --stream`` shows.
 
 Flower keeps that log in the SuperLink's database. `kept_log` writes it to the run's folder, too, with times.
 """

@@ -30,7 +30,7 @@ from fedsync.core.errors import ConfigError
 
 _MAX_KEY_BYTES = 2**16
 _P384, _P384_POINT = bytes.fromhex("3076301006072a8648ce3d020106052b81040022036200"), 97
-"""What the DER form of a public key on P-384 begins with, and bytes of the point that follows."""
+"""First bytes of the DER form of a public key on P-384, and the number of bytes of the point that follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def why_failed(folder: Path) -> str | None:
 
 
 def before_its_beginning(folder: Path) -> str | None:
-    """What is known of a run whose journal has not begun; None where the folder is of no run of a real server."""
+    """The state of a run whose journal has not begun; None where the folder is of no run of a real server."""
     if not (folder / RUN_FILE).exists():
         return None
     failed = why_failed(folder)

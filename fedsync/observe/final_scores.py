@@ -66,7 +66,7 @@ class FinalScores:
         return None if settled is None else settled.score.numbers
 
     def kept(self, best: Score | None, last: Score | None) -> dict[str, Any]:
-        """What is known of the versions that are kept: found while the run went on, and on the test splits."""
+        """Scores of the versions that are kept: found while the run went on, and on the test splits."""
         models: dict[str, Any] = {Subject.BEST: None, Subject.LAST: None}
         for subject, score in ((Subject.BEST, best), (Subject.LAST, last)):
             if score is not None:

@@ -53,7 +53,7 @@ class LostSilo:
 
 @dataclass(slots=True)
 class _Part:
-    """What a silo has brought; times as in the journal. ``row`` counts its newest orders that failed, in a row."""
+    """The contribution of a silo; times as in the journal. ``row`` counts its newest orders that failed, in a row."""
 
     joined_s: float
     orders: int = 0
@@ -196,7 +196,7 @@ class LostSilos:
         return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None)
 
     def notes(self, missing: Collection[LostSilo]) -> Iterator[str]:
-        """What the user has to know of silos at the end, one sentence each."""
+        """Notes on silos for the user at the end, one sentence each."""
         words = [each.words for each in missing]
         names = {each.silo for each in missing}
         several = any(part.evaluated for part in self._parts.values())

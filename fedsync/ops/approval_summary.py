@@ -100,7 +100,7 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
 
 
 def _fields(run: AskedRun) -> int:
-    """How many fields the run sets, those within lists one by one; 0 of a run that cannot be read."""
+    """Number of fields that the run sets, those within lists one by one; 0 for a run that cannot be read."""
     try:
         said = RunSpec.parse(run.spec).model_dump(mode="json", exclude_defaults=True)
         return sum(1 for each in (said, json.loads(run.run_config)) for _ in leaves(each))

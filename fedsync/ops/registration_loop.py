@@ -86,7 +86,7 @@ class RegistrationLoop:
 
 
 def read_registered(state: Path) -> dict[str, str]:
-    """What `note_registered` put down; nothing where that cannot be read."""
+    """The registrations that `note_registered` wrote; none where the file cannot be read."""
     try:
         found = json.loads((state / REGISTERED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

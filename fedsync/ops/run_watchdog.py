@@ -216,7 +216,7 @@ class RunWatchdog:
 
 
 def _submitted_s(folder: Path) -> float:
-    """When a run was submitted last."""
+    """The time of the last submission of a run."""
     try:
         return (folder / RUN_FILE).stat().st_mtime
     except FileNotFoundError:

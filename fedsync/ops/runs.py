@@ -63,7 +63,7 @@ CHANGE_LOCK = "change.lock"
 """In a run's folder: locked by whoever submits, resumes or stops the run."""
 
 STOPPED = "stopped by the operator"
-"""Why a run is over that `stop_run` ended."""
+"""The reason for the end of a run that `stop_run` ended."""
 
 _STRATEGY, _SILOS = "strategy.yaml", "silos.yaml"
 _LEAVE_S = 30.0

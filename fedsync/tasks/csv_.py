@@ -212,7 +212,7 @@ class CsvTask(Task):
         return int(value) if value in range(self._classes) else None
 
     def _complaint(self, rule: ColumnRule, cell: str) -> tuple[str, str]:
-        """What is wrong with a target, and the remedy."""
+        """The problem with a target, and the remedy."""
         if rule.is_gap(cell) and cell not in rule.categories:
             return "the target is not a number: it is missing", "Mend or remove the row"
         if rule.categories:

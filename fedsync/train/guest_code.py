@@ -86,7 +86,7 @@ def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str
 
 @contextmanager
 def watched_loaders() -> Iterator[list[int]]:
-    """How many samples each loader of PyTorch has that is looped over inside."""
+    """Number of samples of each loader of PyTorch that is looped over inside."""
     found: list[int] = []
     original = DataLoader.__iter__
 

@@ -67,7 +67,7 @@ class Postmortem:
         self._conclude()
 
     def error(self, learning_rate: float, loss: float | None) -> Diverged:
-        """What to tell of the order.
+        """The finding on the order, in words.
 
         Args:
             learning_rate: of the order.

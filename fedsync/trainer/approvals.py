@@ -97,7 +97,7 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def unshowable(run: AskedRun) -> str:
-    """Why an owner cannot be shown all of a run; empty if he can. What is no JSON is no run, and is shown as that."""
+    """The reason why an owner cannot be shown all of a run; empty if he can. Text that is no JSON is shown as such."""
     for text in (run.spec, run.run_config):
         try:
             for path, value in leaves(json.loads(text)):

@@ -187,7 +187,7 @@ def _run(identity: Identity | None) -> dict[str, str | int]:
 
 @lru_cache(maxsize=8)
 def run_name(spec: str) -> str:
-    """What the server calls a run, cut; empty where it says nothing that can be read."""
+    """The server's name for a run, cut; empty where it says nothing that can be read."""
     try:
         return str(json.loads(spec).get("run", ""))[:_MOST_WORDS]
     except (ValueError, AttributeError, RecursionError):

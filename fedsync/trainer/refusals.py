@@ -162,7 +162,7 @@ def explained_together(refusals: Mapping[str, Refused]) -> str:
 
 
 def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -> str:
-    """What to tell the server's operator where a run cannot begin without the silos that refuse it, by name."""
+    """A message for the server's operator where a run cannot begin without the silos that refuse it, by name."""
     told = _listed([explained(silo, refused) for silo, refused in refusals.items()], ". ")
     return f"the run needs {needed} silos, and at most {left} of those that are here can take part. {told}"
 

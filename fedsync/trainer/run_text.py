@@ -1,4 +1,4 @@
-"""What a run is: all that the server says of it, as one text, from which every name of the run is taken.
+"""The text of a run: all that the server says of it, from which every name of the run is taken.
 
 | name | of | used by |
 |---|---|---|

@@ -403,7 +403,7 @@ class SiloSession:
 
 
 def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None) -> str:
-    """What the server is told of frozen tensors and columns: that they are the same at two silos of a run, or not.
+    """Digests of frozen tensors and columns for the server: the same at two silos of a run, or not.
 
     Where silos have keys it cannot try what the weights or names may be, nor tell whether another run has the same.
     """

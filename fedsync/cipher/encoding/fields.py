@@ -80,7 +80,7 @@ ANNEX_HEAD = 72
 
 
 def annex_stub(annex: bytes) -> bytes:
-    """What an annex begins with, and the SHA-256 of the rest: enough to know its digest and what its beginning says."""
+    """The beginning of an annex and the SHA-256 of the rest: enough to know its digest and to read its beginning."""
     return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
 
 

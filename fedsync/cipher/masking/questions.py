@@ -46,7 +46,7 @@ class Survivors:
         return pack([self.context, pack_named(self.annexes)])
 
     def works(self) -> list[WorkDone]:
-        """How much work is behind each update.
+        """The amount of work behind each update.
 
         Raises:
             ProtocolError: a stub is none, or of other masks.

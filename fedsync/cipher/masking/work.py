@@ -1,4 +1,4 @@
-"""How much work is behind a masked update, and between which updates masks hide one.
+"""Amounts of work behind masked updates, and the bound within which masks hide an update among others.
 
 A mask hides an update among those that it is added to. If one silo does two hundred steps and the others do one, the
 sum is that silo's update. So each update says in its annex how much work is behind it, the list of survivors repeats
@@ -53,7 +53,7 @@ class WorkDone:
 
     @classmethod
     def of(cls, order: WorkOrder, done: WorkReport, way: float) -> Self:
-        """What was done of an order; ``way`` in units of its learning rate, times the weight if that is by samples."""
+        """The work done of an order; ``way`` in units of its learning rate, times the weight if that is by samples."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))

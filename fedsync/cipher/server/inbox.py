@@ -288,7 +288,7 @@ class Inbox:
 
 
 def work_of(head: wire.Head) -> WorkDone:
-    """How much work is behind a masked update that was checked as it came."""
+    """The amount of work behind a masked update that was checked when it arrived."""
     return Annex.unpack(head.annex, head.sender, head.sender).work
 
 

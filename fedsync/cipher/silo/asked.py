@@ -78,7 +78,7 @@ class Asked:
         return cls.load(folder / name)
 
     def _read(self) -> None:
-        """What the file has. A file that cannot be read counts as if all had been tested."""
+        """The content of the file. A file that cannot be read counts as if all had been tested."""
         if self.file is None or not self.file.exists():
             return
         try:

@@ -59,7 +59,7 @@ def installed_app(run: Run, fab: Fab) -> ClientApp:
 
 
 def _manifest(bundle: bytes) -> dict[str, Any]:
-    """What a bundle says of itself; nothing else of it is inflated, and of this no more than is allowed."""
+    """The manifest of a bundle; nothing else of it is inflated, and of the manifest no more than is allowed."""
     with zipfile.ZipFile(io.BytesIO(bundle)) as files, files.open("pyproject.toml") as file:
         # What the bundle says of the length may be false.
         text = file.read(MOST_BYTES + 1)

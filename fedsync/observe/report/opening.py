@@ -1,4 +1,4 @@
-"""What a report says first: what was trained, how good it is, what waiting cost, and what failed."""
+"""The opening of a report: what was trained, how good it is, what waiting cost, and what failed."""
 
 from __future__ import annotations
 

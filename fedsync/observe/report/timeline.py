@@ -50,7 +50,7 @@ _ALWAYS = 4
 
 
 def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
-    """What every silo did, or why it had no order, with commits as marks at the foot. None without any order.
+    """A timeline of each silo's work and idle times, with commits as marks at the foot. None without any order.
 
     A run of many orders is shown from its beginning, as far as ``most_orders`` of them go.
     """

@@ -19,7 +19,7 @@ from fedsync.ops.doctor.checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0
 _TAKEN, _MOST_ANSWER = (404, b"no such parcel"), 1000
-"""What the gate of a server answers to a registered node that asks for nothing that there is."""
+"""The status with which a server's gate answers a registered node that asks for something that does not exist."""
 MOST_SKEW_S = 60.0
 """Certificates that ``fedsync certs`` makes hold an hour before they are made; other things are less patient."""
 

@@ -31,8 +31,9 @@ class ProportionalBalancer(ForecastBalancer):
     curve: Annotated[CurvePolicy, Chosen("curve")] = field(default_factory=LinearCurve)
 
     rounding: Literal["soonest", "largest-remainder"] = "soonest"
-    """Who gets a sample that is left: the silo that would end its step first with it, which makes the slowest silo as
-    fast as whole numbers let it be (LB-BSP's problem 3); or the one with the largest remainder, as in the paper."""
+    """The silo that gets a sample that is left: the one that would end its step first with it, which makes the slowest
+    silo as fast as whole numbers let it be (LB-BSP's problem 3); or the one with the largest remainder, as in the
+    paper."""
 
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
         speeds = np.array([curve.speed for curve in curves], dtype=np.float64)

@@ -49,7 +49,7 @@ def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]
 def round_soonest(
     shares: NDArray[np.float64], total: int, cap: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Whole numbers whose slowest silo, at ``size / speed`` seconds, is as fast as it can be.
+    """The whole batch sizes whose slowest silo, at ``size / speed`` seconds, is as fast as it can be.
 
     Samples go one by one to the silo that ends first with one more, ties to the slower one, which has the larger
     remainder, then to the lowest index. Where shares are in proportion to speed, every

@@ -54,14 +54,14 @@ class Table:
         return len(self.cells)
 
     def place(self, name: str, row: int, *, named: bool = False) -> str:
-        """Where a cell stands, for messages: they quote nothing of the file, but a name that the run has ``named``."""
+        """The place of a cell, for messages: they quote nothing of the file, but a name that the run has ``named``."""
         with _table(self.file) as stream:
             lines = (line for line, _ in _records(stream, self.separator))
             line = next(line for number, line in enumerate(lines) if number == self.cells.index[row])
         return f"{self.file}, line {line}, {self.column(name, named=named)}"
 
     def column(self, name: str, *, named: bool = False) -> str:
-        """What messages call a column; see `place`."""
+        """The name of a column in messages; see `place`."""
         number = self.columns.index(name) + self.first
         return f"column {number} ({name!r})" if named else f"column {number}"
 
@@ -140,7 +140,7 @@ def _table(file: str) -> Iterator[io.TextIOWrapper]:
 
 
 def _malformed(file: str, error: str) -> ConfigError:
-    """What pandas' parser found, without its words."""
+    """The finding of pandas' parser, without its words."""
     if long := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", error):
         return _other_length(file, int(long[2]), int(long[3]), int(long[1]))
     if open_quote := re.search(r"EOF inside string starting at row (\d+)", error):

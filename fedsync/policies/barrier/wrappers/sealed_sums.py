@@ -11,7 +11,7 @@ from fedsync.core.views import ClusterView, Verdict
 
 @dataclass(frozen=True, slots=True)
 class OpenableSums:
-    """Whatever ``inner`` says, but no commit of fewer than ``least`` silos, whose encrypted sum would stay closed.
+    """A barrier as ``inner``, without commits of fewer than ``least`` silos, whose encrypted sum would stay closed.
 
     While fewer silos than that take part, nobody is released: the run waits. A commit that comes too early is held
     back, and idle silos without an update get an order, until enough updates are in. Then ``inner`` is asked again.
