@@ -63,6 +63,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def no_word_of_another_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that run in this process leave a variable for their own children, and it is not for later tests."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+
+
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written does not reach the disk."""

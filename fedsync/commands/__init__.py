@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fedsync.commands import certs, keys, server, silo, steer, trace
+from fedsync.commands import certs, code, keys, server, silo, steer, trace
 from fedsync.commands.doctor import doctor
 from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     keys.app.command()(trace.trace)
     server.app.command()(trace.disclose)
     app.add_typer(certs.app, name="certs")
+    app.add_typer(code.app, name="code")
     app.add_typer(keys.app, name="keys")
     app.add_typer(server.app, name="server")
     app.add_typer(silo.app, name="silo")

@@ -123,8 +123,8 @@ def approve(
     from fedsync.core.errors import ConfigError
 
     config = SiloStartConfig.load(file)
-    from fedsync.ops.approval_summary import summary
-    from fedsync.trainer.approvals import APPROVALS, Approvals
+    from fedsync.ops.approval_summary import code_of, summary
+    from fedsync.trainer.approvals import APPROVALS, Approvals, with_code
     from fedsync.trainer.audit import AuditLog, run_name
     from fedsync.trainer.owner_policy import audit_place
 
@@ -136,15 +136,19 @@ def approve(
             say(*summary(run, config), most=None)
         for known, yes in approvals.decided():
             say(f"{'approved' if yes else 'refused'} {known}")
+            approved = approvals.asked(known) if yes else None
+            if approved is not None and not approvals.covers(known, code := code_of(approved, config)):
+                say(f"  its code has changed since; to approve it as it is now, name {with_code(known, code)}")
         if not (approvals.waiting() or approvals.decided()):
             say("no run waits" if config.approve == "ask" else "no run waits: approve is not ask in silo.yaml")
         return
-    decided = approvals.decide(digest, approve=not refuse)
-    if decided is not None:
-        say(*summary(decided, config), most=None)
+    asked = approvals.asked(digest.partition("+")[0])
+    code = {} if asked is None or refuse else code_of(asked, config)
+    decided = approvals.decide(digest, approve=not refuse, code=code)
+    say(*summary(decided, config), most=None)
     said = "refused" if refuse else "approved"
-    fields = {} if decided is None else {"run": run_name(decided.spec)}
-    AuditLog(audit_place(config)).add("decided", {**fields, "who": "owner", "spec": digest, "said": said})
+    fields = {"run": run_name(decided.spec), "who": "owner", "spec": decided.digest, "said": said}
+    AuditLog(audit_place(config)).add("decided", fields | ({"code": digest.partition("+")[2]} if code else {}))
     say(f"{said} {digest}")
 
 

@@ -7,9 +7,12 @@ client runs whatever it likes, so files are not asked about.
 
 | a run names | at a silo with an owner |
 |---|---|
-| a Python file (``task.file``, ``task.app``) | run, if its owner named the file |
+| a Python file (``task.file``, ``task.app``) | run, if its owner named the file; with ``code: reviewed``, if a |
+| | reviewer signed its folder |
 | what makes the first model (``task.model``) | called, if its owner named ``file.py:name`` |
 | a function that chooses the best version | refused: silos need none |
+
+Where an owner approves runs (``approve: ask``), files run only as they were then; see `fedsync.common.code_review`.
 """
 
 from __future__ import annotations
@@ -24,10 +27,16 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsync.common.fence import ALLOWED, fence_here, open_data
 from fedsync.core.errors import ConfigError, OwnerRefusal
+
+if TYPE_CHECKING:
+    from fedsync.common.code_review import Check, ConfirmedFinder
+
+CONFIRMED = "FEDSYNC_CONFIRMED"
+"""Environment variable of a trainer: the record of its run's approval, where the silo's owner approves runs."""
 
 _NAME = "fedsync_file_"
 
@@ -65,10 +74,10 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
 
     Raises:
         ConfigError: no such file, or it does not run. Names the file, and the line where there is one.
-        OwnerRefusal: this process has an owner, who did not name the file.
+        OwnerRefusal: this process has an owner, who did not name the file or confirm its content.
     """
     root = path.resolve().parents[module_name.count(".")]
-    _admit(path, root, call)
+    check = _admit(path, root, call)
     if not path.is_file():
         raise ConfigError(str(path), "there is no such file", f"Mend {key}; it is relative to the YAML file")
     name = module_name or f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
@@ -76,15 +85,18 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
     if spec is None:
         raise ConfigError(str(path), "this is not a Python file", "Give it a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    _neighbours.go_to(root)
+    _neighbours.go_to(root, check)
     try:
         if module.__package__:
             importlib.import_module(module.__package__)
-        # Dataclasses and pickle look a class's module up there.
+        # Dataclasses and pickle look up a class's module there.
         sys.modules[name] = module
         # Not by the loader, which opens whatever the path leads to by then, and runs bytecode from beside it.
         with open_data(path) as source:
-            exec(compile(source.read(), str(path), "exec"), vars(module))
+            data = source.read()
+        if check is not None:
+            check(path.resolve(), data)
+        exec(compile(data, str(path), "exec"), vars(module))
     except ConfigError:
         sys.modules.pop(name, None)
         raise
@@ -94,18 +106,22 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
     return module
 
 
-def _admit(path: Path, root: Path, call: str) -> None:
+def _admit(path: Path, root: Path, call: str) -> Check | None:
     """See that this silo's owner, if it has one, allows a file of code, and that a name in it is called.
+
+    Returns:
+        The check of the content of each file, where the owner confirms content.
 
     Raises:
         OwnerRefusal: not so; or the file would import from a folder that is not its own.
     """
     text = os.environ.get(ALLOWED)
-    files = json.loads(text).get("code_files") if text else None
+    policy = json.loads(text) if text else {}
+    files, reviewers, approval = policy.get("code_files"), policy.get("reviewers"), os.environ.get(CONFIRMED)
     if files is None:
-        return
+        return None
     here = path.resolve()
-    if not any(here == Path(each.rpartition(":")[0] if ":" in each else each) for each in files):
+    if reviewers is None and not any(here == Path(each.rpartition(":")[0] if ":" in each else each) for each in files):
         remedy = "Have the owner name it below code_files in silo.yaml, once it was read"
         raise OwnerRefusal("task", f"this silo's owner named no code {here}", remedy)
     if call and f"{here}:{call}" not in files:
@@ -115,6 +131,18 @@ def _admit(path: Path, root: Path, call: str) -> None:
     if not all((folder / "__init__.py").is_file() for folder in packages):
         problem = f"{here} is named as a module of {root}, and there is no such package"
         raise OwnerRefusal("task", problem, "Name it by its path, or give each package an __init__.py")
+    if reviewers is None and not approval:
+        return None
+    from fedsync.common.code_review import confirmed_by_approval, confirmed_by_review
+
+    checks = [] if reviewers is None else [confirmed_by_review(root, reviewers)]
+    checks += [confirmed_by_approval(Path(approval))] if approval else []
+
+    def check(file: Path, data: bytes) -> None:
+        for each in checks:
+            each(file, data)
+
+    return check
 
 
 class _Neighbours:
@@ -125,27 +153,45 @@ class _Neighbours:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._finder: ConfirmedFinder | None = None
         self._before: frozenset[str] = frozenset()
 
-    def go_to(self, folder: Path) -> None:
-        """Look in this folder first, and forget what was imported from the one before."""
+    def go_to(self, folder: Path, check: Check | None) -> None:
+        """Look in this folder first, and forget what was imported from the one before.
+
+        Args:
+            folder: absolute and without links.
+            check: what each module in it has to pass; None for no check.
+        """
         if folder != self._folder:
             self._leave()
             self._folder, self._before = folder, frozenset(sys.modules)
+        self._look_elsewhere()
+        if check is None:
             sys.path.insert(0, str(folder))
-        elif str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+        else:
+            from fedsync.common.code_review import ConfirmedFinder
+
+            self._finder = ConfirmedFinder(folder, check)
+            sys.meta_path.insert(0, self._finder)
         # Files may have come since somebody looked.
         importlib.invalidate_caches()
 
     def _leave(self) -> None:
         if self._folder is None:
             return
-        if str(self._folder) in sys.path:
-            sys.path.remove(str(self._folder))
+        self._look_elsewhere()
         gone = {name for name in sys.modules.keys() - self._before if self._is_beside(name)}
         for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
             sys.modules.pop(name, None)
+
+    def _look_elsewhere(self) -> None:
+        """Have no module be found in the folder."""
+        if str(self._folder) in sys.path:
+            sys.path.remove(str(self._folder))
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        self._finder = None
 
     def _is_beside(self, name: str) -> bool:
         """Whether it is a module or package in the folder itself, and no task's file."""

@@ -166,15 +166,20 @@ class SiloStartConfig(Section):
     """What ``fedsync silo digest`` prints of the model that an encrypted run may begin with. Left out, runs begin with
     the task's own, made from the seed."""
 
-    code: Literal["installed", "shipped"] = "installed"
+    code: Literal["installed", "reviewed", "shipped"] = "installed"
     """Whose code answers messages. ``installed``: FedSync's own as it is installed here; a bundle that brings another
-    client is refused. ``shipped``: also the client of any Flower app that the server sends, with all rights of the
-    silo's user, so that the server can read the keys and whatever else that user can; each message then starts a
-    process, which takes seconds."""
+    client is refused, and runs name files among ``code_files``. ``reviewed``: the same, but runs name files of folders
+    that one of ``reviewers`` signed (``fedsync code sign``), as they were signed. ``shipped``: also the client of any
+    Flower app that the server sends, with all rights of the silo's user, so that the server can read the keys and
+    whatever else that user can; each message then starts a process, which takes seconds."""
 
     code_files: list[str] = Field(default_factory=list)
     """Python files below ``data`` that a run may have this silo run: ``task.py``, with the files beside it; and
     ``client.py:Net`` for what a run may call in one by its name (``task.model``). Left out, runs run no file."""
+
+    reviewers: list[str] = Field(default_factory=list)
+    """Public keys of reviewers, for ``code: reviewed``: lines such as ``ssh-ed25519 AAAA... alice``, which ``ssh-keygen
+    -t ed25519`` writes into a file ``.pub``."""
 
     data: _Data = Field(default_factory=list)
     """Data that runs may read. A list of folders: the files that a run names lie below them. Or names with a file or
@@ -249,6 +254,10 @@ class SiloStartConfig(Section):
             raise ValueError("insecure: true goes through no proxy, but proxy is given; remove one of the two")
         if self.proxy not in (None, DIRECT):
             Proxy.parse(str(self.proxy), "silo.yaml, proxy")
+        if (self.code == "reviewed") != bool(self.reviewers):
+            raise ValueError("code: reviewed and reviewers go together; write both, or neither")
+        for key in self.reviewers:
+            _check_reviewer(key)
         if self.seal is not None and self.keys is None:
             raise ValueError("seal is given, but no keys; name the folder of `fedsync keys` as keys, or remove seal")
         return self
@@ -313,6 +322,16 @@ class SiloStartConfig(Section):
                 raise ConfigError(place, f"there is no file {here}", "Name a Python file below data")
             code.append(f"{here}{colon}{call}")
         return self.model_copy(update={"data": paths if named else list(paths.values()), "code_files": code})
+
+
+def _check_reviewer(key: str) -> None:
+    """Raises ValueError: it is no public key of a reviewer."""
+    from fedsync.common.code_review import bare
+
+    try:
+        bare(key)
+    except ValueError as error:
+        raise ValueError(f"reviewers has {key[:40]!r}; write a line as ssh-ed25519 AAAA..., of a file .pub") from error
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:

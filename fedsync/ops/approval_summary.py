@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.checksums import file_digest
+from fedsync.common.code_review import code_below
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.section import Section
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.tasks_kinds import TaskSection
 from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.trainer.approvals import AskedRun, leaves
+from fedsync.trainer.approvals import AskedRun, leaves, with_code
+from fedsync.trainer.owner_policy import OwnerPolicy
 
 _NAME = 12
 _TOLD = {"task", "evaluation", "cipher", "local", "stop", "admitted", "silos", "quorum", "run", "survey"}
@@ -39,7 +41,31 @@ def summary(run: AskedRun, config: SiloStartConfig) -> list[str]:
     if run.run_config != "{}":
         told.append(("settings", _shown(run.run_config)))
     told.append(("fields", f"the run sets {_fields(run)}, all of which are shown above; the rest is as FedSync has it"))
-    return [f"run {run.digest}", *(f"  {name:<{_NAME}} {text}" for name, text in told)]
+    code = code_of(run, config)
+    told += [("code file", f"{_shown(path)} (SHA-256 {found})") for path, found in code.items()]
+    return [f"run {with_code(run.digest, code)}", *(f"  {name:<{_NAME}} {text}" for name, text in told)]
+
+
+def code_of(run: AskedRun, config: SiloStartConfig) -> dict[str, str]:
+    """SHA-256 of the code that a run names, by absolute path: its files, and all that they can import from beside them.
+
+    Raises:
+        ConfigError: there is too much of it, or a file cannot be read.
+    """
+    found: list[Path] = []
+
+    def note(path: str) -> str:
+        found.append(Path(path))
+        return path
+
+    if config.code == "shipped":
+        return {}
+    with suppress(ConfigError, ProtocolError):  # no trainer runs it, and says why
+        OwnerPolicy.of(config).checked(RunSpec.parse(run.spec), config.index).task.relocated(note)
+    files = [path for path in found if path.suffix == ".py" and path.is_file()]
+    roots = {file.parent for file in files}
+    roots |= {path for path in found if path.is_dir() and any(file.is_relative_to(path) for file in files)}
+    return {str(root / name): digest for root in sorted(roots) for name, digest in code_below(root).items()}
 
 
 def _who(config: SiloStartConfig) -> str:
@@ -52,8 +78,8 @@ def _of_spec(spec: RunSpec, config: SiloStartConfig) -> Iterator[tuple[str, str]
     yield "name", _shown(spec.run) + (f", which began as {_shown(spec.began)}" if spec.began else "")
     yield "task", _section(spec.task)
     yield "reads", ", ".join(_paths(spec, config)) or "no file"
-    whose = "FedSync's, as installed here" if config.code == "installed" else "whatever client the server sends"
-    yield "code", f"{whose}; files of code are among those that it reads"
+    whose = "FedSync's, as installed here" if config.code != "shipped" else "whatever client the server sends"
+    yield "code", f"{whose}; files of code are shown below, and your yes is for them as they are"
     yield "metrics", _section(spec.evaluation)
     yield "encryption", _encryption(spec)
     local = spec.local

@@ -34,7 +34,7 @@ _CHILD = (*INTERPRETER, "fedsync.flower.internals.launch")
 
 def way(code: str = "installed") -> str:
     """How this version of Flower is used: ``fast`` where it was tested, else ``stock``, as for ``shipped`` code."""
-    return "fast" if versions.supported() and code == "installed" else "stock"
+    return "fast" if versions.supported() and code != "shipped" else "stock"
 
 
 def shipped_remedy() -> str:

@@ -11,6 +11,9 @@ specification under the same name, or the same one for another run, is another d
 | approved | let through | unknown, where no message came for a week: the run is over |
 | refused | refused: `OwnerRefusal` | approved; unknown, as above |
 
+An approval also covers the code that the run names: it holds the SHA-256 of every Python file that the run can import
+from the silo's data folders, and other content is refused (`fedsync.common.code_review`).
+
 Each is a file in a folder that only the owner enters; what is waited for is asked again by the server. This file is
 imported for every message, also by processes that only pass messages on, so it imports little.
 """
@@ -18,18 +21,21 @@ imported for every message, also by processes that only pass messages on, so it 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
 from pathlib import Path
+from typing import Any
 
+from fedsync.common.code import CONFIRMED
 from fedsync.common.fence import ALLOWED
 from fedsync.common.files import private_folder, read_private, remove_unfinished, write_private
 from fedsync.common.locks import taken
@@ -87,6 +93,26 @@ class AskedRun:
         return RunText(self.spec, self.run_config).digest
 
 
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """A decision of the owner, as it is kept.
+
+    Args:
+        run: the run that it is on.
+        code: SHA-256 of the code that was approved, by absolute path.
+    """
+
+    run: AskedRun
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+def with_code(digest: str, code: Mapping[str, str]) -> str:
+    """A run's digest together with that of its code: what an owner approves; of a run without code, the digest."""
+    if not code:
+        return digest
+    return f"{digest}+{hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()}"
+
+
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Path and value of each field of JSON, also within lists; of an empty list or object the path alone."""
     if isinstance(value, dict | list) and value:
@@ -120,8 +146,11 @@ def check_approved(identity: Identity) -> None:
         ConfigError: what waits cannot be put down.
     """
     folder = _folder_here(os.environ.get(ALLOWED) or "{}")
-    if folder is not None:
-        Approvals(Path(folder)).check(identity)
+    if folder is None:
+        os.environ.pop(CONFIRMED, None)
+        return
+    Approvals(Path(folder)).check(identity)
+    os.environ[CONFIRMED] = str(Path(folder, _APPROVED, identity.text.digest))
 
 
 @lru_cache(maxsize=2)
@@ -161,29 +190,46 @@ class Approvals:
         """Digests that were decided on, and whether the owner said yes."""
         return [(path.name, kind == _APPROVED) for kind in (_APPROVED, _REFUSED) for path in self._files(kind)]
 
-    def decide(self, digest: str, *, approve: bool) -> AskedRun | None:
+    def asked(self, digest: str) -> AskedRun | None:
+        """The run of this digest, if it waits or was decided on."""
+        paths = [self._folder / kind / digest for kind in (_WAITING, _APPROVED, _REFUSED)]
+        return next((run for path in paths if (run := self._read(path)) is not None), None)
+
+    def covers(self, digest: str, code: Mapping[str, str]) -> bool:
+        """Whether the owner approved the run with its code as it is."""
+        decision = self._decision(self._folder / _APPROVED / digest)
+        return decision is not None and decision.code == code
+
+    def decide(self, asked: str, *, approve: bool, code: Mapping[str, str] | None = None) -> AskedRun:
         """Confirm or refuse a run; on disk when this returns.
 
         Args:
-            digest: of a run that waits, or that was decided on before.
+            asked: `with_code` of a run that waits, or that was decided on before; to refuse, its digest is enough.
             approve: whether the owner says yes.
+            code: SHA-256 of the code that the run names, by absolute path, as it is now.
 
         Returns:
-            What was decided on, where it waited.
+            The run.
 
         Raises:
-            ConfigError: there is no such run, or nothing can be written.
+            ConfigError: there is no such run, its code is not the shown one, or nothing can be written.
         """
+        code = code or {}
+        digest = asked.partition("+")[0]
         if not DIGEST.fullmatch(digest):
             remedy = "Copy all of it from `fedsync silo approve`: of a part there may be two"
             raise ConfigError("digest", f"{digest!r} is not one of 64 hexadecimal digits", remedy)
+        if approve and asked != with_code(digest, code):
+            problem = "this is not the digest of the run with its code as it is now"
+            remedy = "List it again with `fedsync silo approve`, look at the code, and copy all of the digest"
+            raise ConfigError("digest", problem, remedy)
         to, other = (_APPROVED, _REFUSED) if approve else (_REFUSED, _APPROVED)
         with self._held():
-            run = self._read(self._folder / _WAITING / digest)
-            known = any((self._folder / kind / digest).exists() for kind in (to, other))
-            if run is None and not known:
+            run = self.asked(digest)
+            if run is None:
                 raise ConfigError("digest", f"no run {digest} waits", "`fedsync silo approve` lists what does")
-            write_private(private_folder(self._folder / to) / digest, _now().encode())
+            decision = codec.dumps(_Decision(run, code if approve else {})).encode()
+            write_private(private_folder(self._folder / to) / digest, decision)
             for kind in (other, _WAITING):
                 (self._folder / kind / digest).unlink(missing_ok=True)
             for path in self._files(to)[:-_MOST_DECISIONS]:
@@ -232,15 +278,26 @@ class Approvals:
                     found.append((path.stat().st_mtime, path))
         return [path for _, path in sorted(found)]
 
+    def _read(self, path: Path) -> AskedRun | None:
+        if path.parent.name != _WAITING:
+            decision = self._decision(path)
+            return None if decision is None else decision.run
+        run: AskedRun | None = self._loaded(AskedRun, path)
+        return run if run is not None and run.digest == path.name else None
+
+    def _decision(self, path: Path) -> _Decision | None:
+        decision: _Decision | None = self._loaded(_Decision, path)
+        return decision if decision is not None and decision.run.digest == path.name else None
+
     @staticmethod
-    def _read(path: Path) -> AskedRun | None:
+    def _loaded(kind: type[Any], path: Path) -> Any:
+        """The content of a file; None where it is missing or damaged."""
         if not path.exists():
             return None
         try:
-            run: AskedRun = codec.loads(AskedRun, read_private(path, MOST_BYTES), own=True)
+            return codec.loads(kind, read_private(path, 2 * MOST_BYTES), own=True)
         except ValueError:
             return None
-        return run if run.digest == path.name else None
 
     @contextmanager
     def _held(self) -> Iterator[None]:

@@ -55,6 +55,9 @@ class OwnerPolicy(Section):
     code_files: list[str] | None = None
     """Absolute files of code that runs may name, see `fedsync.common.code`; None leaves them to the run."""
 
+    reviewers: list[str] | None = None
+    """Public keys of those who review code; None where the owner names files of code one by one."""
+
     never: list[str] = Field(default_factory=list)
     """Absolute files and folders that are closed wherever ``data`` leads."""
 
@@ -95,6 +98,7 @@ class OwnerPolicy(Section):
             data=config.paths,
             named=config.data if isinstance(config.data, dict) else {},
             code_files=None if config.code == "shipped" else config.code_files,
+            reviewers=config.reviewers or None,
             never=config.closed(),
             presence=config.presence,
             limits=config.limits,

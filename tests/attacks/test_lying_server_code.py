@@ -91,6 +91,7 @@ def test_what_the_owner_named_runs(make: Make, tmp_path: Path) -> None:
 IMPORTERS = {
     "fedsync/__init__.py": "names of a table of its own",
     "fedsync/common/code.py": "the resolver, which asks the owner",
+    "fedsync/common/code_review.py": "modules of the resolver's folder, as source that was confirmed",
     "fedsync/common/nursery.py": "the module of its own command line",
     "fedsync/core/codec.py": "text made of the fields of a class of ours",
     "fedsync/core/orders.py": "text made of the fields of a class of ours",

@@ -1,5 +1,6 @@
 """``fedsync silo approve``: an owner reads what a run asks for, and says yes or no."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,10 +60,16 @@ def wait(silo: Path, identity: Identity) -> str:
 
 def test_the_owner_sees_what_the_run_asks_for_and_confirms_it(silo: Path) -> None:
     assert call("silo", "approve", "--silo", silo) == "no run waits\n"
-    digest = wait(silo, asked(silo.parent))
+    plain = wait(silo, asked(silo.parent))
+    task = silo.parent.resolve() / "data" / "task.py"
+    code = {str(task): hashlib.sha256(task.read_bytes()).hexdigest()}
+    digest = f"{plain}+{hashlib.sha256(json.dumps(code).encode()).hexdigest()}"
     told = call("silo", "approve", "--silo", silo)
+    with pytest.raises(ConfigError, match="not the digest of the run with its code as it is now"):
+        call("silo", "approve", "--silo", silo, plain)
     for part in (
-        f"run {digest}", "fl.example.org:9092, without TLS", '"run-1"', '"kind": "custom"', "data/task.py", "SHA-256",
+        f"run {digest}", code[str(task)],
+        "fl.example.org:9092, without TLS", '"run-1"', '"kind": "custom"', "data/task.py", "SHA-256",
         "FedSync's, as installed here",
         '"kind": "bfv"', '"members": 2', "7 steps of", '"rounds": 5', '"berlin", "paris"',
         '{"share": ["a"]}', '{\\"rate\\": 1}', '"orders_per_hour": 36000',
@@ -71,10 +78,13 @@ def test_the_owner_sees_what_the_run_asks_for_and_confirms_it(silo: Path) -> Non
     done = call("silo", "approve", "--silo", silo, digest)
     assert "7 steps of" in done and done.endswith(f"approved {digest}\n")
     Approvals(silo.parent / "state" / APPROVALS).check(asked(silo.parent))
-    assert call("silo", "approve", "--silo", silo) == f"approved {digest}\n"
+    assert call("silo", "approve", "--silo", silo) == f"approved {plain}\n"
     decided = list(AuditReader(silo.parent / "state" / AUDIT).lines())
     found = [(line["kind"], line["run"], line["spec"], line["said"]) for line in decided]
-    assert found == [("decided", "run-1", digest, "approved")], "the log says which run the digest names"
+    assert found == [("decided", "run-1", plain, "approved")], "the log says which run the digest names"
+    assert decided[0]["code"] == digest.partition("+")[2]
+    task.write_text("pass  # otherwise")
+    assert "its code has changed since" in call("silo", "approve", "--silo", silo)
 
 
 def test_a_run_is_refused(silo: Path) -> None:

@@ -1,0 +1,92 @@
+"""``fedsync code``: sign code as its reviewer, and see who signed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsync.core.errors import ConfigError
+from fedsync.observe.terminal import say
+
+if TYPE_CHECKING:
+    from fedsync.common.code_review import Review
+
+app = typer.Typer(help="Reviewed code, for silos with code: reviewed.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder that the code's modules are imported from.")]
+
+
+@app.command()
+def sign(
+    folder: Folder,
+    key: Annotated[Path, typer.Option("--key", help="Your private key, as `ssh-keygen -t ed25519` makes it.")],
+) -> None:
+    """Sign every Python file of a folder as it is now; the signature goes into its code-review.json."""
+    from fedsync.common.code_review import Review, code_below, private_key
+
+    files = code_below(_there(folder))
+    if not files:
+        raise ConfigError(str(folder), "there is no Python file", "Name the folder that modules are imported from")
+    try:
+        data = key.read_bytes()
+        try:
+            own = private_key(data, None)
+        except TypeError:
+            own = private_key(data, typer.prompt(f"Passphrase of {key}", hide_input=True))
+    except (OSError, ValueError) as error:
+        raise ConfigError("--key", f"{key} cannot be used: {error}", "Make one: ssh-keygen -t ed25519") from error
+    before = _review(folder)
+    # Signatures on other content say nothing of this one.
+    review = Review(files, before.signatures if before is not None and before.files == files else {}).sign(own)
+    say(*(f"{digest}  {name}" for name, digest in files.items()), most=None)
+    say(f"signed {len(files)} files: {review.write(folder)}, with {len(review.signatures)} signatures")
+
+
+@app.command()
+def verify(
+    folder: Folder,
+    reviewer: Annotated[
+        list[Path] | None, typer.Option("--reviewer", metavar="FILE", help="Public key that has to have signed.")
+    ] = None,
+) -> None:
+    """Say who signed a folder's code, and which files are not as they were signed."""
+    from fedsync.common.code_review import bare, code_below
+
+    files, review = code_below(_there(folder)), _review(folder)
+    if review is None:
+        raise ConfigError(str(folder), "no reviewer signed this code", "Sign it with `fedsync code sign`")
+    good = [key for key in review.signatures if review.signed_by(key)]
+    say(*(f"signed by {key}" for key in good), most=None)
+    say(*(f"FAIL the signature of {key} is of other files" for key in review.signatures.keys() - good), most=None)
+    changed = sorted({name for name, _ in files.items() ^ review.files.items()})
+    say(*(f"FAIL {name} is not as it was signed" for name in changed), most=None)
+    missing = []
+    for path in reviewer or ():
+        try:
+            wanted = bare(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError("--reviewer", f"{path} is no public key: {error}", "Name a file .pub") from error
+        missing += [path] if wanted not in good else []
+    say(*(f"FAIL not signed by {path}" for path in missing), most=None)
+    if changed or missing or not good or len(good) < len(review.signatures):
+        raise typer.Exit(1)
+    say(f"ok   {len(files)} files are as they were signed")
+
+
+def _there(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(str(folder), "there is no such folder", "Name the folder that modules are imported from")
+    return folder
+
+
+def _review(folder: Path) -> Review | None:
+    from fedsync.common.code_review import REVIEW, Review
+
+    try:
+        return Review.read(folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            str(folder / REVIEW), f"the review is damaged: {error}", "Remove it, and sign anew"
+        ) from error

@@ -1,0 +1,239 @@
+"""Confirmed code: files that run only as they were when an owner approved them, or a reviewer signed them.
+
+A file is compared with its confirmed SHA-256 when it is read to be run, so no other bytes than the compared ones run.
+Modules that it imports from its own folder are compared likewise: `ConfirmedFinder` finds them, and finds Python source
+only, so no bytecode and no native module of that folder is loaded.
+
+A review is a file, ``code-review.json``, in the folder that modules are imported from:
+
+| field | content |
+|---|---|
+| ``files`` | SHA-256, hexadecimal, by path relative to the folder, of every Python file |
+| ``signatures`` | Ed25519 signatures over `_signed`, base64, by public key in OpenSSH's form |
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from fedsync.common.fence import open_data
+from fedsync.common.files import write_atomically
+from fedsync.core.errors import ConfigError, OwnerRefusal
+
+REVIEW = "code-review.json"
+"""Name of a review's file."""
+
+MOST_FILES, _MOST_ENTRIES, _MOST_BYTES = 1000, 20_000, 2**20
+
+Check = Callable[[Path, bytes], None]
+"""Raises `OwnerRefusal` where a file, by its absolute path, is not to run with this content."""
+
+
+def code_below(root: Path) -> dict[str, str]:
+    """SHA-256, hexadecimal, of every Python file below a folder, by its path relative to the folder.
+
+    Raises:
+        ConfigError: the folder has too much in it, or a file cannot be read.
+    """
+    found: dict[str, str] = {}
+    entries = 0
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and name != "__pycache__")
+        entries += len(inner) + len(names)
+        for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
+            try:
+                found[path.relative_to(root).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError as error:
+                raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Mend or remove the file") from error
+        if entries > _MOST_ENTRIES or len(found) > MOST_FILES:
+            problem = f"more than {MOST_FILES} Python files or {_MOST_ENTRIES} files of any kind lie here"
+            raise ConfigError(str(root), problem, "Give the code a folder of its own")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Reviewers' signatures on the Python files of a folder.
+
+    Args:
+        files: SHA-256 by relative path.
+        signatures: by public key in OpenSSH's form, without a comment.
+    """
+
+    files: Mapping[str, str]
+    signatures: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, folder: Path) -> Review | None:
+        """The review in a folder; None where there is none.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            with open_data(folder / REVIEW) as file:
+                text = file.read(_MOST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        said = json.loads(text)
+        files, signatures = said["files"], said["signatures"]
+        if not all(isinstance(each, str) for pair in (*files.items(), *signatures.items()) for each in pair):
+            raise ValueError("it is no review")
+        return cls(files, {key: base64.b64decode(text, validate=True) for key, text in signatures.items()})
+
+    def write(self, folder: Path) -> Path:
+        """Write the review into the folder that it is of."""
+        signatures = {key: base64.b64encode(signature).decode() for key, signature in self.signatures.items()}
+        text = json.dumps({"files": dict(self.files), "signatures": signatures}, indent=1, sort_keys=True)
+        write_atomically(folder / REVIEW, f"{text}\n".encode())
+        return folder / REVIEW
+
+    def signed_by(self, key: str) -> bool:
+        """Whether the signature of this public key is there, and is one of these files."""
+        key = bare(key)
+        try:
+            _public(key).verify(self.signatures[key], _signed(self.files))
+        except (KeyError, InvalidSignature):
+            return False
+        return True
+
+    def sign(self, key: Ed25519PrivateKey) -> Review:
+        """The review with one signature more."""
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        return replace(self, signatures={**self.signatures, public: key.sign(_signed(self.files))})
+
+
+def private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
+    """A reviewer's key, as ``ssh-keygen -t ed25519`` makes it.
+
+    Raises:
+        ValueError: it is no such key, or the passphrase is wrong.
+        TypeError: it is under a passphrase, and there is none.
+    """
+    key = load_ssh_private_key(data, None if passphrase is None else passphrase.encode())
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("it is no Ed25519 key")
+    return key
+
+
+def bare(key: str) -> str:
+    """A public key in OpenSSH's form without its comment.
+
+    Raises:
+        ValueError: it is no Ed25519 key.
+    """
+    text = " ".join(key.split()[:2])
+    _public(text)
+    return text
+
+
+def _public(key: str) -> Ed25519PublicKey:
+    found = load_ssh_public_key(key.encode())
+    if not isinstance(found, Ed25519PublicKey):
+        raise ValueError("it is no Ed25519 key")
+    return found
+
+
+def _signed(files: Mapping[str, str]) -> bytes:
+    return b"fedsync code review 1\0" + json.dumps(files, sort_keys=True).encode()
+
+
+def confirmed_by_approval(record: Path) -> Check:
+    """The check of a run that an owner approved: files are as they were then.
+
+    Args:
+        record: of the approval, JSON with SHA-256 by absolute path below ``code``.
+    """
+    try:
+        files = json.loads(record.read_bytes())["code"]
+    except (OSError, ValueError, KeyError, TypeError):
+        files = {}
+
+    def check(path: Path, data: bytes) -> None:
+        if files.get(str(path)) != hashlib.sha256(data).hexdigest():
+            problem = f"{path} is not as it was when this silo's owner approved the run"
+            raise OwnerRefusal("approve", problem, "Have the owner refuse and approve the run again")
+
+    return check
+
+
+def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
+    """The check of ``code: reviewed``: a reviewer signed the files of this folder as they are.
+
+    Raises:
+        OwnerRefusal: no reviewer did.
+    """
+    try:
+        review = Review.read(root)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "Sign the folder anew with `fedsync code sign`"
+        raise OwnerRefusal("code", f"unreviewed: {root / REVIEW} is damaged", remedy) from error
+    if review is None or not any(review.signed_by(key) for key in reviewers):
+        problem = f"unreviewed: no reviewer whose key this silo's owner lists signed the code in {root}"
+        raise OwnerRefusal("code", problem, "Have one sign it with `fedsync code sign`")
+
+    def check(path: Path, data: bytes) -> None:
+        if review.files.get(path.relative_to(root).as_posix()) != hashlib.sha256(data).hexdigest():
+            problem = f"unreviewed: {path} is not as the reviewer signed it"
+            raise OwnerRefusal("code", problem, "Have a reviewer sign the code anew with `fedsync code sign`")
+
+    return check
+
+
+class _ConfirmedLoader(SourceFileLoader):
+    """Loads a module from the bytes that were checked."""
+
+    def __init__(self, name: str, path: str, check: Check) -> None:
+        super().__init__(name, path)
+        self._check = check
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = Path(self.get_filename(fullname))
+        with open_data(path) as file:
+            data = file.read()
+        self._check(path, data)
+        code: CodeType = compile(data, str(path), "exec", dont_inherit=True)
+        return code
+
+
+class ConfirmedFinder(MetaPathFinder):
+    """Finds the modules of a folder, as Python source that was confirmed.
+
+    Args:
+        root: the folder, absolute and without links.
+        check: what each file has to pass.
+    """
+
+    def __init__(self, root: Path, check: Check) -> None:
+        self._root, self._check = root, check
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        for folder in [str(self._root)] if path is None else path:
+            if Path(folder).is_relative_to(self._root):
+                loader = (lambda name, found: _ConfirmedLoader(name, found, self._check), [".py"])
+                spec = FileFinder(folder, loader).find_spec(fullname)  # type: ignore[arg-type]  # a loader's maker
+                if spec is not None and spec.loader is not None:  # else a folder without an __init__.py
+                    return spec
+        return None
