@@ -1,10 +1,19 @@
-"""Environment variables for a while."""
+"""Environment variables for a while, and the variable with Flower's ids."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+FLOWER_IDS = "FEDSYNC_FLOWER_IDS"
+"""Environment variable of a trainer: Flower's numbers of the run and of the node, of the newest message."""
+
+
+def flower_ids(index: int) -> tuple[int, int]:
+    """Flower's numbers of the run and of the node that this process works for; without Flower, 1 and index + 1."""
+    run, _, node = os.environ.get(FLOWER_IDS, "").partition(" ")
+    return (int(run), int(node)) if node else (1, index + 1)
 
 
 @contextmanager

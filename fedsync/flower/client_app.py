@@ -35,7 +35,7 @@ from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 from fedsync.trainer.approvals import check_approved
 from fedsync.trainer.audit import audit_answer
 from fedsync.trainer.bundle import announce
-from fedsync.trainer.client import TrainerClient, trainer_folder
+from fedsync.trainer.client import TrainerClient, asked_for, trainer_folder
 from fedsync.trainer.protocol import RESOURCES, Ask, Identity, Refused, write_reply
 from fedsync.trainer.refusals import code_of, refuse
 from fedsync.trainer.run_text import run_config_text
@@ -99,6 +99,7 @@ def _forward(message: Message, context: Context) -> Message:
             return _relayed(message, Path(str(context.node_config["relay"])), spec, text, payload)
         identity, nbytes = identify(spec, context.node_config, os.environ, context.run_config), _length(payload)
         check_approved(identity)  # before a model is fetched, or a trainer started
+        asked_for.set(f"{context.run_id} {context.node_id}")
         line = emulated_line(identity, os.environ)
         # A line brings one after the other, so that no order overtakes the one that it is queued behind.
         with nullcontext() if payload is None else _taking_in:

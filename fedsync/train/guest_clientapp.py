@@ -28,6 +28,7 @@ from torch import nn
 
 from fedsync.client.silo import Scalar, Silo
 from fedsync.client.work import Steps, counted
+from fedsync.common.environment import flower_ids
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.metrics.base import statistics_of
@@ -242,9 +243,10 @@ class ClientAppTrainer(LocalTrainer):
         state = read_state(cursor.private)
         kept = state.array_records.pop(_PRIVATE, ArrayRecord())
         self._arrays.restore({name: array.numpy() for name, array in kept.items()})
+        run_id, node_id = flower_ids(self._silo.index)
         self._context = Context(
-            run_id=1,
-            node_id=self._silo.index + 1,
+            run_id=run_id,
+            node_id=node_id,
             node_config=self._node_config,
             state=state,
             run_config=self._run_config,
@@ -315,11 +317,12 @@ class ClientAppTrainer(LocalTrainer):
         return asked if order.budget_s is None else {**asked, "deadline-s": order.budget_s}
 
     def _message(self, kind: str, config: ConfigRecord) -> Message:
+        run_id, node_id = flower_ids(self._silo.index)
         metadata = Metadata(
-            run_id=1,
+            run_id=run_id,
             message_id="1",
             src_node_id=0,
-            dst_node_id=self._silo.index + 1,
+            dst_node_id=node_id,
             reply_to_message_id="",
             group_id=str(self._round),
             created_at=time.time(),

@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.forking import NURSERY, Nursery
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, Child, tail
@@ -43,6 +45,9 @@ _LISTEN_S = 180.0
 MOST_TRAINERS = 3
 """Trainers that a silo has at a time, whatever runs the server names: one at work, and those of runs
 before and after it."""
+
+asked_for: ContextVar[str] = ContextVar("asked_for", default="")
+"""Value of `fedsync.common.environment.FLOWER_IDS` for the message that is answered here."""
 
 _TELL_S = 5.0
 _PAUSE_S = 0.05
@@ -106,7 +111,7 @@ class TrainerClient:
             with contextlib.suppress(OSError):
                 os.utime(self._folder / IDENTITY)  # How long ago it was used is told by this.
             try:
-                send(connection, Forward(text, _LOAD_S), payload)
+                send(connection, Forward(text, _LOAD_S, asked_for.get()), payload)
                 reply, answer = receive(connection)
             except (EOFError, OSError) as error:
                 what = watch.found() or "died. The next message starts another"
@@ -150,9 +155,11 @@ class TrainerClient:
             with self._one_at_a_time(), (self._folder / LOG).open("ab") as output:
                 make_room(self._folder)
                 nursery = os.environ.get(NURSERY)
-                forked = Nursery(Path(nursery)).fork(command, os.environ, output.fileno()) if nursery else None
+                variables = {**os.environ, FLOWER_IDS: asked_for.get()}
+                forked = Nursery(Path(nursery)).fork(command, variables, output.fileno()) if nursery else None
                 process = forked or subprocess.Popen(
                     command,
+                    env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

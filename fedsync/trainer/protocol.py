@@ -374,10 +374,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Answer the request in ``text``; wait so many seconds at most for the trainer to be loaded."""
+    """Answer the request in ``text``; wait so many seconds at most for the trainer to be loaded.
+
+    ``flower_ids`` is the value of `fedsync.common.environment.FLOWER_IDS`.
+    """
 
     text: str
     load_s: float
+    flower_ids: str = ""
 
 
 @dataclass(frozen=True, slots=True)

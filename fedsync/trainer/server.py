@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.files import remove_unfinished
 from fedsync.common.log_times import TimedFormatter
 from fedsync.common.output import guard_output, output_may_be_lost
@@ -187,7 +188,9 @@ class _Server:
     ) -> tuple[SocketReply, Payload | None]:
         try:
             match request:
-                case Forward(text, load_s):
+                case Forward(text, load_s, flower_ids):
+                    if flower_ids:
+                        os.environ[FLOWER_IDS] = flower_ids
                     self._wait_until_loaded(load_s)
                     if self._service is None:
                         self._failure_known = True

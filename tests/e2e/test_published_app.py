@@ -21,6 +21,16 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart-pytorch"
 PROGRAMS = Path(sys.executable).parent
 
 
+MOD = """
+def note(msg, context, call_next):
+    from pathlib import Path
+    Path({folder!r}, f"node-{{context.node_id}}-{{context.run_id}}-{{msg.metadata.run_id}}").touch()
+    return call_next(msg, context)
+
+app = ClientApp(mods=[note])
+"""
+
+
 def listens(port: int) -> bool:
     try:
         with create_connection(("127.0.0.1", port), timeout=1):
@@ -36,6 +46,7 @@ def test_it_trains_on_supernodes_that_know_nothing_of_fedsync(tmp_path: Path) ->
     for file, before, now in (
         ("pyproject.toml", "num-server-rounds = 12", "num-server-rounds = 2"),
         ("quickstart/server_app.py", "min_available_nodes=3", "min_available_nodes=2"),
+        ("quickstart/client_app.py", "app = ClientApp()", MOD.format(folder=str(tmp_path))),
     ):
         text = (app / file).read_text(encoding="utf-8")
         assert before in text
@@ -71,3 +82,6 @@ def test_it_trains_on_supernodes_that_know_nothing_of_fedsync(tmp_path: Path) ->
     rounds = re.findall(r"\[ROUND (\d)/2\].*batches silo-0 (\d+), silo-1 (\d+)", done.stdout + done.stderr)
     assert [(number, int(one) + int(other)) for number, one, other in rounds] == [("1", 64), ("2", 64)]
     assert "files of the run" in done.stdout + done.stderr
+    (run,) = re.findall(r"run (\d{6,})", done.stdout)
+    seen = [path.name.split("-")[1:] for path in tmp_path.glob("node-*")]
+    assert len(seen) == 2 and {(own, said) for _, own, said in seen} == {(run, run)}, "mods see Flower's numbers"
