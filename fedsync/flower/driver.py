@@ -141,6 +141,7 @@ class FlowerDriver:
         self._timing, self._in_spare_time = timing, in_spare_time
         self._after_commit, self._keep_best = after_commit, keep_best
         self._nodes = Nodes(grid, admission, timing.look_s, Regions(layout, adds=adds, hold_s=timing.hold_s))
+        self.refusals = self._nodes.refusals
         self._checkpoints, self._operator, self._resumed = checkpoints, operator, resumed
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes, parcels=parcels)

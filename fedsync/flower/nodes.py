@@ -23,7 +23,7 @@ from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.regions import Regions
 from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
-from fedsync.trainer.refusals import AT_ONCE, PASSING, UNTIL_CHANGED, explained_together, explained_too_few
+from fedsync.trainer.refusals import AT_ONCE, PASSING, UNTIL_CHANGED, explained, explained_together, explained_too_few
 
 logger = foreign.logger(__name__)
 
@@ -246,6 +246,11 @@ class Nodes:
         if max(len(self.examples), left) < self._admission.needed:
             told = {self.sender(node): why for node, why in sorted(out.items())}
             raise RunError(explained_too_few(told, self._admission.needed, left))
+
+    def refusals(self) -> list[str]:
+        """Notes on silos that are here and took no part because they refused the run."""
+        out = {node: why for node, why in sorted(self._refusing.items()) if node not in self._names}
+        return [f"took no part: {explained(self.sender(node), why)}" for node, why in out.items()]
 
     def _give_up(self, node: int, error: LaterVersion | AnotherApp, answer: str, verdict: str) -> None:
         """End the run if all silos that are here answer so; ``verdict`` has a place for what they say."""

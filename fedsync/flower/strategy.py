@@ -310,6 +310,7 @@ class FedSync(Shipped):
             models.finish(None if final is None else final.vector)
             checkpoints.close()
             keeper.close()
+            recorder.ledger.notes += driver.refusals()
             self.run_summary = result.summary = recorder.finish(models.digests)
             logger.info("files of the run: %s", self.out)
         recorder.check_silos()

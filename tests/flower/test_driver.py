@@ -1,6 +1,7 @@
 """The Flower driver against silos that answer honestly, wrongly, twice, late or not at all."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -399,6 +400,16 @@ def test_one_silo_of_three_that_takes_part_is_not_waited_with(tmp_path: Path) ->
     grid = DirectGrid(3, dict.fromkeys((1, 2), _no_folder))
     with pytest.raises(RunError, match=r"needs 3 silos, and at most 2 of .* node 1 answers CONFIG: .*no folder /data"):
         _strategy(tmp_path).start(grid)
+
+
+def test_a_result_names_a_silo_that_refused_the_run(tmp_path: Path) -> None:
+    """The run begins without it; it stood in the log alone."""
+    strategy = _strategy(tmp_path, "min_silos=2")
+    strategy.start(DirectGrid(3, {1: _no_folder}))
+    assert strategy.run_summary is not None
+    assert [
+        note for note in strategy.run_summary["notes"] if re.match("took no part: node 1 answers CONFIG.*/data", note)
+    ]
 
 
 def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
