@@ -18,7 +18,6 @@ from fedsync.core.errors import ConfigError
 
 Model = TypeVar("Model", bound=Section)
 
-_NUMBER_AS_TEXT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 _TAKEN_FOR = {
     "tag:yaml.org,2002:int": "a whole number",
     "tag:yaml.org,2002:float": "a number",
@@ -85,6 +84,13 @@ class _Loader(yaml.SafeLoader):
             meant = str(value).lower() if isinstance(value, bool) else value
             raise _NoValueError(problem=f"YAML takes {_shown(node.value)} for {meant}", problem_mark=node.start_mark)
         return value
+
+
+# To YAML 1.1 these are text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$"), list("+-.0123456789")
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[+-]?0[oO][0-7]+$"), list("+-0"))
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
@@ -297,8 +303,6 @@ class YamlFile:
             problem = "nothing stands here"
         elif kind in _SECTION_EXPECTED:
             problem = f"a section is expected here, not {_shown(found)}"
-        elif kind.startswith(("int", "float")) and isinstance(found, str) and _NUMBER_AS_TEXT.fullmatch(found.strip()):
-            problem = f"{found!r} is text, not a number"
         else:
             problem = f"{_shown(found)} is not allowed"
         return ConfigError(self.place(path), problem, _remedy(error, path))
@@ -344,12 +348,6 @@ def _remedy(error: ErrorDetails, path: tuple[str, ...]) -> str:
         return f"Write {key}{{{content}}}"
     if kind == "literal_error":
         return near_miss(str(found), _QUOTED.findall(str(context["expected"])))
-    if isinstance(found, str) and _NUMBER_AS_TEXT.fullmatch(found.strip()):
-        number = float(found)
-        if kind.startswith("float"):
-            return f"YAML reads {found!r} as text: write {_with_point(number)}, with a decimal point"
-        if kind.startswith("int") and number.is_integer():
-            return f"YAML reads {found!r} as text: write {int(number)}"
     fitting = [name for name in _REMEDIES if kind.startswith(name)]
     if not fitting:
         return error["msg"]
@@ -361,12 +359,6 @@ def _has_kind(error: ErrorDetails) -> bool:
     name = error.get("ctx", {}).get("class_name")
     sections = [section for section in Section.__subclasses__() if section.__name__ == name]
     return name is None or any("kind" in section.model_fields for section in sections)
-
-
-def _with_point(number: float) -> str:
-    """A number as YAML reads it back: with a point even where there is an exponent."""
-    text = repr(number)
-    return text if "." in text else text.replace("e", ".0e")
 
 
 def _plain(value: object) -> str:

@@ -45,7 +45,6 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ("speed: 100", "speed: -1", 4, "silos.1.speed", "-1 is not allowed", "greater than 0"),
         ("speed: 100", "speed: 1.0e+10", 4, "silos.1.speed", "10000000000.0 is not allowed", "at most 1000000000"),
         ("speed: 100", "speed: .inf", 4, "silos.1.speed", "inf is not allowed", "Write a finite number"),
-        ("speed: 100", "speed: 1e2", 4, "silos.1.speed", "'1e2' is text", "write 100.0"),
         ("    speed: 100\n", "", 3, "silos.1.speed", "missing", "Add this key"),
         ("speed: 300.0", "speed: 300.0, jitter: -1", 2, "silos.0.jitter", "-1 is not allowed", "at least 0"),
         ("speed: 300.0", "speed: 300.0, jitter: 5", 2, "silos.0.jitter", "5 is not allowed", "at most 2"),
