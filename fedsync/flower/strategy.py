@@ -312,6 +312,8 @@ class FedSync(Shipped):
             keeper.close()
             recorder.ledger.notes += driver.refusals()
             self.run_summary = result.summary = recorder.finish(models.digests)
+            for note in self.run_summary["notes"]:
+                logger.warning("note: %s", note)
             logger.info("files of the run: %s", self.out)
         recorder.check_silos()
         fill_metrics(result, recorder.out)

@@ -55,7 +55,6 @@ from fedsync.train.private import MOST_BYTES
 from fedsync.train.sampler import Cursor
 
 T = TypeVar("T")
-
 _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"
 """Records of messages, and of private arrays among what an app keeps in ``context.state``."""
 
@@ -227,8 +226,7 @@ class ClientAppTrainer(LocalTrainer):
             ConfigError: it does not say.
             RunError: it failed.
         """
-        if self._examples is None:
-            self._examples = self._count()
+        self._examples = self._examples or self._count()
         return self._examples
 
     def initial_model(self) -> Vector:
@@ -340,24 +338,26 @@ class ClientAppTrainer(LocalTrainer):
             raise RunError(f"the app answers an error: {reply.error.reason}")
         return reply.content
 
-    def _ask(self, order: WorkOrder) -> tuple[Any, int]:
-        """The number of samples in the app's reply, and of the largest data set that it looped over, 0 if none."""
+    def _ask(self, order: WorkOrder) -> tuple[Any, list[tuple[int, int]]]:
+        """The number of samples in the app's reply, and those of samples and batches of the loaders that it used."""
         message = self._message(MessageType.TRAIN, OrderConfig(self._asked(order), OrderSteps(order, None)))
         with watched_loaders() as held, own_code(self._device, self._silo.seed):
             try:
                 told: Any = figures_of(self._call(message)).get(EXAMPLES)
             except Counted as counted_samples:
                 told = counted_samples.examples
-        return told, max(held, default=0)
+        return told, held
 
     def _count(self) -> int:
         """Samples of the site: as its owner says, or as the app says when it is asked to train."""
         told = self._silo.node_config.get(EXAMPLES)
         if told is None:
             told, held = self._ask(_COUNTING)
-            if isinstance(told, int | float) and told <= _COUNTING.batch_size:
+            if held and told == held[0][1]:
+                told = held[0][0]  # an app that says len(loader) counts batches
+            elif isinstance(told, int | float) and told <= _COUNTING.batch_size:
                 # It may be what was trained: the loader knows better, or else a larger batch is asked for.
-                told = max(held, told) if held else self._ask(_LARGER)[0]
+                told = max(told, *(samples for samples, _ in held)) if held else self._ask(_LARGER)[0]
         self._recall(Cursor())
         if not isinstance(told, int | float) or not float(told).is_integer() or told < 1:
             problem = f"the number of this silo's samples is {told}"

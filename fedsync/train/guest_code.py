@@ -85,14 +85,14 @@ def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str
 
 
 @contextmanager
-def watched_loaders() -> Iterator[list[int]]:
-    """Number of samples of each loader of PyTorch that is looped over inside."""
-    found: list[int] = []
+def watched_loaders() -> Iterator[list[tuple[int, int]]]:
+    """Numbers of samples and of batches of each loader of PyTorch that is looped over inside."""
+    found: list[tuple[int, int]] = []
     original = DataLoader.__iter__
 
     def watched(loader: DataLoader[Any]) -> Any:
         if isinstance(loader.sampler, Sized):
-            found.append(len(loader.sampler))
+            found.append((len(loader.sampler), len(loader)))
         return original(loader)
 
     DataLoader.__iter__ = watched  # type: ignore[method-assign]

@@ -104,6 +104,19 @@ def test_an_app_that_tells_how_many_samples_it_trained_on_is_asked_how_many_it_h
     assert DataLoader.__iter__ is before
 
 
+@pytest.mark.parametrize("held", [20, 359, 1600])
+def test_an_app_that_counts_batches_has_the_samples_of_its_loader(held: int) -> None:
+    """Of three silos, those with few batches counted by samples, and the largest by its 50 batches."""
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        batches = DataLoader(TensorDataset(torch.zeros(held, 3)), batch_size=32)
+        for _ in batches:
+            pass
+        return {"num-examples": len(batches)}
+
+    assert hosted(app_of(loop)).examples == held
+
+
 def test_it_is_told_of_the_order_of_its_site_and_of_the_run(tmp_path: Path) -> None:
     told: list[tuple[dict[str, Any], Context]] = []
 
