@@ -99,7 +99,7 @@ def test_schema_is_json_schema() -> None:
     [
         (["run", "lb-bspp"], ["lb-bspp", "Did you mean 'lb-bsp'"]),
         (["run", "lb-bsp", "--set", "local.stepps=3"], ["local.stepps", "Did you mean 'steps'"]),
-        (["run", "lb-bsp", "--set", "local.learning_rate=1e-3"], ["1e-3", "0.001"]),
+        (["run", "lb-bsp", "--set", "local.learning_rate=0o17"], ["0o17", "Quote it"]),
         (["run", "lb-bsp", "--silos", "nope"], ["nope", "hetero"]),
         (["compare", "lb-bsp", "lb-bsp"], ["named 'lb-bsp'"]),
         (["validate", "broken.yaml"], ["broken.yaml, line 3"]),
