@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -111,9 +112,12 @@ class FailurePolicy:
     last_failure: str = ""
 
     def able(self, silos: Mapping[str, SiloView], least: int) -> bool:
-        """Whether a version can come of the silos here: not all fail, and ``least`` do not where others do."""
-        failing = len(_failing(silos))
-        return len(silos) - failing >= (least if failing else 1)
+        """Whether a version can come of the silos here: ``least`` do not fail, or none of them does.
+
+        It is asked at every decision, so it looks no further than it must.
+        """
+        working = sum(1 for _ in islice((silo for silo in silos.values() if silo.failures < MAX_FAILURES), least))
+        return working >= least or 0 < working == len(silos)
 
     def hopeless(self, silos: Mapping[str, SiloView], least: int) -> str | None:
         """The reason to give the run up, or None: too many of the silos here fail, and no others are expected."""

@@ -176,13 +176,13 @@ CORE: Changes = {
         ("a-barriers-budget-is-ignored", "            verdict.budget_s.get(name),\n", "            None,\n"),
         (
             "a-run-in-which-everybody-fails-goes-on-for-ever",
-            "return len(silos) - failing >= (least if failing else 1)",
+            "return working >= least or 0 < working == len(silos)",
             "return any(silo.failures < 10**9 for silo in silos.values())",
         ),
         (
             "an-encrypted-run-goes-on-below-what-a-sum-needs",
-            "return len(silos) - failing >= (least if failing else 1)",
-            "return len(silos) - failing >= 1",
+            "return working >= least or 0 < working == len(silos)",
+            "return working >= 1",
         ),
     ),
     "core/views.py": (
