@@ -143,12 +143,12 @@ def approve(
             say("no run waits" if config.approve == "ask" else "no run waits: approve is not ask in silo.yaml")
         return
     asked = approvals.asked(digest.partition("+")[0])
-    code = {} if asked is None or refuse else code_of(asked, config)
-    decided = approvals.decide(digest, approve=not refuse, code=code)
-    say(*summary(decided, config), most=None)
+    shown = None if asked is None or refuse else code_of(asked, config)
+    decided = approvals.decide(digest, approve=not refuse, code=shown)
+    say(*summary(decided, config, shown), most=None)
     said = "refused" if refuse else "approved"
     fields = {"run": run_name(decided.spec), "who": "owner", "spec": decided.digest, "said": said}
-    AuditLog(audit_place(config)).add("decided", fields | ({"code": digest.partition("+")[2]} if code else {}))
+    AuditLog(audit_place(config)).add("decided", fields | ({"code": digest.partition("+")[2]} if shown else {}))
     say(f"{said} {digest}")
 
 

@@ -76,11 +76,12 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
         ConfigError: no such file, or it does not run. Names the file, and the line where there is one.
         OwnerRefusal: this process has an owner, who did not name the file or confirm its content.
     """
-    root = path.resolve().parents[module_name.count(".")]
-    check = _admit(path, root, call)
+    here = path.resolve()
+    root = here.parents[module_name.count(".")]
+    check = _admit(here, root, call)
     if not path.is_file():
         raise ConfigError(str(path), "there is no such file", f"Mend {key}; it is relative to the YAML file")
-    name = module_name or f"{_NAME}{zlib.crc32(str(path.resolve()).encode()):08x}"
+    name = module_name or f"{_NAME}{zlib.crc32(str(here).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise ConfigError(str(path), "this is not a Python file", "Give it a name that ends in .py")
@@ -95,7 +96,7 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
         with open_data(path) as source:
             data = source.read()
         if check is not None:
-            check(path.resolve(), data)
+            check(here, data)
         exec(compile(data, str(path), "exec"), vars(module))
     except ConfigError:
         sys.modules.pop(name, None)
@@ -106,7 +107,7 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
     return module
 
 
-def _admit(path: Path, root: Path, call: str) -> Check | None:
+def _admit(here: Path, root: Path, call: str) -> Check | None:
     """See that this silo's owner, if it has one, allows a file of code, and that a name in it is called.
 
     Returns:
@@ -120,7 +121,6 @@ def _admit(path: Path, root: Path, call: str) -> Check | None:
     files, reviewers, approval = policy.get("code_files"), policy.get("reviewers"), os.environ.get(CONFIRMED)
     if files is None:
         return None
-    here = path.resolve()
     if reviewers is None and not any(here == Path(each.rpartition(":")[0] if ":" in each else each) for each in files):
         remedy = "Have the owner name it below code_files in silo.yaml, once it was read"
         raise OwnerRefusal("task", f"this silo's owner named no code {here}", remedy)

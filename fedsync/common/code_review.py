@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fedsync.common.checksums import file_digest
 from fedsync.common.fence import open_data
 from fedsync.common.files import write_atomically
 from fedsync.core.errors import ConfigError, OwnerRefusal
@@ -60,7 +61,7 @@ def code_below(root: Path) -> dict[str, str]:
         entries += len(inner) + len(names)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
-                found[path.relative_to(root).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[path.relative_to(root).as_posix()] = file_digest(path)
             except OSError as error:
                 raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Mend or remove the file") from error
         if entries > _MOST_ENTRIES or len(found) > MOST_FILES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _TOLD = {"task", "evaluation", "cipher", "local", "stop", "admitted", "silos", "
 """Fields of a specification that have lines of their own."""
 
 
-def summary(run: AskedRun, config: SiloStartConfig) -> list[str]:
+def summary(run: AskedRun, config: SiloStartConfig, code: Mapping[str, str] | None = None) -> list[str]:
     """Lines about a run that waits: the digest first, which names it."""
     told = [("since", run.since), ("who asks", _who(config))]
     try:
@@ -41,7 +41,7 @@ def summary(run: AskedRun, config: SiloStartConfig) -> list[str]:
     if run.run_config != "{}":
         told.append(("settings", _shown(run.run_config)))
     told.append(("fields", f"the run sets {_fields(run)}, all of which are shown above; the rest is as FedSync has it"))
-    code = code_of(run, config)
+    code = code_of(run, config) if code is None else code
     told += [("code file", f"{_shown(path)} (SHA-256 {found})") for path, found in code.items()]
     return [f"run {with_code(run.digest, code)}", *(f"  {name:<{_NAME}} {text}" for name, text in told)]
 

@@ -315,12 +315,11 @@ class ClientAppTrainer(LocalTrainer):
         return asked if order.budget_s is None else {**asked, "deadline-s": order.budget_s}
 
     def _message(self, kind: str, config: ConfigRecord) -> Message:
-        run_id, node_id = flower_ids(self._silo.index)
         metadata = Metadata(
-            run_id=run_id,
+            run_id=self._context.run_id,
             message_id="1",
             src_node_id=0,
-            dst_node_id=node_id,
+            dst_node_id=self._context.node_id,
             reply_to_message_id="",
             group_id=str(self._round),
             created_at=time.time(),

@@ -282,20 +282,20 @@ class Approvals:
         if path.parent.name != _WAITING:
             decision = self._decision(path)
             return None if decision is None else decision.run
-        run: AskedRun | None = self._loaded(AskedRun, path)
+        run: AskedRun | None = self._loaded(AskedRun, path, MOST_BYTES)
         return run if run is not None and run.digest == path.name else None
 
     def _decision(self, path: Path) -> _Decision | None:
-        decision: _Decision | None = self._loaded(_Decision, path)
+        decision: _Decision | None = self._loaded(_Decision, path, 2 * MOST_BYTES)
         return decision if decision is not None and decision.run.digest == path.name else None
 
     @staticmethod
-    def _loaded(kind: type[Any], path: Path) -> Any:
-        """The content of a file; None where it is missing or damaged."""
+    def _loaded(kind: type[Any], path: Path, most: int) -> Any:
+        """The content of a file of at most so many bytes; None where it is missing or damaged."""
         if not path.exists():
             return None
         try:
-            return codec.loads(kind, read_private(path, 2 * MOST_BYTES), own=True)
+            return codec.loads(kind, read_private(path, most), own=True)
         except ValueError:
             return None
 
