@@ -233,6 +233,18 @@ def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, roun
     assert (federation.folder / "server.out").read_bytes().count(b"resumed at version") == 1, "by the keeper"
 
 
+def test_the_server_says_of_whom_and_what_it_takes_care(federation: Federation) -> None:
+    """After the test with a run, and before those that change who is registered."""
+
+    def health() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((federation.folder / "server" / "health.json").read_text())
+        return found
+
+    wait_for(lambda: health()["keeper"]["runs"] == {}, "all are over")
+    assert datetime.fromisoformat(health()["keeper"]["looked"]) <= datetime.now(UTC)
+    assert health()["silos"] == {"berlin": "registered"}
+
+
 def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> None:
     """After the tests that need berlin."""
     file, without = (federation.folder / name for name in ("server.yaml", "without.yaml"))
@@ -266,16 +278,6 @@ def test_a_key_that_was_replaced_is_a_stranger_s(federation: Federation) -> None
     code, output = supernode(federation, federation.port, *trust)
     assert code == 1 and "could not establish a connection to the SuperLink" in output
     assert federation.nodes()["paris"] == "registered", "the fresh one"
-
-
-def test_the_server_says_of_whom_and_what_it_takes_care(federation: Federation) -> None:
-    def health() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((federation.folder / "server" / "health.json").read_text())
-        return found
-
-    assert health()["silos"] == {"berlin": "registered"}
-    assert datetime.fromisoformat(health()["keeper"]["looked"]) <= datetime.now(UTC)
-    wait_for(lambda: health()["keeper"]["runs"] == {}, "all are over")
 
 
 class _listening:
