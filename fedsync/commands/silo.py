@@ -123,7 +123,7 @@ def approve(
     from fedsync.core.errors import ConfigError
 
     config = SiloStartConfig.load(file)
-    from fedsync.ops.approval_summary import code_of, summary
+    from fedsync.ops.approval_summary import code_of, code_or_problem, summary
     from fedsync.trainer.approvals import APPROVALS, Approvals, with_code
     from fedsync.trainer.audit import AuditLog, run_name
     from fedsync.trainer.owner_policy import audit_place
@@ -137,7 +137,10 @@ def approve(
         for known, yes in approvals.decided():
             say(f"{'approved' if yes else 'refused'} {known}")
             approved = approvals.asked(known) if yes else None
-            if approved is not None and not approvals.covers(known, code := code_of(approved, config)):
+            code, problem = ({}, "") if approved is None else code_or_problem(approved, config)
+            if problem:
+                say(f"  its code cannot run any more: {problem}")
+            elif approved is not None and not approvals.covers(known, code):
                 say(f"  its code has changed since; to approve it as it is now, name {with_code(known, code)}")
         if not (approvals.waiting() or approvals.decided()):
             say("no run waits" if config.approve == "ask" else "no run waits: approve is not ask in silo.yaml")

@@ -33,7 +33,7 @@ from fedsync.common.fence import ALLOWED, fence_here, open_data
 from fedsync.core.errors import ConfigError, OwnerRefusal
 
 if TYPE_CHECKING:
-    from fedsync.common.code_review import Check, ConfirmedFinder
+    from fedsync.common.code_review import Check
 
 CONFIRMED = "FEDSYNC_CONFIRMED"
 """Environment variable of a trainer: the record of its run's approval, where the silo's owner approves runs."""
@@ -153,7 +153,7 @@ class _Neighbours:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._finder: ConfirmedFinder | None = None
+        self._unconfirmed: Callable[[], None] | None = None
         self._before: frozenset[str] = frozenset()
 
     def go_to(self, folder: Path, check: Check | None) -> None:
@@ -167,13 +167,11 @@ class _Neighbours:
             self._leave()
             self._folder, self._before = folder, frozenset(sys.modules)
         self._look_elsewhere()
-        if check is None:
-            sys.path.insert(0, str(folder))
-        else:
-            from fedsync.common.code_review import ConfirmedFinder
+        sys.path.insert(0, str(folder))
+        if check is not None:
+            from fedsync.common.code_review import confirm_imports
 
-            self._finder = ConfirmedFinder(folder, check)
-            sys.meta_path.insert(0, self._finder)
+            self._unconfirmed = confirm_imports(folder, check)
         # Files may have come since somebody looked.
         importlib.invalidate_caches()
 
@@ -189,9 +187,9 @@ class _Neighbours:
         """Have no module be found in the folder."""
         if str(self._folder) in sys.path:
             sys.path.remove(str(self._folder))
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        self._finder = None
+        if self._unconfirmed is not None:
+            self._unconfirmed()
+        self._unconfirmed = None
 
     def _is_beside(self, name: str) -> bool:
         """Whether it is a module or package in the folder itself, and no task's file."""

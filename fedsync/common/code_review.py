@@ -1,8 +1,9 @@
 """Confirmed code: files that run only as they were when an owner approved them, or a reviewer signed them.
 
 A file is compared with its confirmed SHA-256 when it is read to be run, so no other bytes than the compared ones run.
-Modules that it imports from its own folder are compared likewise: `ConfirmedFinder` finds them, and finds Python source
-only, so no bytecode and no native module of that folder is loaded.
+So are the modules that it imports, from wherever but the folders that this process started with (``sys.path``: the
+standard library, what is installed). `confirm_imports` does that by a path hook of Python's, which finds Python source
+only: no bytecode, no native module and no archive is loaded from elsewhere.
 
 A review is a file, ``code-review.json``, in the folder that modules are imported from:
 
@@ -18,12 +19,13 @@ import base64
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.abc import MetaPathFinder
-from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
+from functools import partial
+from importlib.machinery import FileFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -44,6 +46,8 @@ REVIEW = "code-review.json"
 
 MOST_FILES, _MOST_ENTRIES, _MOST_BYTES = 1000, 20_000, 2**20
 
+_INSTALLED = tuple({Path(folder).resolve() for folder in sys.path})
+
 Check = Callable[[Path, bytes], None]
 """Raises `OwnerRefusal` where a file, by its absolute path, is not to run with this content."""
 
@@ -61,6 +65,8 @@ def code_below(root: Path) -> dict[str, str]:
         entries += len(inner) + len(names)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
+                if not path.is_file():  # a pipe would have its reader wait
+                    raise ConfigError(str(path), "this is no file", "Remove it, or give it another ending")
                 found[path.relative_to(root).as_posix()] = file_digest(path)
             except OSError as error:
                 raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Mend or remove the file") from error
@@ -194,7 +200,8 @@ def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
         raise OwnerRefusal("code", problem, "Have one sign it with `fedsync code sign`")
 
     def check(path: Path, data: bytes) -> None:
-        if review.files.get(path.relative_to(root).as_posix()) != hashlib.sha256(data).hexdigest():
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
+        if name is None or review.files.get(name) != hashlib.sha256(data).hexdigest():
             problem = f"unreviewed: {path} is not as the reviewer signed it"
             raise OwnerRefusal("code", problem, "Have a reviewer sign the code anew with `fedsync code sign`")
 
@@ -217,24 +224,34 @@ class _ConfirmedLoader(SourceFileLoader):
         return code
 
 
-class ConfirmedFinder(MetaPathFinder):
-    """Finds the modules of a folder, as Python source that was confirmed.
+def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
+    """Have each module that is imported from now on pass a check, but for those that are installed.
 
     Args:
-        root: the folder, absolute and without links.
+        root: the folder of the code, absolute and without links, which may lie above or below installed folders.
         check: what each file has to pass.
+
+    Returns:
+        A function that takes this back.
     """
 
-    def __init__(self, root: Path, check: Check) -> None:
-        self._root, self._check = root, check
+    loader = partial(_ConfirmedLoader, check=check)
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        for folder in [str(self._root)] if path is None else path:
-            if Path(folder).is_relative_to(self._root):
-                loader = (lambda name, found: _ConfirmedLoader(name, found, self._check), [".py"])
-                spec = FileFinder(folder, loader).find_spec(fullname)  # type: ignore[arg-type]  # a loader's maker
-                if spec is not None and spec.loader is not None:  # else a folder without an __init__.py
-                    return spec
-        return None
+    def finder(folder: str) -> FileFinder:
+        here = Path(folder).resolve()
+        nearest = max((each for each in (root, *_INSTALLED) if here.is_relative_to(each)), key=_depth, default=root)
+        if nearest != root:
+            raise ImportError(f"{folder} is installed")  # Python asks its other hooks then
+        return FileFinder(str(here), (loader, [".py"]))  # type: ignore[arg-type]  # a loader's maker
+
+    def back() -> None:
+        sys.path_hooks.remove(finder)
+        sys.path_importer_cache.clear()
+
+    sys.path_hooks.insert(0, finder)
+    sys.path_importer_cache.clear()
+    return back
+
+
+def _depth(folder: Path) -> int:
+    return len(folder.parts)

@@ -23,7 +23,15 @@ from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.regions import Regions
 from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
-from fedsync.trainer.refusals import AT_ONCE, PASSING, UNTIL_CHANGED, explained, explained_together, explained_too_few
+from fedsync.trainer.refusals import (
+    AT_ONCE,
+    PASSING,
+    UNTIL_CHANGED,
+    explained,
+    explained_together,
+    explained_too_few,
+    listed,
+)
 
 logger = foreign.logger(__name__)
 
@@ -249,8 +257,12 @@ class Nodes:
 
     def refusals(self) -> list[str]:
         """Notes on silos that are here and took no part because they refused the run."""
-        out = {node: why for node, why in sorted(self._refusing.items()) if node not in self._names}
-        return [f"took no part: {explained(self.sender(node), why)}" for node, why in out.items()]
+        silos: dict[Refused, list[str]] = {}
+        for node, why in sorted(self._refusing.items()):
+            if node not in self._names:
+                silos.setdefault(why, []).append(self.sender(node))
+        groups = {listed(names) if len(names) == 1 else f"each of {listed(names)}": why for why, names in silos.items()}
+        return [f"took no part: {explained(who, why)}" for who, why in list(groups.items())[:_MOST_NAMED]]
 
     def _give_up(self, node: int, error: LaterVersion | AnotherApp, answer: str, verdict: str) -> None:
         """End the run if all silos that are here answer so; ``verdict`` has a place for what they say."""

@@ -41,9 +41,19 @@ def summary(run: AskedRun, config: SiloStartConfig, code: Mapping[str, str] | No
     if run.run_config != "{}":
         told.append(("settings", _shown(run.run_config)))
     told.append(("fields", f"the run sets {_fields(run)}, all of which are shown above; the rest is as FedSync has it"))
-    code = code_of(run, config) if code is None else code
+    if code is None:
+        code, problem = code_or_problem(run, config)
+        told += [("code", f"cannot be approved: {problem}")] if problem else []
     told += [("code file", f"{_shown(path)} (SHA-256 {found})") for path, found in code.items()]
     return [f"run {with_code(run.digest, code)}", *(f"  {name:<{_NAME}} {text}" for name, text in told)]
+
+
+def code_or_problem(run: AskedRun, config: SiloStartConfig) -> tuple[dict[str, str], str]:
+    """As `code_of`, or why there is none: whoever runs name files, other runs can be listed and all be refused."""
+    try:
+        return code_of(run, config), ""
+    except ConfigError as error:
+        return {}, str(error)
 
 
 def code_of(run: AskedRun, config: SiloStartConfig) -> dict[str, str]:

@@ -33,7 +33,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from fedsync.common.code import CONFIRMED
 from fedsync.common.fence import ALLOWED
@@ -94,11 +93,11 @@ class AskedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """A decision of the owner, as it is kept.
+class _Kept:
+    """A run, as its file keeps it.
 
     Args:
-        run: the run that it is on.
+        run: the run that waits or was decided on.
         code: SHA-256 of the code that was approved, by absolute path.
     """
 
@@ -184,7 +183,7 @@ class Approvals:
     def waiting(self) -> list[AskedRun]:
         """What waits, longest first. A file that is damaged is none: the server asks again."""
         found = [self._read(path) for path in self._files(_WAITING)]
-        return sorted((run for run in found if run is not None), key=lambda run: run.since)
+        return sorted((kept.run for kept in found if kept is not None), key=lambda run: run.since)
 
     def decided(self) -> list[tuple[str, bool]]:
         """Digests that were decided on, and whether the owner said yes."""
@@ -193,12 +192,12 @@ class Approvals:
     def asked(self, digest: str) -> AskedRun | None:
         """The run of this digest, if it waits or was decided on."""
         paths = [self._folder / kind / digest for kind in (_WAITING, _APPROVED, _REFUSED)]
-        return next((run for path in paths if (run := self._read(path)) is not None), None)
+        return next((kept.run for path in paths if (kept := self._read(path)) is not None), None)
 
     def covers(self, digest: str, code: Mapping[str, str]) -> bool:
         """Whether the owner approved the run with its code as it is."""
-        decision = self._decision(self._folder / _APPROVED / digest)
-        return decision is not None and decision.code == code
+        kept = self._read(self._folder / _APPROVED / digest)
+        return kept is not None and kept.code == code
 
     def decide(self, asked: str, *, approve: bool, code: Mapping[str, str] | None = None) -> AskedRun:
         """Confirm or refuse a run; on disk when this returns.
@@ -228,7 +227,7 @@ class Approvals:
             run = self.asked(digest)
             if run is None:
                 raise ConfigError("digest", f"no run {digest} waits", "`fedsync silo approve` lists what does")
-            decision = codec.dumps(_Decision(run, code if approve else {})).encode()
+            decision = codec.dumps(_Kept(run, code if approve else {})).encode()
             write_private(private_folder(self._folder / to) / digest, decision)
             for kind in (other, _WAITING):
                 (self._folder / kind / digest).unlink(missing_ok=True)
@@ -259,7 +258,7 @@ class Approvals:
             return
         if problem := unshowable(run):
             raise LimitReached("approve", problem, "Say less in the run, or have the owner take approve out")
-        data = codec.dumps(run).encode()
+        data = codec.dumps(_Kept(run)).encode()
         if len(data) > MOST_BYTES:
             problem = f"the run's specification has {len(data)} bytes, of which {MOST_BYTES} are shown to an owner"
             raise LimitReached("approve", problem, "Ask for fewer columns, or have the owner take approve out")
@@ -278,26 +277,16 @@ class Approvals:
                     found.append((path.stat().st_mtime, path))
         return [path for _, path in sorted(found)]
 
-    def _read(self, path: Path) -> AskedRun | None:
-        if path.parent.name != _WAITING:
-            decision = self._decision(path)
-            return None if decision is None else decision.run
-        run: AskedRun | None = self._loaded(AskedRun, path, MOST_BYTES)
-        return run if run is not None and run.digest == path.name else None
-
-    def _decision(self, path: Path) -> _Decision | None:
-        decision: _Decision | None = self._loaded(_Decision, path, 2 * MOST_BYTES)
-        return decision if decision is not None and decision.run.digest == path.name else None
-
     @staticmethod
-    def _loaded(kind: type[Any], path: Path, most: int) -> Any:
-        """The content of a file of at most so many bytes; None where it is missing or damaged."""
+    def _read(path: Path) -> _Kept | None:
+        """The content of a file; None where it is missing or damaged."""
         if not path.exists():
             return None
         try:
-            return codec.loads(kind, read_private(path, most), own=True)
+            kept: _Kept = codec.loads(_Kept, read_private(path, 2 * MOST_BYTES), own=True)
         except ValueError:
             return None
+        return kept if kept.run.digest == path.name else None
 
     @contextmanager
     def _held(self) -> Iterator[None]:

@@ -157,17 +157,17 @@ def explained_together(refusals: Mapping[str, Refused]) -> str:
     silos: dict[str, list[str]] = {}
     for silo, refused in refusals.items():
         silos.setdefault(refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why", []).append(silo)
-    told = [f"{_listed(names)}: {text}" for text, names in silos.items()]
-    return f"every silo refuses the run, {code.name}: {meaning}. {remedy}. {_listed(told, '; ')}"
+    told = [f"{listed(names)}: {text}" for text, names in silos.items()]
+    return f"every silo refuses the run, {code.name}: {meaning}. {remedy}. {listed(told, '; ')}"
 
 
 def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -> str:
     """A message for the server's operator where a run cannot begin without the silos that refuse it, by name."""
-    told = _listed([explained(silo, refused) for silo, refused in refusals.items()], ". ")
+    told = listed([explained(silo, refused) for silo, refused in refusals.items()], ". ")
     return f"the run needs {needed} silos, and at most {left} of those that are here can take part. {told}"
 
 
-def _listed(texts: Sequence[str], between: str = ", ") -> str:
+def listed(texts: Sequence[str], between: str = ", ") -> str:
     """The first of them, and how many more there are."""
     more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
     return between.join([*texts[:_MOST_TOLD], *more])

@@ -1,14 +1,20 @@
 """Code that changes after a silo's owner approved a run, or after a reviewer signed it; the gain is what it writes."""
 
+import importlib
+import importlib.util
+import os
+import py_compile
 import sys
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedsync.common.code_review import REVIEW, Review, code_below
+from fedsync.common.code_review import REVIEW, Review, code_below, confirm_imports, confirmed_by_approval
+from fedsync.core.errors import ConfigError
 from fedsync.ops.approval_summary import code_of
 from fedsync.trainer.approvals import APPROVALS, Approvals, with_code
 from fedsync.trainer.protocol import Describe, Refused
@@ -145,3 +151,71 @@ def test_a_file_that_comes_later_is_not_imported(make: Make, code: Path) -> None
         assert isinstance(ask(make(), code, **reviewed()), Refused)
         assert not list(code.rglob("done"))
         (code / name).unlink()
+
+
+@pytest.mark.parametrize("ending", [".pyc", "/__init__.pyc"])
+def test_nothing_but_source_is_imported_from_a_package(make: Make, code: Path, ending: str) -> None:
+    """Where the source of a module that was signed is gone, Python would take what else has its name."""
+    Review(code_below(code), {}).sign(ALICE).write(code)
+    inner = code / "confirmed_package" / "inner.py"
+    inner.write_text(HARM)
+    compiled = Path(f"{inner.with_suffix('')}{ending}")
+    compiled.parent.mkdir(exist_ok=True)
+    py_compile.compile(str(inner), str(compiled))
+    inner.unlink()
+    assert isinstance(ask(make(), code, **reviewed()), Refused)
+    assert not list(code.rglob("done"))
+
+
+@pytest.mark.parametrize("place", ["code/libs", "elsewhere", "elsewhere.zip"])
+def test_code_on_a_path_of_the_apps_own_is_confirmed_too(make: Make, code: Path, place: str) -> None:
+    libs = code.parent / place
+    app = code / "app.py"
+    app.write_text(f"import sys\nsys.path.insert(0, {str(libs)!r})\n" + APP.format(beside="confirmed_lib"))
+    Review(code_below(code), {}).sign(ALICE).write(code)
+    marked = f"from pathlib import Path\nPath({str(code)!r}, 'done').touch()\n"
+    if place.endswith(".zip"):
+        with ZipFile(libs, "w") as archive:
+            archive.writestr("confirmed_lib.py", marked)
+    else:
+        libs.mkdir()
+        (libs / "confirmed_lib.py").write_text(marked)
+    try:
+        assert isinstance(ask(make(), code, **reviewed()), Refused)
+        assert not list(code.rglob("done"))
+        if place == "code/libs":
+            Review(code_below(code), {}).sign(ALICE).write(code)
+            ask(make(), code, **reviewed())
+            assert list(code.rglob("done")), "signed code runs, wherever it lies below the folder"
+    finally:
+        sys.path[:] = [each for each in sys.path if each != str(libs)]
+
+
+def test_a_package_without_an_init_file_is_imported(make: Make, code: Path) -> None:
+    (code / "confirmed_spaces").mkdir()
+    (code / "confirmed_spaces" / "inner.py").write_text(HARM)
+    (code / "app.py").write_text(APP.format(beside="confirmed_spaces.inner"))
+    Review(code_below(code), {}).sign(ALICE).write(code)
+    ask(make(), code, **reviewed())
+    assert list(code.rglob("done"))
+    (code / "confirmed_spaces" / "done").unlink()
+    (code / "confirmed_spaces" / "inner.py").write_text(f"{HARM}\n")
+    assert isinstance(ask(make(), code, **reviewed()), Refused)
+    assert not list(code.rglob("done"))
+
+
+def test_what_is_installed_is_not_asked_about(make: Make, code: Path) -> None:
+    """Also where a process has a folder of libraries below the code, as a virtual environment beside it is."""
+    check = confirmed_by_approval(code / "none")
+    back = confirm_imports(Path(sys.prefix).parent, check)
+    try:
+        sys.modules.pop("colorsys", None)
+        assert importlib.import_module("colorsys") and importlib.util.find_spec("no_such_module_anywhere") is None
+    finally:
+        back()
+
+
+def test_a_pipe_among_the_code_is_named_and_nobody_waits_for_it(code: Path) -> None:
+    os.mkfifo(code / "pipe.py")
+    with pytest.raises(ConfigError, match=r"pipe\.py.*no file"):
+        code_below(code)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_a_run_is_refused(silo: Path) -> None:
     assert call("silo", "approve", "--silo", silo, "--refuse", digest).endswith(f"refused {digest}\n")
     with pytest.raises(OwnerRefusal, match="has refused"):
         Approvals(silo.parent / "state" / APPROVALS).check(asked(silo.parent))
+
+
+def test_a_run_whose_code_cannot_be_confirmed_is_listed_with_the_others_and_refused(silo: Path) -> None:
+    """A server names a Python file in a folder where a pipe, or too much, lies."""
+    os.mkfifo(silo.parent / "data" / "pipe.py")
+    digest = wait(silo, asked(silo.parent))
+    other = wait(silo, asked(silo.parent, task={"kind": "digits"}))
+    told = call("silo", "approve", "--silo", silo)
+    assert f"run {digest}\n" in told and f"run {other}\n" in told
+    assert "cannot be approved" in told and "pipe.py" in told
+    with pytest.raises(ConfigError, match="no file"):
+        call("silo", "approve", "--silo", silo, digest)
+    call("silo", "approve", "--silo", silo, "--refuse", digest)
+    (decided,) = AuditReader(silo.parent / "state" / AUDIT).lines()
+    assert (decided["spec"], decided["said"]) == (digest, "refused")
 
 
 def test_no_field_of_a_specification_is_left_out(silo: Path) -> None:
