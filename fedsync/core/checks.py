@@ -15,7 +15,6 @@ from fedsync.core.orders import (
     PooledFigures,
     Score,
     SiloFacts,
-    Split,
     Subject,
     UpdateMeta,
     WorkOrder,
@@ -156,7 +155,7 @@ def usable_figures(figures: PooledFigures, version: int) -> bool:
     scores = [score for score in (figures.score, figures.best) if score is not None]
     return (
         1 <= figures.version <= version
-        and (-MAX_LOSS <= figures.loss <= MAX_LOSS if figures.loss is not None else figures.split is Split.TEST)
+        and (figures.loss is None or -MAX_LOSS <= figures.loss <= MAX_LOSS)
         and all(score.version < figures.version and _usable_score(score) for score in scores)
     )
 
@@ -164,10 +163,8 @@ def usable_figures(figures: PooledFigures, version: int) -> bool:
 def _usable_score(score: Score) -> bool:
     return (
         score.version >= 0
-        and score.accuracy is not None
-        and -MAX_LOSS <= score.accuracy <= MAX_SCORE
-        and score.loss is not None
-        and -MAX_LOSS <= score.loss <= MAX_LOSS
+        and (score.accuracy is None or -MAX_LOSS <= score.accuracy <= MAX_SCORE)
+        and (score.loss is None or -MAX_LOSS <= score.loss <= MAX_LOSS)
         and len(score.metrics) <= MAX_METRICS
         and all(METRIC_NAME.fullmatch(name) for name in score.metrics)
         and all(-MAX_ENTRY <= value <= MAX_ENTRY for value in score.metrics.values())

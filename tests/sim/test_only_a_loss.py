@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.sim.run import run_virtual
@@ -50,16 +52,18 @@ def run(folder: Path, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return summary, [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_no_accuracy_is_shown(tmp_path: Path) -> None:
-    summary, rows = run(tmp_path, "stop={rounds: 3}")
+@pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad}", "{kind: pad, examples: 40}"])
+def test_neither_an_accuracy_nor_a_training_loss_is_shown(cipher: str, tmp_path: Path) -> None:
+    summary, rows = run(tmp_path, "stop={rounds: 3}", f"cipher={cipher}")
     assert summary["accuracy"] is None
-    assert {row["accuracy"] for row in rows} == {None}
-    losses = [row["test_loss"] for row in rows]
-    assert losses == sorted(losses, reverse=True) and losses[-1] > 0
+    assert {row["accuracy"] for row in rows} == {None} == {row["loss"] for row in rows}
+    losses = [row["test_loss"] for row in rows if row["test_loss"] is not None]
+    assert len(losses) >= 2 and losses == sorted(losses, reverse=True) and losses[-1] > 0
 
 
-def test_patience_goes_by_the_loss(tmp_path: Path) -> None:
-    assert run(tmp_path)[0]["rounds"] == 12, "it gets better all the time"
+@pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad}"])
+def test_patience_goes_by_the_loss(cipher: str, tmp_path: Path) -> None:
+    assert run(tmp_path, f"cipher={cipher}")[0]["rounds"] == 12, "it gets better all the time"
     (tmp_path / "diverging").mkdir()
-    diverging = run(tmp_path / "diverging", "local.learning_rate=3.5")[0]
+    diverging = run(tmp_path / "diverging", "local.learning_rate=3.5", f"cipher={cipher}")[0]
     assert diverging["rounds"] < 12 and "no better accuracy in 3 evaluated versions" in diverging["stopped_by"]

@@ -19,13 +19,16 @@ them exactly:
     26         silos whose evaluation is of any samples
     27         what silos evaluated, by its number in `QUESTIONS`
     28         its square: if both are what so many silos with one number come to, they have one number
-    29 .. 31   free: 0
+    29         silos that tell a training loss
+    30         silos that tell the loss of an evaluation of any samples
+    31         silos that tell its score
     32 ..      votes: one counter of 8 bits a group and exponent, four to a slot
     behind     sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
 
 A number that takes several slots is cut to limbs of 24 bits, lowest first; the highest carries the sign. Statistics
 have a finer unit than losses: what they sum may be small in the unit that its owner measures it in.
 
+A loss or a score counts where all silos that could tell it do: a mean of some would tell of whom it is.
 An evaluation that is no sum of evaluations brings nothing; the rest of the header counts. It is a figure, and one silo
 that spoils figures need not cost the run its updates.
 """
@@ -33,7 +36,7 @@ that spoils figures need not cost the run its updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,7 +110,7 @@ class HeaderForm:
 
 
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
-_HOLDERS, _QUESTION, _SQUARE = 26, 27, 28
+_HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27, 28, 29, 30, 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class Contribution:
         exponents: what each tensor's values need, in the layout's order; see `needed_exponents`.
         progress: |a_i| of FedNova, more than 0; 1 where updates are not normalised.
         evaluation: if the silo is to report it encrypted.
-        loss: mean training loss a sample, likewise; 0 if not.
+        loss: mean training loss a sample, likewise; None if training code of the silo's own tells none.
         question: of which model the evaluation is, and on which samples.
     """
 
@@ -127,7 +130,7 @@ class Contribution:
     exponents: tuple[int, ...]
     progress: float = 1.0
     evaluation: Evaluation | None = None
-    loss: float = 0.0
+    loss: float | None = None
     question: Question = ROUNDS
 
 
@@ -143,7 +146,7 @@ class Tally:
         tensors: tensors of the layout; group g has those with ``t * groups // tensors == g``.
         evaluators: silos that reported an evaluation.
         evaluation: their sums, or None if there are none, or none that silos may have found.
-        loss: sum of all mean training losses.
+        loss: sum of all mean training losses; None where not all silos tell theirs.
         fault: why an evaluation that is there counts for nothing.
         holders: of the evaluators, those who have samples.
         question: what they evaluated.
@@ -156,7 +159,7 @@ class Tally:
     tensors: int
     evaluators: int
     evaluation: Evaluation | None
-    loss: float = 0.0
+    loss: float | None = None
     fault: str = ""
     holders: int = 0
     question: Question = ROUNDS
@@ -189,7 +192,7 @@ def together(tallies: Sequence[Tally]) -> Tally:
         tensors=first.tensors,
         evaluators=sum(tally.evaluators for tally in tallies),
         evaluation=evaluations_together(found) if found else None,
-        loss=sum(tally.loss for tally in tallies),
+        loss=total(tally.loss for tally in tallies),
         fault="; ".join(tally.fault for tally in tallies if tally.fault),
         holders=sum(tally.holders for tally in tallies),
         question=asked.pop() if len(asked) == 1 else ROUNDS,
@@ -199,11 +202,17 @@ def together(tallies: Sequence[Tally]) -> Tally:
 def evaluations_together(found: Sequence[Evaluation]) -> Evaluation:
     """Sums of several evaluations, which have the same statistics, as one."""
     return Evaluation(
-        sum(each.loss or 0.0 for each in found),
-        sum(each.correct or 0.0 for each in found),
+        total(each.loss for each in found),
+        total(each.correct for each in found),
         sum(each.samples for each in found),
         sums={key: tuple(map(sum, zip(*(each.sums[key] for each in found), strict=True))) for key in found[0].sums},
     )
+
+
+def total(numbers: Iterable[float | None]) -> float | None:
+    """Their sum; None where one of them is."""
+    found = list(numbers)
+    return None if None in found else math.fsum(number for number in found if number is not None)
 
 
 def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -> Slots:
@@ -226,14 +235,15 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
     slots[_COUNT] = 1
     put(slots, _WEIGHT, own.weight)
     put(slots, _PROGRESS, fixed(own.weight * own.progress))
-    put(slots, _TRAINING, figure(own.loss))
+    _tell(slots, _TELL_TRAINING, _TRAINING, own.loss)
     if own.evaluation is not None:
         slots[_EVALUATED], slots[_HOLDERS] = 1, own.evaluation.samples > 0
         slots[_QUESTION] = QUESTIONS.index(own.question)
         slots[_SQUARE] = slots[_QUESTION] ** 2
-        put(slots, _LOSS, figure(own.evaluation.loss or 0.0))
-        put(slots, _CORRECT, figure(own.evaluation.correct or 0.0))
         put(slots, _SAMPLES, own.evaluation.samples)
+        if own.evaluation.samples:
+            _tell(slots, _TELL_LOSS, _LOSS, own.evaluation.loss)
+            _tell(slots, _TELL_CORRECT, _CORRECT, own.evaluation.correct)
         for statistic, place in form.places:
             if own.evaluation.samples:
                 slots[place] = sealable(statistic, own.evaluation.sums[statistic.key])
@@ -276,9 +286,10 @@ def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) ->
     if evaluators:
         question, fault = _asked(flat, evaluators)
         sums = {one.key: summed(one, flat[place]) for one, place in form.places}
-        evaluation = Evaluation(number(flat, _LOSS), number(flat, _CORRECT), samples, sums=sums)
+        found = _told(flat, _TELL_LOSS, _LOSS, holders), _told(flat, _TELL_CORRECT, _CORRECT, holders)
+        evaluation = Evaluation(*found, samples, sums=sums)
         fault = fault or fault_of(evaluation, evaluators, form.statistics)
-    loss = number(flat, _TRAINING)
+    loss = _told(flat, _TELL_TRAINING, _TRAINING, count)
     sound = None if fault else evaluation
     return Tally(count, weight, progress, votes, form.tensors, evaluators, sound, loss, fault, holders, question)
 
@@ -323,6 +334,18 @@ def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
     """
     lying = min(colluding, (len(voters) - 1) // 2)
     return sum(sorted(voters.values(), reverse=True)[:lying])
+
+
+def _tell(slots: Slots, teller: int, at: int, value: float | None) -> None:
+    """Put a figure that may be unknown into a header."""
+    if value is not None:
+        slots[teller] = 1
+        put(slots, at, figure(value))
+
+
+def _told(flat: NDArray[np.int64], teller: int, at: int, silos: int) -> float | None:
+    """The sum of a figure of so many silos; None where not all of them tell it."""
+    return number(flat, at) if int(flat[teller]) == silos else None
 
 
 def _grouped(exponents: Sequence[int], groups: int) -> list[int]:

@@ -37,7 +37,7 @@ from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Adder, Form, Member, Words, check_additions
 from fedsync.core.spans import pieces as array_pieces
 
-VERSION = 3
+VERSION = 4
 TAG_PARTS = 2
 """Numbers of a tag, each below the suite's modulus."""
 

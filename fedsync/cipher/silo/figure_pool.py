@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.cipher.encoding.sums import MAX_CELL
-from fedsync.cipher.encoding.tally import Tally, evaluations_together
+from fedsync.cipher.encoding.tally import Tally, evaluations_together, total
 from fedsync.cipher.suites.suite import Member
 from fedsync.core import foreign
 from fedsync.core.checks import usable
@@ -62,7 +62,7 @@ class FigurePool:
     Args:
         silos: whose updates are in it.
         updates: how many there are.
-        loss: sum of their mean training losses.
+        loss: sum of their mean training losses; None where not all told theirs.
         evaluators: of ``silos``, those whose evaluations are in it.
         evaluated: newest version that one of them evaluated; -1 for none.
         evaluation: sums of these evaluations.
@@ -73,7 +73,7 @@ class FigurePool:
 
     silos: frozenset[str] = frozenset()
     updates: int = 0
-    loss: float = 0.0
+    loss: float | None = 0.0
     evaluators: frozenset[str] = frozenset()
     evaluated: int = -1
     evaluation: Evaluation | None = None
@@ -104,7 +104,7 @@ class FigurePool:
             self,
             silos=self.silos | silos,
             updates=self.updates + tally.count,
-            loss=self.loss + tally.loss,
+            loss=total((self.loss, tally.loss)),
         )
         if tally.evaluation is not None and counts:
             # Where all silos evaluated, what few found in versions before is told by nobody.
@@ -127,7 +127,7 @@ class FigurePool:
         score = None
         if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
             score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
-        return PooledFigures(version, _rounded(self.loss / self.updates), score)
+        return PooledFigures(version, _mean(self.loss, self.updates), score)
 
     def to_json(self) -> list[Any]:
         """For a silo's file; floats come back bit by bit."""
@@ -143,12 +143,16 @@ class FigurePool:
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
         found = None if sums is None else _evaluation(*sums)
         versions = int(evaluated), found, int(began), int(offered)
-        return cls(names[0], int(updates), float(loss), names[1], *versions)
+        return cls(names[0], int(updates), _number(loss), names[1], *versions)
 
 
 def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:
     statistics = {str(key): tuple(float(one) for one in values) for key, values in sums.items()}
-    return Evaluation(float(loss), float(correct), int(samples), sums=statistics)
+    return Evaluation(_number(loss), _number(correct), int(samples), sums=statistics)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
@@ -214,9 +218,11 @@ def _score(version: int, found: Evaluation, metrics: Sequence[AnyMetric]) -> Sco
     """Means and numbers of a sum."""
     numbers = {each.name: number(each, np.array(found.sums[each.statistic.key])) for each in metrics}
     told = {name: _rounded(value) for name, value in numbers.items() if value is not None}
-    return Score(
-        version, _rounded((found.correct or 0.0) / found.samples), _rounded((found.loss or 0.0) / found.samples), told
-    )
+    return Score(version, _mean(found.correct, found.samples), _mean(found.loss, found.samples), told)
+
+
+def _mean(total: float | None, of: int) -> float | None:
+    return None if total is None else _rounded(total / of)
 
 
 def _rounded(value: float) -> float:

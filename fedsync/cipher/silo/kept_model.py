@@ -106,4 +106,8 @@ def remove_others(folder: Path, kept: Iterable[KeptModel]) -> None:
 
 def _score(version: Any, accuracy: Any, loss: Any, metrics: Any) -> Score:
     numbers = {str(name): float(value) for name, value in metrics.items()}
-    return Score(int(version), float(accuracy), None if loss is None else float(loss), numbers)
+    return Score(int(version), _number(accuracy), _number(loss), numbers)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

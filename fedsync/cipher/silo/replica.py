@@ -245,15 +245,15 @@ class EncryptedReplica:
             logger.warning(told, order.update_id, clipped, len(sealed))
         return message
 
-    def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float, Question]:
+    def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float | None, Question]:
         """Evaluation and training loss for the header, where figures are sealed, and what was evaluated."""
         subject = order.subject, order.split
         if not self._plan.seal_metrics:
-            return None, 0.0, ROUNDS
+            return None, None, ROUNDS
         if not order.evaluate or not self._asked.admits(order, self._evaluated_model(order)):
-            return None, report.loss or 0.0, ROUNDS
+            return None, report.loss, ROUNDS
         found = countable(self._ring.own.name, report.evaluation, self._plan.statistics)
-        return found, report.loss or 0.0, subject
+        return found, report.loss, subject
 
     def _evaluated_model(self, order: WorkOrder) -> str:
         """Digest of the model that an order evaluates; those that a silo keeps for itself go by the order's name."""

@@ -1,6 +1,7 @@
 """Headers add up to counts, weights, votes and scores; what cannot be a sum of headers is refused."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_sums_by_hand() -> None:
     assert votes == [[(0, 2), (1, 1)], [(-4, 2), (-3, 1)]]
     assert tally.mean_factor(CAP) == 4096 / 4496
     assert tally.mean_factor(CAP, normalised=True) == pytest.approx(4096 / 4496 * 4796 / 4496)
+
+
+@pytest.mark.parametrize(("losses", "found"), [((0.5, 0.0), 0.5), ((0.5, None), None), ((None, None), None)])
+def test_a_figure_that_one_silo_does_not_tell_is_unknown(losses: Sequence[float | None], found: float | None) -> None:
+    """A mean of the others would be that of few, or of one."""
+    training = [Contribution(1, (0,), loss=loss) for loss in losses]
+    assert tally_of(*training).loss == found
+    for name in ("loss", "correct"):
+        known = [replace(Evaluation(1.0, 2.0, 4), **{name: loss}) for loss in losses]  # type: ignore[arg-type]
+        nothing = Contribution(1, (0,), 1.0, Evaluation(0.0, 0.0, 0))
+        tally = tally_of(*(Contribution(1, (0,), 1.0, each) for each in known), nothing)
+        assert tally.evaluation == replace(Evaluation(2.0, 4.0, 8), **{name: found})  # type: ignore[arg-type]
+        assert together([tally, tally]).evaluation is not None
 
 
 def test_nobody_evaluated() -> None:

@@ -56,7 +56,7 @@ def test_a_message_is_read_as_it_was_written(kind: str, what: Kind) -> None:
 
 
 def test_the_format_by_hand() -> None:
-    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIIQ", 3, 1, 3, 16, 3, 1, 160, 0, 2, 5, 3, 7) + bytes(range(16)) + GRID
+    fixed = b"FSYM" + struct.pack("<HBBBBHIIIIIQ", 4, 1, 3, 16, 3, 1, 160, 0, 2, 5, 3, 7) + bytes(range(16)) + GRID
     own = b"\x07silo0/1" + struct.pack("<Q", 7) + bytes(16) + member(0).chain
     rest = b"\x05silo0" + own
     header = fixed + rest + bytes(160 - len(fixed + rest))

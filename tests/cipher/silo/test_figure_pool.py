@@ -17,10 +17,10 @@ from tests.cipher.sealers import member_of
 QUORUM = 5
 
 
-def tally(count: int, evaluators: int = 0, loss: float = 1.0) -> Tally:
+def tally(count: int, evaluators: int = 0, loss: float | None = 1.0) -> Tally:
     evaluation = Evaluation(2.0 * evaluators, 3.0 * evaluators, 4 * evaluators) if evaluators else None
     votes = np.zeros((1, 64), dtype=np.int64)
-    return Tally(count, count, 1.0, votes, 1, evaluators, evaluation, loss * count, holders=evaluators)
+    return Tally(count, count, 1.0, votes, 1, evaluators, evaluation, loss and loss * count, holders=evaluators)
 
 
 def told(versions: list[str], evaluators: dict[int, int] | None = None) -> list[PooledFigures]:
@@ -51,6 +51,16 @@ def test_figures_are_of_a_quorum_or_of_more_than_half_with_many_updates(
     versions: list[str], expected: list[int]
 ) -> None:
     assert [figures.version for figures in told(versions)] == expected
+
+
+def test_a_loss_that_one_version_does_not_have_is_unknown_and_only_until_the_next_pool() -> None:
+    pool, losses = FigurePool(), []
+    for version, loss in enumerate([1.0, None, 2.0, 3.0]):
+        members = [member_of(silo, version) for silo in ("abcde" if version > 1 else "ab")]
+        pool, figures = pool.after(version + 1, tally(len(members), loss=loss), members, QUORUM)
+        assert FigurePool.from_json(json.loads(json.dumps(pool.to_json()))) == pool
+        losses += [] if figures is None else [figures.loss]
+    assert losses == [None, 3.0]
 
 
 def test_a_loss_is_the_mean_over_updates_in_four_digits() -> None:
