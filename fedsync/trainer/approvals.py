@@ -93,7 +93,7 @@ class AskedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _RunRecord:
     """A run, as its file keeps it.
 
     Args:
@@ -227,7 +227,7 @@ class Approvals:
             run = self.asked(digest)
             if run is None:
                 raise ConfigError("digest", f"no run {digest} waits", "`fedsync silo approve` lists what does")
-            decision = codec.dumps(_Kept(run, code if approve else {})).encode()
+            decision = codec.dumps(_RunRecord(run, code if approve else {})).encode()
             write_private(private_folder(self._folder / to) / digest, decision)
             for kind in (other, _WAITING):
                 (self._folder / kind / digest).unlink(missing_ok=True)
@@ -258,7 +258,7 @@ class Approvals:
             return
         if problem := unshowable(run):
             raise LimitReached("approve", problem, "Say less in the run, or have the owner take approve out")
-        data = codec.dumps(_Kept(run)).encode()
+        data = codec.dumps(_RunRecord(run)).encode()
         if len(data) > MOST_BYTES:
             problem = f"the run's specification has {len(data)} bytes, of which {MOST_BYTES} are shown to an owner"
             raise LimitReached("approve", problem, "Ask for fewer columns, or have the owner take approve out")
@@ -278,12 +278,12 @@ class Approvals:
         return [path for _, path in sorted(found)]
 
     @staticmethod
-    def _read(path: Path) -> _Kept | None:
+    def _read(path: Path) -> _RunRecord | None:
         """The content of a file; None where it is missing or damaged."""
         if not path.exists():
             return None
         try:
-            kept: _Kept = codec.loads(_Kept, read_private(path, 2 * MOST_BYTES), own=True)
+            kept: _RunRecord = codec.loads(_RunRecord, read_private(path, 2 * MOST_BYTES), own=True)
         except ValueError:
             return None
         return kept if kept.run.digest == path.name else None
