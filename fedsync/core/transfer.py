@@ -108,6 +108,9 @@ class Aggregator(Protocol):
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model."""
 
+    def notes(self) -> list[str]:
+        """For the result of the run: what commits did not bring, a sentence each."""
+
     def savepoint(self) -> None: ...
 
     def rollback(self) -> None:
@@ -187,6 +190,9 @@ class InTheClear:
     @property
     def seals_figures(self) -> bool:
         return False
+
+    def notes(self) -> list[str]:
+        return []
 
     @property
     def blocked(self) -> bool:

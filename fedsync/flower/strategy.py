@@ -310,7 +310,7 @@ class FedSync(Shipped):
             models.finish(None if final is None else final.vector)
             checkpoints.close()
             keeper.close()
-            recorder.ledger.notes += driver.refusals()
+            recorder.ledger.notes += [*driver.refusals(), *aggregator.notes()]
             self.run_summary = result.summary = recorder.finish(models.digests)
             for note in self.run_summary["notes"]:
                 logger.warning("note: %s", note)

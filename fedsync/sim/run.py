@@ -138,6 +138,7 @@ def _drive(
         best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:
             models.keep(recorder.ledger.best, best)
+        recorder.ledger.notes += aggregator.notes()
         summary = recorder.finish(models.finish(last))
     recorder.check_silos()
     return _Done(first.layout, aggregator, summary)

@@ -50,6 +50,7 @@ MAX_LINKS = 48
 _NAMES: Names = {
     "first": "_chain.first",
     "links": "_chain.links",
+    "paused": "_chain.paused",
     "held": "_held",
     "snapshot": "_snapshots.relied",
     "candidate": "_snapshots.candidate",
@@ -347,6 +348,10 @@ class EncryptedAggregator:
 
     def keep_best(self, version: int) -> None:
         """Silos have the models."""
+
+    def notes(self) -> list[str]:
+        rounds, why = self._chain.paused, "they held the updates of too few silos, or masks did not come off"
+        return [f"commits that brought nothing, and count as rounds: {rounds}; {why}"] if rounds else []
 
     def savepoint(self) -> None:
         self._savepoint = self._chain.newest

@@ -18,6 +18,7 @@ class Chain:
     def __init__(self) -> None:
         self.first = 0
         self.links: list[Link] = []
+        self.paused = 0
 
     @property
     def newest(self) -> int:
@@ -34,8 +35,9 @@ class Chain:
         self.links.append(Link(LinkKind.ADD, (entry,)))
 
     def pause(self) -> None:
-        """The next version is as the newest."""
+        """The next version is as the newest; ``paused`` counts these."""
         self.links.append(Link(LinkKind.EMPTY))
+        self.paused += 1
 
     def undo(self, back_to: int) -> None:
         """The next version takes back all that was added since ``back_to``.

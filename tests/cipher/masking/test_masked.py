@@ -111,6 +111,17 @@ def test_one_of_five_killed_between_upload_and_reveal_in_each_of_ten_rounds_cost
         np.testing.assert_array_equal(model, models[0])
 
 
+def test_a_round_whose_masks_do_not_come_off_is_in_the_notes(tmp_path: Path) -> None:
+    federation = Federation(plan("masked"), tmp_path, FOUR)
+    masked_round(federation, 0, "abcd")
+    assert federation.aggregator.notes() == []
+    masked_round(federation, 1, "abcd", silent="bcd")
+    (note,) = federation.aggregator.notes()
+    assert note.startswith("commits that brought nothing, and count as rounds: 1;") and "masks did not come off" in note
+    masked_round(federation, 2, "abcd")
+    assert federation.aggregator.notes() == [note]
+
+
 def test_who_comes_late_is_in_the_next_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(plan("masked", quorum=4), tmp_path, FIVE)
     federation.aggregator.leave("e")
