@@ -307,14 +307,16 @@ class FedSync(Shipped):
             final = current()
         finally:
             operator.close()
-            models.finish(None if final is None else final.vector)
-            checkpoints.close()
-            keeper.close()
-            recorder.ledger.notes += [*driver.refusals(), *aggregator.notes()]
-            self.run_summary = result.summary = recorder.finish(models.digests)
-            for note in self.run_summary["notes"]:
-                logger.warning("note: %s", note)
-            logger.info("files of the run: %s", self.out)
+            try:
+                models.finish(None if final is None else final.vector)
+            finally:  # a summary has room where a model has none
+                checkpoints.close()
+                keeper.close()
+                recorder.ledger.notes += [*driver.refusals(), *aggregator.notes()]
+                self.run_summary = result.summary = recorder.finish(models.digests)
+                for note in self.run_summary["notes"]:
+                    logger.warning("note: %s", note)
+                logger.info("files of the run: %s", self.out)
         recorder.check_silos()
         fill_metrics(result, recorder.out)
         if final is None:

@@ -87,8 +87,8 @@ class KeptModels:
         now_s = time.monotonic()
         self._not_before_s = now_s + _SHARE * (now_s - begin_s)
 
-    def finish(self, last: Vector | None) -> Mapping[str, str]:
-        """Write what is not there yet, and return `digests`.
+    def finish(self, last: Vector | None) -> None:
+        """Write what is not there yet.
 
         Args:
             last: the model that the run ended with; None where it failed, or only silos have it.
@@ -99,7 +99,7 @@ class KeptModels:
         if last is None:
             self._not_before_s = 0.0
             self.write_if_due()
-            return self.digests
+            return
         if self._waiting is not None:
             self._write(*self._waiting)
         self._save(self._out / LAST, last)
@@ -109,7 +109,6 @@ class KeptModels:
             os.link(self._out / LAST, self._out / MODEL)
         except OSError:  # not on this disk
             shutil.copyfile(self._out / LAST, self._out / MODEL)
-        return self.digests
 
     def _write(self, best: KeepBest, model: Vector) -> None:
         following = self._out / _NEXT

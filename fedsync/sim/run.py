@@ -139,7 +139,10 @@ def _drive(
         if recorder.ledger.best is not None and best is not None:
             models.keep(recorder.ledger.best, best)
         recorder.ledger.notes += aggregator.notes()
-        summary = recorder.finish(models.finish(last))
+        try:
+            models.finish(last)
+        finally:  # a summary has room where a model has none
+            summary = recorder.finish(models.digests)
     recorder.check_silos()
     return _Done(first.layout, aggregator, summary)
 

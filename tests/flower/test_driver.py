@@ -411,6 +411,16 @@ def test_a_result_names_the_silos_that_refused_the_run(tmp_path: Path) -> None:
     assert len(notes) == 1 and re.match("took no part: each of node 1, node 3 answers CONFIG.*/data", notes[0])
 
 
+def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> Any:
+        raise ConfigError("last.pt", "cannot be written: no space left on device", "Make room")
+
+    monkeypatch.setattr("fedsync.flower.strategy.save_model", full)
+    with pytest.raises(ConfigError, match="no space"):
+        _strategy(tmp_path).start(DirectGrid(3))
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] > 0
+
+
 def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_data(*arguments: Any) -> Any:
         raise ConfigError("task.files", "there is no such file", "Only silos have data")

@@ -66,6 +66,16 @@ def test_a_run_of_all_its_silos_says_nothing(tmp_path: Path) -> None:
     assert (summary["notes"], summary["lost"]) == ([], [])
 
 
+def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> Any:
+        raise ConfigError("last.pt", "cannot be written: no space left on device", "Make room")
+
+    monkeypatch.setattr("fedsync.trainer.session.SiloSession.save_model", full)
+    with pytest.raises(ConfigError, match="no space"):
+        run(tmp_path, SILO_APP)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] > 0
+
+
 @pytest.mark.parametrize(
     ("app", "wrong", "said"),
     [
