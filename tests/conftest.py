@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from fedsync.common.code import CONFIRMED
+from fedsync.common.fence import ALLOWED
+
 if TYPE_CHECKING:
     from fedsync.flower.parcels import ParcelStore
 
@@ -65,8 +68,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True)
 def no_word_of_another_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that run in this process leave a variable for their own children, and it is not for later tests."""
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    """Commands that run in this process leave variables for their own children, which are not for later tests."""
+    for name in ("PYTHONSAFEPATH", ALLOWED, CONFIRMED, "FEDSYNC_KEYS", "FEDSYNC_PASSPHRASE_ENV"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

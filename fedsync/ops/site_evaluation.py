@@ -5,7 +5,6 @@ On a machine that has all data, every silo of a run, with the data that the run 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,14 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
+from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Split, Subject
 from fedsync.observe.cross_site import Matrix, ModelRow
 from fedsync.sim.run import surveyed_again
 from fedsync.train.local import LocalTrainer
 from fedsync.trainer.own_models import OwnModels
-from fedsync.trainer.owner_policy import OwnerPolicy, owner_environment
+from fedsync.trainer.owner_policy import act_for_owner
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import STATE_FOLDER, Identity
 from fedsync.trainer.survey import open_survey, surveyed
@@ -93,18 +92,16 @@ def site_here(file: Path, run: str | None = None) -> Site:
     for folder in (Path(config.state) / STATE_FOLDER).glob("*"):
         try:
             identity, used_s = Identity.load(folder), folder.stat().st_mtime
-        except (OSError, ValueError):  # nothing came yet, or it is of another version of FedSync
+            spec = RunSpec.parse(identity.spec)
+        except (OSError, ValueError, ProtocolError):  # nothing came yet, or it is of another version of FedSync
             continue
-        spec = RunSpec.parse(identity.spec)
         if run in (None, spec.run):
             found.append((used_s, identity, spec, folder))
     if not found:
         problem = f"no run has left anything in {config.state}" if run is None else f"no run {run!r} was here"
         raise ConfigError("fedsync evaluate", problem, "Evaluate where the silo took part in a run")
     _, identity, spec, folder = max(found, key=lambda each: each[0])
-    owner = OwnerPolicy.of(config)
-    # The run says which files are read, and this process reads them as a trainer would: within the owner's fence.
-    os.environ.update(owner_environment(config))
+    owner = act_for_owner(config, identity)
     if spec.survey is not None and config.keys is not None:
         from fedsync.cipher.keys.keyring import open_ring
 

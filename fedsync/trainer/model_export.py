@@ -16,7 +16,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.selection import stated
-from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.owner_policy import act_for_owner
 from fedsync.trainer.protocol import COPY, STATE_FOLDER, Identity
 from fedsync.trainer.run_text import RunText
 
@@ -113,7 +113,8 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
     """
     kept = kept_runs(Path(config.state) / STATE_FOLDER)
     chosen = _choose(kept, run, config.state)
-    spec = OwnerPolicy.of(config).checked(RunSpec.parse(chosen.spec), config.index)
+    owner = act_for_owner(config, Identity.load(chosen.copies[0].parent))
+    spec = owner.checked(RunSpec.parse(chosen.spec), config.index)
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

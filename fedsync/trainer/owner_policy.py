@@ -26,11 +26,12 @@ from fedsync.core.errors import LimitReached, OwnerRefusal, SiloAway
 from fedsync.core.layout import matches
 from fedsync.core.orders import WorkOrder
 from fedsync.core.presence import Presence
-from fedsync.trainer.approvals import APPROVALS
+from fedsync.trainer.approvals import APPROVALS, check_approved
 from fedsync.trainer.audit_chain import AUDIT, AuditPlace
 from fedsync.trainer.bundle import unpacked
 from fedsync.trainer.key_lookup import KEYS, has_keys
 from fedsync.trainer.order_counts import OrderCounts
+from fedsync.trainer.protocol import Identity
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -317,3 +318,14 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
         NAMED_BY: config.passphrase_env,
         ALLOWED: OwnerPolicy.of(config).model_dump_json(),
     }
+
+
+def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
+    """Have this process do for a run what a trainer of the silo would: within the fence, and confirmed code alone.
+
+    Raises:
+        OwnerRefusal: the silo's owner approves runs, and did not approve this one.
+    """
+    os.environ.update(owner_environment(config))
+    check_approved(identity)
+    return OwnerPolicy.of(config)

@@ -16,12 +16,15 @@ from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cli import app
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
+from fedsync.core.errors import ConfigError, FedSyncError, OwnerRefusal, RunError
 from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.kept_models import best_of
+from fedsync.ops.approval_summary import code_of
+from fedsync.trainer.approvals import APPROVALS, Approvals, AwaitsApproval, with_code
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
 from fedsync.trainer.service import TrainerService
@@ -243,6 +246,54 @@ def test_two_runs_that_a_server_calls_by_one_name_are_two(file: Path, tmp_path: 
     said = export(file, tmp_path)
     assert "version 3 of run run (2001-09-09 01:47 UTC)" in said and "not written: run run (2001-09-09 01:46" in said
     assert set(model_in(tmp_path)) == {3.0}
+
+
+def _marked(file: Path) -> Path:
+    """What the run's code writes from now on, wherever it runs."""
+    done = file.with_name("done")
+    code = file.with_name("small.py")
+    code.write_text(f"from pathlib import Path\nPath({str(done)!r}).touch()\n{code.read_text()}")
+    return done
+
+
+def test_code_that_the_owner_does_not_name_any_more_is_not_run_for_an_export(file: Path, tmp_path: Path) -> None:
+    keep(file, "run", at_s=1e9)
+    done = _marked(file)
+    named = file.read_text()
+    file.write_text(named.replace("code_files: [small.py, 'small.py:first']", "code_files: []"))
+    with pytest.raises(OwnerRefusal, match="named no code"):
+        export(file, tmp_path / "out")
+    assert not done.exists()
+    file.write_text(named)
+    export(file, tmp_path / "out")
+    assert done.exists()
+
+
+@pytest.mark.parametrize("command", ["export", "evaluate"])
+def test_code_that_changed_since_the_approval_is_not_run_by_the_owner_either(
+    command: str, file: Path, tmp_path: Path
+) -> None:
+    identity = Identity.load(keep(file, "run", at_s=1e9).parent)
+    file.write_text(file.read_text().replace("emulate:", "approve: ask, emulate:"))
+
+    def carried_out() -> None:
+        more = ["silo", "export", "--out", str(tmp_path / "out")] if command == "export" else ["evaluate"]
+        result = CliRunner().invoke(app, [*more, "--silo", str(file)])
+        if result.exception is not None:
+            raise result.exception
+
+    with pytest.raises(AwaitsApproval):
+        carried_out()
+    config = SiloStartConfig.load(file)
+    approvals = Approvals(Path(config.state) / APPROVALS)
+    (run,) = approvals.waiting()
+    code = code_of(run, config)
+    approvals.decide(with_code(run.digest, code), approve=True, code=code)
+    assert approvals.covers(identity.text.digest, code)
+    done = _marked(file)
+    with pytest.raises(OwnerRefusal, match="not as it was when"):
+        carried_out()
+    assert not done.exists()
 
 
 def test_a_silo_without_a_model_says_why(file: Path, tmp_path: Path) -> None:
