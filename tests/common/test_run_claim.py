@@ -3,12 +3,14 @@
 import errno
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fedsync.common.locks import held, taken
-from fedsync.common.run_claim import _FILES, _RESULTS, RUN_LOCK, Existing, claim, claimed
+from fedsync.common.run_claim import _FILES, _RESULTS, CHECKPOINTS, RUN_LOCK, Existing, claim, claimed
 from fedsync.core.errors import ConfigError
 
 
@@ -27,6 +29,41 @@ def test_a_folder_with_a_run_is_refused_with_the_ways_on(tmp_path: Path, name: s
     with pytest.raises(ConfigError, match=r"has the files of a run.*--overwrite"):
         claim(a_run(tmp_path, name))
     assert names(tmp_path) == [name], "nothing is written into it"
+
+
+@pytest.mark.parametrize(
+    ("summary", "goes_on"), [(None, True), ("{", True), ('{"stopped_by": "2 rounds done"}', False)]
+)
+def test_of_a_run_that_was_cut_off_the_first_way_is_to_go_on(
+    tmp_path: Path, summary: str | None, goes_on: bool
+) -> None:
+    a_run(tmp_path / CHECKPOINTS, "7.ckpt")
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(ConfigError) as error:
+        claim(tmp_path)
+    assert (f"--resume {tmp_path}" in str(error.value)) == goes_on and "--overwrite" in str(error.value)
+
+
+def test_two_that_look_at_one_moment_do_not_both_get_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other takes the lock, or even ends its run, between the first look and the lock."""
+    monkeypatch.setattr("fedsync.common.run_claim.held", lambda lock: False)
+    with taken(tmp_path / RUN_LOCK) as mine, pytest.raises(ConfigError, match="a run is at work here"):
+        assert mine
+        claim(tmp_path)
+
+    @contextmanager
+    def ended_meanwhile(lock: Path) -> Iterator[bool]:
+        a_run(lock.parent)
+        with taken(lock) as mine:
+            yield mine
+
+    monkeypatch.setattr("fedsync.common.run_claim.taken", ended_meanwhile)
+    with pytest.raises(ConfigError, match="has the files of a run"):
+        claim(tmp_path)
+    assert "summary.json" in names(tmp_path)
 
 
 def test_a_default_folder_that_has_a_run_gets_the_next_free_number(tmp_path: Path) -> None:

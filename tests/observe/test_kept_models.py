@@ -138,6 +138,23 @@ def test_a_full_disk_does_not_end_a_run_but_is_said_at_its_end(
         models.finish(model(3))
 
 
+def test_a_best_model_that_found_no_room_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    room = [True, False]
+
+    def until_full(path: Path, vector: Vector) -> None:
+        if not room.pop(0):
+            raise ConfigError(str(path), "cannot be written: no space", "Make room")
+        save(path, vector)
+
+    models = KeptModels(tmp_path, until_full)
+    models.keep(best(1), model(1))
+    models.write_if_due()
+    assert models.digests == {"best": _digest(tmp_path / BEST)}
+    models.keep(best(2), model(2))
+    models.finish(None)
+    assert models.digests == {}
+
+
 def test_what_is_said_is_json_that_people_can_read(tmp_path: Path) -> None:
     models = KeptModels(tmp_path, save)
     models.keep(best(1), model(1))

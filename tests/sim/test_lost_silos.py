@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def test_the_run_fails_where_the_strategy_says_so(rounds: int, overrides: list[s
     assert summary["rounds"] == (3 if early else rounds) and len(summary["lost"]) == 1
 
 
+def test_a_silo_that_failed_one_order_is_not_lost_and_the_notes_say_it(tmp_path: Path) -> None:
+    once = "model.steps = getattr(model, 'steps', 0) + 1; wrong and model.steps == 4 and {}['age']"
+    summary = run(tmp_path, SILO_APP, ["stop.rounds=4"], loss=once)
+    (note,) = summary["notes"]
+    assert summary["lost"] == [] and re.match(r"1 of [45] orders of a failed, the last by: .*KeyError: 'age'", note)
+
+
 def test_a_run_of_all_its_silos_says_nothing(tmp_path: Path) -> None:
     summary = run(tmp_path, SILO_APP, ["on_lost_silo=fail", "min_silos=2"])
     assert (summary["notes"], summary["lost"]) == ([], [])
@@ -85,6 +93,7 @@ def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, mo
         (SILO_APP, {"evaluate": "if wrong: return {'accuracy': (0.5, 59.5)}"}, "59.5 is no number of samples"),
         (SILO_APP, {"evaluate": "if wrong: return {'accuracy': (0.5, -5)}"}, "-5 is no number of samples"),
         (SILO_APP, {"evaluate": "if wrong: return {'accuracy': (0.5, 2**70)}"}, f"{2**70} is no number of samples"),
+        (SILO_APP, {"evaluate": "if wrong: model.weight.data.fill_(float('nan')); {}['age']"}, "KeyError: 'age'"),
         (CLIENT_APP, {"evaluate": "if wrong: metrics['num-examples'] = 59.5"}, "59.5 is no number of samples"),
         (CLIENT_APP, {"evaluate": "if wrong: metrics['num-examples'] = -5"}, "-5 is no number of samples"),
         (CLIENT_APP, {"evaluate": "if wrong: metrics['num-examples'] = 2.0**70"}, "is no number of samples"),
