@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import BinaryIO
 
 from fedsync.common.environment import FLOWER_IDS
+from fedsync.common.fence import ALLOWED
 from fedsync.common.forking import NURSERY, Nursery
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, Child, tail
 from fedsync.core.errors import ConfigError, LimitReached, RunError
 from fedsync.core.transfer import Payload
 from fedsync.trainer.connection import call, receive, send
-from fedsync.trainer.folder import tenant
+from fedsync.trainer.folder import fits, tenant
 from fedsync.trainer.liveness import LivenessWatch, end
 from fedsync.trainer.protocol import (
     IDENTITY,
@@ -148,12 +152,7 @@ class TrainerClient:
         """Start a trainer; if somebody else does so too, the one that comes second ends at once."""
         command = [*INTERPRETER, "fedsync.trainer.server", str(self._folder)]
         try:
-            # The folder may have been removed, for want of room, since this link was made.
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._identity.save(self._folder)
-            os.utime(self._folder / IDENTITY)
-            with self._one_at_a_time(), (self._folder / LOG).open("ab") as output:
-                make_room(self._folder)
+            with self._one_at_a_time(), self._furnished() as output:
                 nursery = os.environ.get(NURSERY)
                 variables = {**os.environ, FLOWER_IDS: asked_for.get()}
                 forked = Nursery(Path(nursery)).fork(command, variables, output.fileno()) if nursery else None
@@ -170,6 +169,16 @@ class TrainerClient:
         except OSError as error:
             problem = f"no trainer can be started here: {error.strerror}"
             raise ConfigError(str(self._folder), problem, "Check the folder and the disk") from error
+
+    @contextlib.contextmanager
+    def _furnished(self) -> Iterator[BinaryIO]:
+        """The trainer's log, in a folder that is made where there is room for one more; it may have been removed."""
+        make_room(self._folder, self._identity)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._identity.save(self._folder)
+        os.utime(self._folder / IDENTITY)
+        with (self._folder / LOG).open("ab") as output:
+            yield output
 
     def _one_at_a_time(self) -> AbstractContextManager[bool]:
         """No other trainer of this silo is started meanwhile: those that start count, too."""
@@ -188,16 +197,21 @@ class TrainerClient:
             return ""
 
 
-def make_room(folder: Path) -> None:
+def make_room(folder: Path, identity: Identity) -> None:
     """Have other trainers of the same silo end that serve other runs and have nothing to do: they hold memory.
 
     Args:
-        folder: of a trainer that is about to be started.
+        folder: of a trainer that is about to be started, and may not be there.
+        identity: of the trainer.
 
     Raises:
-        LimitReached: too many go on.
+        LimitReached: too many go on, or trainers' folders take all the room that the silo's owner gives them.
     """
-    mine = _silo(folder)
+    quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
+    if quota is not None and not folder.exists() and not fits(folder.parent, quota):
+        problem = f"what runs have left here has more than {quota} bytes, the state_bytes of this silo's owner"
+        raise LimitReached("state_bytes", problem, "Ask again in an hour, when old runs may be removed")
+    mine = identity.index, identity.name
     others = [other for other in folder.parent.iterdir() if other != folder and _silo(other) == mine]
     for other in others:
         _tell(other, MakeRoom())

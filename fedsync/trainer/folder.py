@@ -111,12 +111,18 @@ def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], 
     return doomed
 
 
+def fits(root: Path, quota_bytes: int) -> bool:
+    """Whether what is in ``root`` has at most so many bytes, once what may go is gone."""
+    tidy(root, quota_bytes)
+    return sum(each.nbytes for each in _folders(root)) <= quota_bytes
+
+
 def tidy(root: Path, quota_bytes: int) -> list[Path]:
     """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; returns those removed.
 
     One that is wanted again after all is made anew, and its silo goes on as one whose disk was lost.
     """
-    found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
+    found = _folders(root)
     recent = {each.path for each in found if time.time() - each.used_s < _RECENT_S}
     doomed = superfluous(found, quota_bytes, lambda folder: folder in recent or tenant(folder) is not None)
     for folder in doomed:
@@ -143,6 +149,10 @@ def bound_log(log: Path, most_bytes: int) -> None:
         older.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.truncate(log, 0)
+
+
+def _folders(root: Path) -> list[Leftover]:
+    return [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
 
 
 def _measure(folder: Path) -> Leftover:

@@ -71,6 +71,9 @@ class OwnerPolicy(Section):
     counts: str | None = None
     """File in which orders are counted; None counts none."""
 
+    state_bytes: int | None = None
+    """What trainers' folders may hold together before a run that has none is refused; None for any amount."""
+
     approvals: str | None = None
     """Folder of what the owner has decided on runs; None where the owner does not want to be asked."""
 
@@ -104,6 +107,7 @@ class OwnerPolicy(Section):
             presence=config.presence,
             limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
+            state_bytes=config.state_bytes,
             approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
             audit=audit_place(config),
             statistics=config.statistics,

@@ -17,6 +17,7 @@ import pytest
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
+from fedsync.common.fence import ALLOWED
 from fedsync.core.errors import FedSyncError, LimitReached, ProtocolError
 from fedsync.flower.internals.apps import installed_app
 from fedsync.ops.page import server as page
@@ -58,6 +59,23 @@ def test_run_texts_give_a_silo_no_more_trainers(tmp_path: Path, monkeypatch: pyt
             if folder.is_dir() and (pid := tenant(folder)):
                 psutil.Process(pid).kill()
         stop_trainers(tmp_path)
+
+
+def test_run_texts_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of the last hour stayed whatever the owner's limit; those of refused runs, too."""
+    monkeypatch.setenv(STATE, str(tmp_path))
+    monkeypatch.setenv(ALLOWED, json.dumps({"state_bytes": 1_000_000}))
+    monkeypatch.setattr(client, "INTERPRETER", (sys.executable, "-P", "-c", "pass"))
+    tmp_path.chmod(0o700)
+    refused = []
+    for number in range(6):
+        try:
+            TrainerClient(Identity(json.dumps([number, "x" * 400_000]), 0, "silo-a"))._start()
+        except LimitReached as error:
+            refused.append(str(error))
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 1_500_000
+    assert len(refused) == 3 and all("state_bytes of this silo's owner" in each for each in refused)
+    TrainerClient(Identity(json.dumps([0, "x" * 400_000]), 0, "silo-a"))._start()  # a run of before goes on
 
 
 @pytest.mark.parametrize("told", [None, 100], ids=["as it is", "says it is short"])

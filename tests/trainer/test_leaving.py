@@ -22,7 +22,7 @@ from fedsync.core.transfer import Payload
 from fedsync.trainer.client import make_room
 from fedsync.trainer.connection import call, receive, send
 from fedsync.trainer.folder import TENURE, FolderLock
-from fedsync.trainer.protocol import IDENTITY, PASSING, SOCKET, Forward, MakeRoom, SocketRequest, TrainerState
+from fedsync.trainer.protocol import IDENTITY, PASSING, SOCKET, Forward, Identity, MakeRoom, SocketRequest, TrainerState
 from fedsync.trainer.server import _Server
 
 
@@ -39,7 +39,7 @@ def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypat
         (tmp_path / folder).mkdir()
         text = "{" if silo is None else json.dumps({"index": silo[0], "name": silo[1], "spec": folder})
         (tmp_path / folder / IDENTITY).write_text(text)
-    make_room(tmp_path / "mine")
+    make_room(tmp_path / "mine", Identity("mine", 0, "a"))
     assert asked == ["mine-before"]
 
 

@@ -155,6 +155,7 @@ def test_what_the_file_says_arrives_at_the_trainer(
         never=never,
         limits=LimitsConfig(),
         counts="/s/orders.json",
+        state_bytes=20_000_000_000,
         approvals=None,
         audit=AuditPlace("/s/audit", "localhost:1"),
         statistics="sealed",
