@@ -157,6 +157,7 @@ def usable_figures(figures: PooledFigures, version: int) -> bool:
         1 <= figures.version <= version
         and (figures.loss is None or -MAX_LOSS <= figures.loss <= MAX_LOSS)
         and all(score.version < figures.version and _usable_score(score) for score in scores)
+        and all(len(silo) <= MAX_NAME for silo in figures.spoiled)
     )
 
 

@@ -40,7 +40,7 @@ has failed and nobody else is expected.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -130,6 +130,11 @@ class Coordinator:
     def paused(self) -> bool:
         """Whether an operator wants nothing to be decided."""
         return self._state.steering.paused
+
+    @property
+    def steered(self) -> tuple[Collection[str], Collection[str]]:
+        """Names of the newest questions that were answered, and silos that stay out."""
+        return self._state.steering.answered.keys(), self._state.steering.dropped.keys()
 
     @property
     def unlearned(self) -> bool:

@@ -10,7 +10,7 @@ from fedsync.core.events import OperatorAsked
 from fedsync.core.orders import SiloFacts
 from fedsync.core.presence import Presence
 from fedsync.core.state import CoordinatorState, Policies
-from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, PauseRun, ReadmitSilo, said
+from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, PauseRun, ReadmitSilo, asker, said
 from fedsync.core.stopping import StopRules
 
 _OVER = "training is over, and what is left is the last evaluation"
@@ -40,7 +40,7 @@ def obey(state: CoordinatorState, policies: Policies, asked: OperatorAsked, acti
     actions.append(answer)
     if refused:
         return None
-    actions.append(Note(f"the operator {said(asked.question)}, {asked.at_s:.1f} s after the run began"))
+    actions.append(Note(f"{asker(asked.question)} {said(asked.question)}, {asked.at_s:.1f} s after the run began"))
     return _do(state, policies.stop, asked, actions)
 
 
@@ -49,7 +49,7 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
     match asked.question:
         case PauseRun() | ContinueRun():
             steering.paused = isinstance(asked.question, PauseRun)
-        case DropSilo(name):
+        case DropSilo(name, why):
             silo = state.silos.get(name)
             steering.dropped[name] = None
             window = state.attendance.windows.pop(name, None)  # nobody waits for it to be back
@@ -57,7 +57,7 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
             steering.keeps_out(name, None if silo is None else replace(silo.facts, presence=presence))
             if silo is not None:
                 actions.extend(HaltEarly(name, order.update_id) for order in silo.orders)
-            lose(state, name, _DROPPED, actions)
+            lose(state, name, why or _DROPPED, actions)
         case ReadmitSilo(name):
             return steering.readmit(name, asked.at_s)
         case ChangeStop() as changed:

@@ -232,6 +232,7 @@ class PooledFigures:
         best: score of the version whose model silos keep as the best so far; None before there is one.
         split: on which samples the score is.
         subject: which model it is of.
+        spoiled: silos in sums of this very version that bring nothing, as one of them sealed what no silo may.
     """
 
     version: int
@@ -240,6 +241,7 @@ class PooledFigures:
     best: Score | None = None
     split: Split = Split.VALIDATION
     subject: Subject = Subject.LAST
+    spoiled: tuple[str, ...] = ()
 
 
 @fast_dataclass

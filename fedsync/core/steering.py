@@ -50,16 +50,18 @@ class ContinueRun:
 
 @dataclass(frozen=True, slots=True)
 class DropSilo:
-    """Go on without a silo."""
+    """Go on without a silo; ``why`` where no operator wants it, but what the silo did."""
 
     silo: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadmitSilo:
-    """Take a silo that was dropped in again."""
+    """Take a silo that was dropped in again; ``why`` as in `DropSilo`."""
 
     silo: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,11 @@ def said(asked: OperatorQuestion) -> str:
     return _words(asked)[1]
 
 
+def asker(asked: OperatorQuestion) -> str:
+    """Who wants it, in words."""
+    return "this server" if isinstance(asked, DropSilo | ReadmitSilo) and asked.why else "the operator"
+
+
 def _words(asked: OperatorQuestion) -> tuple[str, str]:
     """What a question asks for, and what was done."""
     match asked:
@@ -192,10 +199,10 @@ def _words(asked: OperatorQuestion) -> tuple[str, str]:
             return "pause the run", "paused the run"
         case ContinueRun():
             return "continue the run", "continued the run"
-        case DropSilo(silo):
-            return f"drop {silo}", f"dropped {silo}"
-        case ReadmitSilo(silo):
-            return f"readmit {silo}", f"readmitted {silo}"
+        case DropSilo(silo, why):
+            return f"drop {silo}", f"dropped {silo}" + (f": {why}" if why else "")
+        case ReadmitSilo(silo, why):
+            return f"readmit {silo}", f"readmitted {silo}" + (f": {why}" if why else "")
         case ChangeStop():
             rules = _rules(asked)
             return f"end the run by {rules}", f"changed when the run ends: {rules}"

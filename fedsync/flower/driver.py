@@ -47,15 +47,7 @@ from fedsync.core.actions import (
 from fedsync.core.checks import check_sealed
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ProtocolError, RunError
-from fedsync.core.events import (
-    Event,
-    Progressed,
-    SiloJoined,
-    SiloLost,
-    TimerFired,
-    UpdateArrived,
-    WorkFailed,
-)
+from fedsync.core.events import Event, Progressed, SiloJoined, SiloLost, TimerFired, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.layout import Layout
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
@@ -64,7 +56,7 @@ from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, s
 from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
-from fedsync.flower.operator_requests import OperatorRequests
+from fedsync.flower.operator_requests import Requests
 from fedsync.flower.outbox import Outbox
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.payloads import needed
@@ -72,6 +64,7 @@ from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Regions, Relayed
 from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.observe.recorder import Recorder
+from fedsync.observe.steered import drops_in
 from fedsync.trainer.protocol import (
     Answer,
     AskSnapshot,
@@ -133,7 +126,7 @@ class FlowerDriver:
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
         parcels: ParcelStore | None = None,
-        operator: OperatorRequests | None = None,
+        operator: Requests | None = None,
         adds: bool = False,
     ) -> None:
         self._coordinator, self._aggregator = coordinator, aggregator
@@ -179,6 +172,9 @@ class FlowerDriver:
                 entry = self._coordinator.handle(events, now_s)
                 self._spare.measure(events, time.monotonic() - began_s)
                 self._recorder.record(entry)
+                for dropped in drops_in(entry):
+                    self._aggregator.leave(dropped.silo)
+                    self._go_on_if_open()
                 for action in entry.actions:
                     self._carry_out(action)
                 if self._coordinator.able:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import held, taken
@@ -51,6 +51,18 @@ WAIT_S = 60.0
 _KEPT, _PAUSE_S, _LONGEST = 64, 0.05, 400
 _TICK_NS, _ANY_NS = 2_000_000_000, -1
 _ASK, _ANSWER = ".ask", ".answer"
+
+
+class Requests(Protocol):
+    """What is asked of a run from outside."""
+
+    def events(self, now_s: float) -> list[OperatorAsked]:
+        """Questions that are new, oldest first; ``now_s`` is in seconds since the run began."""
+
+    def settle(self, entry: JournalEntry) -> None:
+        """Tell who asked what came of it; a checkpoint has it when this is called."""
+
+    def close(self) -> None: ...
 
 
 class OperatorRequests:

@@ -36,7 +36,7 @@ from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear,
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model, save_model, task_model
 from fedsync.flower.nodes import Admission
-from fedsync.flower.operator_requests import OperatorRequests, problem_with
+from fedsync.flower.operator_requests import OperatorRequests, Requests, problem_with
 from fedsync.flower.own_loop import unexpected
 from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
@@ -280,7 +280,11 @@ class FedSync(Shipped):
         if moment is not None and coordinator.best is not None:
             keep_best(coordinator.best)
         checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
-        operator = OperatorRequests(self.out, partial(problem_with, config))
+        operator: Requests = OperatorRequests(self.out, partial(problem_with, config))
+        if plan is not None and plan.seal_metrics:
+            from fedsync.flower.suspects import Suspects
+
+            operator = Suspects(operator, *coordinator.steered)
         driver = FlowerDriver(
             grid,
             coordinator,

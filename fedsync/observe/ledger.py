@@ -103,7 +103,7 @@ class Ledger:
             self._add_event(event, discarded)
         for drop in drops_in(entry):
             self._lose(drop.silo, drop.at_s, taken=True)
-            self.lost.drop(drop.silo, drop.at_s)
+            self.lost.drop(drop.silo, drop.at_s, drop.reason)
             self._scores.forget(drop.silo)
         self._settle()
         self.steered.add(entry)
@@ -402,6 +402,7 @@ class Ledger:
 
     def _attest(self, figures: PooledFigures) -> None:
         """What silos found together is believed."""
+        self.lost.spoil(figures.spoiled)
         if figures.split is Split.TEST:
             if (score := figures.score) is not None:
                 if figures.subject is Subject.LAST and self.last is not None:

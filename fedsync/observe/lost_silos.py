@@ -64,6 +64,7 @@ class _Part:
     gone_s: float | None = None
     gone: str = ""
     dropped_s: float | None = None
+    why: str = ""
     counts: bool = False
     evaluated: bool = False
     unevaluated: int = 0
@@ -86,6 +87,8 @@ class LostSilos:
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
     _dropped: set[str] = field(default_factory=set)
+    _spoiled: int = 0
+    _suspects: set[str] = field(default_factory=set)
 
     # What happened.
 
@@ -104,10 +107,24 @@ class LostSilos:
             if part.dropped_s is None and not self._attendance.away(silo, at_s):
                 self._tell(f"{silo} is lost: {reason}")
 
-    def drop(self, silo: str, at_s: float) -> None:
-        """An operator dropped a silo."""
-        self._part(silo).dropped_s = at_s
+    def drop(self, silo: str, at_s: float, why: str = "") -> None:
+        """A silo was dropped, by an operator where nobody says why."""
+        part = self._part(silo)
+        part.dropped_s, part.why = at_s, why
         self._dropped.add(silo)
+
+    def spoil(self, silos: Collection[str]) -> None:
+        """Sums with updates of these silos brought nothing: one of them sealed what no silo may."""
+        if silos:
+            self._spoiled += 1
+            among = self._suspects & set(silos) or set(silos)
+            if among != self._suspects:
+                self._suspects = among
+                self._tell(f"one of these silos spoils sums, which bring nothing: {self._suspected()}")
+
+    def _suspected(self) -> str:
+        more = [f"{len(self._suspects) - MOST_NAMED} more"] if len(self._suspects) > MOST_NAMED else []
+        return ", ".join([*sorted(self._suspects)[:MOST_NAMED], *more])
 
     def readmit(self, dropped: Collection[str]) -> None:
         """These silos, and no others, are still dropped."""
@@ -181,7 +198,7 @@ class LostSilos:
         since_s: float | None = None
         why = ""
         if part.dropped_s is not None:
-            since_s, why = part.dropped_s, "the operator dropped it"
+            since_s, why = part.dropped_s, part.why or "the operator dropped it"
         elif part.gone_s is not None and not self._attendance.away(silo, now_s):
             since_s, why = part.gone_s, part.gone
         elif part.row >= MAX_FAILURES:
@@ -193,10 +210,13 @@ class LostSilos:
         if since_s is None:
             return None
         why += "" if part.counts or not self.over else "; no version has its data"
-        return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None)
+        return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None and not part.why)
 
     def notes(self, missing: Collection[LostSilo]) -> Iterator[str]:
         """Notes on silos for the user at the end, one sentence each."""
+        if self._spoiled:
+            many = f"{self._spoiled} versions lack updates, whose sums one silo spoiled"
+            yield f"{many}; who it may have been: {self._suspected()}"
         words = [each.words for each in missing]
         names = {each.silo for each in missing}
         several = any(part.evaluated for part in self._parts.values())

@@ -86,9 +86,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
     def _show_operator(self, ledger: Ledger) -> None:
         """What an operator has asked of the run meanwhile, and what came of it."""
         for mark in ledger.steered.since(self._asked):
-            text = (
-                f"the operator {mark.text}" if not mark.refused else f"the operator may not {mark.text}: {mark.refused}"
-            )
+            text = f"{mark.who} may not {mark.text}: {mark.refused}" if mark.refused else f"{mark.who} {mark.text}"
             self._console.print(
                 f"{self._label:<12} {text}, {mark.at_s:.1f} s after the run began",
                 markup=False, soft_wrap=True,

@@ -17,6 +17,7 @@ from fedsync.core.steering import (
     OperatorQuestion,
     PauseRun,
     ReadmitSilo,
+    asker,
     said,
     wanted,
 )
@@ -33,11 +34,13 @@ class OperatorMark:
         at_s: seconds since the run began.
         text: what was done, in words, or asked for in vain.
         refused: why it was not done; "" where it was.
+        who: wants it.
     """
 
     at_s: float
     text: str
     refused: str
+    who: str = "the operator"
 
 
 def answered_in(entry: JournalEntry) -> list[tuple[OperatorQuestion, str]]:
@@ -48,9 +51,9 @@ def answered_in(entry: JournalEntry) -> list[tuple[OperatorQuestion, str]]:
 
 
 def drops_in(entry: JournalEntry) -> list[SiloLost]:
-    """Silos that an operator dropped, as the losses that they are for the books."""
+    """Silos that were dropped, as the losses that they are for the books; without a reason where an operator did."""
     done = [question for question, refused in answered_in(entry) if not refused]
-    return [SiloLost(entry.at_s, each.silo, "dropped") for each in done if isinstance(each, DropSilo)]
+    return [SiloLost(entry.at_s, each.silo, each.why) for each in done if isinstance(each, DropSilo)]
 
 
 class SteeredRun:
@@ -71,7 +74,8 @@ class SteeredRun:
     def add(self, entry: JournalEntry) -> None:
         for question, refused in answered_in(entry):
             self.asked += 1
-            self.marks.append(OperatorMark(entry.at_s, wanted(question) if refused else said(question), refused))
+            text = wanted(question) if refused else said(question)
+            self.marks.append(OperatorMark(entry.at_s, text, refused, asker(question)))
             if not refused:
                 self._change(question)
 

@@ -77,6 +77,7 @@ class _Opened:
         tally: of its headers; None if no sum counts.
         counted: sums that count.
         shown: exponents of the tensors that its largest values need, as of a single update; empty if no sum counts.
+        spoiled: silos in sums of which one sealed what no silo may; of what a server can bring about none is here.
     """
 
     change: Vector
@@ -84,6 +85,7 @@ class _Opened:
     counted: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
     mean: float = 0.0
+    spoiled: tuple[str, ...] = ()
 
 
 class Opener:
@@ -169,6 +171,8 @@ class Opener:
             if opened.tally.fault:
                 _log_spoiled(entry.version, members, _spoiled("evaluation", opened.tally.fault), "evaluation")
             state, figures = self._pooled(state, opened, opened.tally, members)
+        if opened.spoiled:
+            figures = replace(figures or PooledFigures(entry.version, None), spoiled=opened.spoiled)
         state = replace(state, scales=scales, added=added)
         if self._plan.optimizer is not None:
             return self._stepped(self._plan.optimizer, state, opened, members), figures
@@ -233,7 +237,7 @@ class Opener:
                 spoiled[index] = _spoiled("chain", "built on another past")
             if optimizer is not None and optimizer.controls and any(m.round != state.version for m in one.head.members):
                 spoiled[index] = _spoiled("age", "its steps were corrected by an older version")
-        known = -1
+        known, by_server = -1, set(spoiled)
         while known < len(spoiled):
             known = len(spoiled)
             good = [index for index in range(len(entry.sums)) if index not in spoiled]
@@ -244,8 +248,9 @@ class Opener:
         if not _bounded(opened.change):
             error = _spoiled("size", f"the model would change by more than {MOST:g}")
             _log_spoiled(entry.version, entry.members, error)
-            return self._change(state, entry, [], {})
-        return opened
+            opened = self._change(state, entry, [], {})
+        heads = [entry.sums[index] for index in spoiled.keys() - by_server]
+        return replace(opened, spoiled=tuple(sorted({member.silo for member in members_of(heads)})))
 
     def _added(self, state: ReplicaState, entry: ReadEntry) -> list[int]:
         """The sums of an earlier version that were added, if all can still be opened."""

@@ -19,6 +19,7 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.silo.replica_state import FREE, ReplicaState
+from fedsync.core.orders import PooledFigures
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 from tests.cipher.silo.chains import THREE
 
@@ -132,6 +133,7 @@ def test_a_sum_that_one_silo_spoiled_brings_nothing_anywhere_and_the_run_goes_on
     assert after[0].scales.votes is None and after[0].pool == FigurePool(began=1)
     assert "version 1: the sum of a/1, b/1, c/1, d/1 brings nothing, one of them spoiled it" in caplog.text
     assert after[0].added == dict.fromkeys("abcd", (1,)), "nor does it come again"
+    assert {federation.silos[name].pooled for name in "abcd"} == {(PooledFigures(1, None, spoiled=tuple("abcd")),)}
     committed(federation, 1, "abd" if kind != "masked" else "abcd")
     alike(states(federation, 2, "abd"))
     assert not np.array_equal(federation.silos["a"].model, INITIAL)
@@ -258,6 +260,17 @@ def test_a_calibration_of_which_one_silo_means_another_run_says_nothing(tmp_path
 
 def _on_its_own_grid(silo: EncryptedReplica) -> None:
     silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=((9, 9, 9),)))
+
+
+def test_nobody_is_named_for_what_a_server_can_bring_about(tmp_path: Path) -> None:
+    """A server that has silos seal on a grid or a past of other versions would have them blamed for it."""
+    federation = Federation(replace(plan("pad", quorum=3), seal_metrics=True), tmp_path, THREE)
+    for name in "abc":
+        federation.begin(name, 0)
+    _on_its_own_grid(federation.silos["c"])
+    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "abc"])
+    federation.begin("a", 1)
+    assert not [figures for figures in federation.silos["a"].pooled or () if figures.spoiled]
 
 
 @pytest.mark.parametrize("members", [1, 2])
