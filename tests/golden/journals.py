@@ -1,4 +1,4 @@
-"""The runs behind the journals in this folder: every shipped strategy, and LB-BSP with numbers worked out by hand.
+"""The runs behind the journals in this folder: every shipped strategy, LB-BSP by hand, and features of their own.
 
 Three silos, some virtual seconds, workers that compute nothing; speeds are powers of two, so that most times are exact.
 The journals are what these runs wrote when they were last looked at. If a change of the code is meant to change
@@ -26,9 +26,27 @@ BY_HAND = "lb-bsp"
 SECONDS = {"fsp": 8.0, "lb-fsp": 8.0, "lb-fsp-psp": 8.0, "fedcompass": 10.0, "deadline": 8.0}
 """Length of a shipped strategy's run; others take 4 s. Rounds of some seconds need more."""
 
+FEATURES: dict[str, list[str]] = {
+    "best": ["evaluation={best: {metric: accuracy}}", "stop.patience={metric: accuracy, versions: 2}"],
+    "cross-site": ["evaluation={cross_site: {local: true, fine_tune: 4}}"],
+    "overlap": ["barrier={kind: overlap, inner: {kind: bsp}}"],
+    "scaffold": ["server_optimizer={kind: scaffold}", "aggregation={kind: fednova}"],
+    "server-adam": ["server_optimizer={kind: fedadam}"],
+    "presence": [],
+    "crashes": [],
+}
+"""Runs of FedAvg with one optional feature each, by what is added to the strategy."""
+
+_MACHINES: dict[str, dict[str, object]] = {
+    "presence": {"presence": {"for_s": 1.5, "every_s": 2.5}},
+    "crashes": {"faults": [{"at_s": 1.0, "down_s": 1.5}]},
+}
+"""What is added to silo b."""
+
 
 def names() -> list[str]:
-    return [BY_HAND, *sorted(f"strategy-{path.stem}" for path in locate("fedavg").parent.glob("*.yaml"))]
+    strategies = sorted(f"strategy-{path.stem}" for path in locate("fedavg").parent.glob("*.yaml"))
+    return [BY_HAND, *strategies, *(f"feature-{name}" for name in FEATURES)]
 
 
 def journal(name: str) -> Path:
@@ -40,9 +58,12 @@ def run(name: str, out: Path) -> Result:
     if name == BY_HAND:
         silos = machines({"speed": 300.0}, {"speed": 200.0, "overhead_s": 0.5}, {"speed": 100.0, "memory_samples": 20})
         return simulate(out, silos, strategy(local={"steps": 4, "batch_size": 24}))
-    kind = name.removeprefix("strategy-")
-    changes = ["local.steps=4", f"stop={{seconds: {SECONDS.get(kind, 4.0)}}}"]
-    silos = machines({"speed": 256.0}, {"speed": 128.0, "overhead_s": 0.25}, {"speed": 64.0})
+    of, _, kind = name.partition("-")
+    changes = ["local.steps=4", f"stop={{seconds: {SECONDS.get(kind, 10.0 if of == 'feature' else 4.0)}}}"]
+    second = {"speed": 128.0, "overhead_s": 0.25, **(_MACHINES.get(kind, {}) if of == "feature" else {})}
+    silos = machines({"speed": 256.0}, second, {"speed": 64.0})
+    if of == "feature":
+        return simulate(out, silos, StrategyConfig.load("fedavg", [*changes, *FEATURES[kind]]))
     return simulate(out, silos, StrategyConfig.load(kind, changes))
 
 
