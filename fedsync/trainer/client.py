@@ -210,7 +210,11 @@ def make_room(folder: Path, identity: Identity) -> None:
     quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
     if quota is not None and not folder.exists() and not fits(folder.parent, quota):
         problem = f"what runs have left here has more than {quota} bytes, the state_bytes of this silo's owner"
-        raise LimitReached("state_bytes", problem, "Ask again in an hour, when old runs may be removed")
+        raise LimitReached(
+            "state_bytes",
+            problem,
+            "Raise state_bytes in silo.yaml, or ask again in an hour: then old runs may be removed",
+        )
     mine = identity.index, identity.name
     others = [other for other in folder.parent.iterdir() if other != folder and _silo(other) == mine]
     for other in others:

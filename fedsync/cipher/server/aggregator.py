@@ -294,7 +294,7 @@ class EncryptedAggregator:
         """The next version, and where enough silos have voted, the next grid."""
         self._chain.add(brought.entry)
         if self._evidence is not None:
-            self._evidence.settle(own_seeds(bytes(brought.entry.reveals)))
+            self._evidence.settle(own_seeds(bytes(brought.entry.reveals)) if self._plan.masked else {})
         self._since_scale += len(brought.members)
         if self._since_scale >= self._plan.quorum:
             self._since_scale, self._scale = 0, self._scale + 1
@@ -309,7 +309,8 @@ class EncryptedAggregator:
     def _renew(self) -> None:
         """There is a new version."""
         self._made.clear()
-        self._announcements.renew()
+        if self._plan.masked:
+            self._announcements.renew()
 
     # Masks have to come off before a sum can be opened.
 

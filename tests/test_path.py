@@ -1,0 +1,26 @@
+"""The road of one order gets no longer: files and functions of a steady round, which ``bench/cost/path.py`` counts."""
+
+import pytest
+
+from bench.cost.path import measure
+from fedsync.cli import Runtime
+
+MOST = {
+    (Runtime.VIRTUAL, "plain"): (77, 339),
+    (Runtime.VIRTUAL, "bfv"): (104, 588),
+    (Runtime.LOCAL, "plain"): (144, 740),
+    (Runtime.LOCAL, "bfv"): (169, 980),
+}
+"""Files and functions at most. Lower them when the road gets shorter; those of real processes go by chance, too."""
+
+OPTIONAL = ("survey", "bundle_objects", "relay", "masking/ma", "masking/a", "narx", "overlap", "commands/", "ops/")
+"""Parts of the names of files that a plain BSP run has no use for."""
+
+
+@pytest.mark.parametrize(("runtime", "cipher"), MOST)
+def test_the_road_of_one_order_gets_no_longer(runtime: Runtime, cipher: str) -> None:
+    found = measure(runtime, cipher)
+    files, functions = MOST[runtime, cipher]
+    assert found["files"] <= files and found["functions"] <= functions, found["roles"]
+    passed = {file for role in found["roles"].values() for file in role}
+    assert not [file for file in passed for feature in OPTIONAL if feature in file]
