@@ -272,7 +272,7 @@ class Coordinator:
             state.pending[meta.update_id] = meta
         if order.scores_only:
             state.owing.discard(meta.silo)
-        elif not order.apart:
+        elif self._policies.cross_site.subjects and not order.apart:
             state.apart.count(meta.silo, report.samples)
         if report.batch_cap is not None:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))

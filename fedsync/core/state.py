@@ -225,8 +225,10 @@ class CoordinatorState:
             alarms.append(at_s)
             actions.append(WakeAt(at_s))
 
-    def attest(self, name: str, claims: Iterable[PooledFigures], policies: Policies, actions: list[Action]) -> None:
+    def attest(self, name: str, claims: Sequence[PooledFigures], policies: Policies, actions: list[Action]) -> None:
         """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
+        if not claims:
+            return
         newest = max(self.claims.believed, default=-1)
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
             if figures.loss is not None:

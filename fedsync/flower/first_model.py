@@ -30,6 +30,9 @@ logger = foreign.logger(__name__)
 
 Answered = TypeVar("Answered")
 
+_SMALL_BYTES = 2**24
+"""Size of a model that stays in memory between two times that it is written."""
+
 _AT_ONCE = 2
 """Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
 
@@ -46,23 +49,29 @@ def task_model(config: StrategyConfig) -> TaskModel:
     return TaskModel(task, config.seed, config.model.build())
 
 
-def save_model(config: StrategyConfig, layout: Layout, path: Path, model: Vector) -> None:
-    """Write a model, float32 [layout.size], as a state dict.
+def model_writer(config: StrategyConfig, layout: Layout) -> Callable[[Path, Vector], None]:
+    """A function that writes a model, float32 [layout.size], as a state dict.
 
     What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
-    none, the file has what travels only, and integer buffers stay float32.
+    none, the file has what travels only, and integer buffers stay float32. A small model is built once a run.
 
-    Raises:
-        ConfigError: nothing can be written there.
+    The function raises `ConfigError` where nothing can be written.
     """
-    try:
-        built = task_model(config)
-    except ConfigError:
-        from fedsync.train.weights import save_tensors
+    kept: TaskModel | None = None
 
-        save_tensors(path, layout.split(model))
-        return
-    built.save_model(path, model)
+    def write(path: Path, model: Vector) -> None:
+        nonlocal kept
+        try:
+            built = kept or task_model(config)
+        except ConfigError:
+            from fedsync.train.weights import save_tensors
+
+            save_tensors(path, layout.split(model))
+            return
+        kept = built if layout.nbytes <= _SMALL_BYTES else None
+        built.save_model(path, model)
+
+    return write
 
 
 def ask_for_model(

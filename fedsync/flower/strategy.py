@@ -34,7 +34,7 @@ from fedsync.core.transfer import DurableAggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
-from fedsync.flower.first_model import ask_for_layout, ask_for_model, save_model, task_model
+from fedsync.flower.first_model import ask_for_layout, ask_for_model, model_writer, task_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.operator_requests import OperatorRequests, Requests, problem_with
 from fedsync.flower.own_loop import unexpected
@@ -271,7 +271,7 @@ class FedSync(Shipped):
         if moment is None:
             after_commit(0)
         recorder = run.recorder(layout.nbytes, plan, resume=self._resume)
-        models = KeptModels(self.out, partial(save_model, config, layout), resume=self._resume)
+        models = KeptModels(self.out, model_writer(config, layout), resume=self._resume)
 
         def keep_best(best: KeepBest) -> None:
             if isinstance(aggregator, PlainAggregator):

@@ -415,7 +415,7 @@ def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, mo
     def full(*arguments: Any) -> Any:
         raise ConfigError("last.pt", "cannot be written: no space left on device", "Make room")
 
-    monkeypatch.setattr("fedsync.flower.strategy.save_model", full)
+    monkeypatch.setattr("fedsync.flower.strategy.model_writer", lambda *run: full)
     with pytest.raises(ConfigError, match="no space"):
         _strategy(tmp_path).start(DirectGrid(3))
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] > 0
