@@ -70,11 +70,6 @@ class Timeouts:
         idle_s = waiting.idle_s or (inf if supervised else _JOIN_S)
         return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=idle_s)
 
-    @property
-    def answer_s(self) -> float:
-        """For which an answer to a mere question is waited for."""
-        return min(self.join_timeout_s, self.order_timeout_s)
-
     def patience_s(self, asked: int) -> float:
         """For which an answer is waited for that was asked for so often already, before it is asked for again."""
         return Backoff(self.ask_s, _MOST_PATIENCE * self.ask_s).pause_s(asked)

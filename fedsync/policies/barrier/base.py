@@ -118,10 +118,6 @@ class BarrierPolicy(Policy, Generic[S]):
         """Fewest silos of whom a commit has updates, where ``silos`` silos are there and none fails."""
         return silos if self.most_ahead == 0 and not self.mixes_rounds else 1
 
-    def paced(self, seconds: float) -> BarrierPolicy[S]:
-        """The same with rounds of so many seconds, if its rounds have a length; else as it is."""
-        return self
-
     @abstractmethod
     def init(self) -> S: ...
 

@@ -33,7 +33,7 @@ from annotated_types import Ge
 from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.base import BarrierPolicy
-from fedsync.policies.barrier.intervals import FixedInterval, IntervalPolicy, IntervalRound
+from fedsync.policies.barrier.intervals import IntervalPolicy, IntervalRound
 from fedsync.policies.barrier.kinds.sampled import Sampling
 from fedsync.policies.schema import Choice, Chosen, Count, PartOfOne, Positive, Settings, Share, register
 
@@ -195,9 +195,6 @@ class Fsp(BarrierPolicy[FspState]):
     @property
     def rolls_back(self) -> bool:
         return self.interval.rolls_back
-
-    def paced(self, seconds: float) -> Fsp:
-        return replace(self, interval=FixedInterval(seconds))
 
     @property
     def named_silos(self) -> dict[str, int]:
