@@ -1,6 +1,6 @@
 """Table 3 of LB-BSP in kind: every predictor on contention traces, its error and what LB-BSP makes of it.
 
-Six machines, one seed each, of `fedsync.sim.contention` (its documentation says what is on them). Each predictor
+Six machines, one seed each, of `bench.papers.contention` (its documentation says what is on them). Each predictor
 forecasts each machine's speed one step ahead, with the step's processors and memory known. RMSE counts after the
 warm-up.
 
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from bench.common import in_parallel, print_table, write_json
+from bench.papers.contention import Contention, contention_trace
 from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
 from fedsync.policies.balance.proportional import ProportionalBalancer
 from fedsync.policies.predict.backtest import BacktestErrors, Step, backtest
 from fedsync.policies.predict.base import predictors
-from fedsync.sim.contention import Contention, contention_trace
 
 BATCH = 64
 
