@@ -178,6 +178,9 @@ def confirmed_by_approval(record: Path) -> Check:
 
     def check(path: Path, data: bytes) -> None:
         if files.get(str(path)) != hashlib.sha256(data).hexdigest():
+            if str(path) not in files:
+                problem = f"{path} is none of the files of code that this silo's owner approved"
+                raise OwnerRefusal("approve", problem, "Put it in a folder below the code, or install it at the silo")
             problem = f"{path} is not as it was when this silo's owner approved the run"
             raise OwnerRefusal("approve", problem, "Have the owner refuse and approve the run again")
 
@@ -202,7 +205,7 @@ def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
     def check(path: Path, data: bytes) -> None:
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
         if name is None or review.files.get(name) != hashlib.sha256(data).hexdigest():
-            problem = f"unreviewed: {path} is not as the reviewer signed it"
+            problem = f"unreviewed: {path} is {'not as the reviewer signed it' if name else f'outside of {root}'}"
             raise OwnerRefusal("code", problem, "Have a reviewer sign the code anew with `fedsync code sign`")
 
     return check
