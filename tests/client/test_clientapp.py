@@ -3,7 +3,7 @@
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,82 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from fedsync.client import Silo, steps, untimed
-from fedsync.core.errors import ConfigError, Diverged, RunError
-from fedsync.core.orders import MISSIZED, Evaluation
-from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel, read_state, write_state
-from fedsync.train.options import LocalOptions
+from fedsync.client import steps, untimed
+from fedsync.core.errors import ConfigError, RunError
+from fedsync.core.orders import MISSIZED
+from fedsync.train.guest_clientapp import read_state, write_state
 from fedsync.train.sampler import Cursor
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.protocol import Completed
+from tests.client.clientapps import SAMPLES, SITE, Loop, Tied, app_of, hosted, loader, opaque, remembering, stepwise
 from tests.train.make import Clock, order
-
-SITE = Silo(1, "silo-1", 7, "cpu", train_config={"warm": True}, evaluate_config={"top": 3})
-SAMPLES = 40
-
-Loop = Callable[[Message, Context, nn.Module], dict[str, float]]
-
-
-class Tied(nn.Module):
-    """Two layers with one weight, and a counter of whole numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(3, 3, bias=False)
-        self.norm = nn.BatchNorm1d(3)
-        self.decode = nn.Linear(3, 3, bias=False)
-        self.decode.weight = self.encode.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.decode(self.norm(self.encode(x)))
-
-
-def loader(batch_size: int) -> DataLoader[Any]:
-    inputs = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(3))
-    return DataLoader(TensorDataset(inputs), batch_size=batch_size, shuffle=True)
-
-
-def app_of(loop: Loop) -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(msg: Message, context: Context) -> Message:
-        model = Tied()
-        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-        metrics = {"num-examples": SAMPLES, **loop(msg, context, model)}
-        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)})
-        return Message(content=content, reply_to=msg)
-
-    return app
-
-
-def hosted(app: Any, folder: Path = Path("/nowhere"), site: Silo = SITE, **first: Any) -> ClientAppTrainer:
-    return ClientAppTrainer(app, FirstModel(**(first or {"make": Tied})), site, 3, LocalOptions(device="cpu"), folder)
-
-
-def stepwise(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=msg.content["config"]["lr"]), []
-    batches = steps(msg, loader(msg.content["config"]["batch-size"]))
-    for (inputs,) in batches:
-        loss = (model(inputs) - inputs).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert len(batches) == len(losses)
-    return {"train_loss": sum(losses) / len(losses)}
-
-
-def opaque(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    with torch.no_grad():
-        model.encode.weight += msg.content["config"]["batch-size"] * msg.content["config"]["max-steps"]
-    return {"train_loss": 0.5, "F1-score": 0.25, "lost": float("nan")}
 
 
 @pytest.mark.parametrize("held", [359, 20])
@@ -312,26 +249,10 @@ def test_a_repeated_order_gives_the_same_bits() -> None:
     assert (updates[0] == updates[1]).all() and np.abs(updates[0]).max() > 0
 
 
-def remembering(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    """Keeps counters and a layer in ``context.state``; fails where the weight says so."""
-    state = context.state
-    count = state["counts"]["orders"] if "counts" in state else 0
-    state["counts"] = MetricRecord({"orders": count + 1, "losses": [0.5, 0.25]})
-    state["about"] = ConfigRecord({"key": b"\x00\xff", "words": ["a", "b"], "on": True})
-    state["head"] = ArrayRecord({"weight": _array(np.full((2, 2), count, np.float64))})
-    if msg.content["config"]["learning-rate"] > 1:
-        raise OSError("the disk is gone")
-    return {"orders": float(count)}
-
-
-def _array(values: Any) -> Any:
-    return ArrayRecord([values])["0"]
-
-
 def test_context_state_survives_a_restart_and_an_order_that_fails_leaves_it(tmp_path: Path) -> None:
     guest = hosted(app_of(remembering))
     first = guest.run(order(), guest.initial_model(), Cursor())
-    with pytest.raises(RunError, match=r"test_clientapp.py, line \d+: OSError: the disk is gone"):
+    with pytest.raises(RunError, match=r"clientapps.py, line \d+: OSError: the disk is gone"):
         guest.run(order(learning_rate=2.0), guest.initial_model(), first.cursor)
     LastOrder(order(), Completed(first.report, first.update), first.cursor).save(tmp_path / "last")
     kept = LastOrder.load(tmp_path / "last")
@@ -356,153 +277,3 @@ def test_a_state_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert write_state(RecordDict()) == b""
     with pytest.raises(ConfigError, match=r"context.state: .* at most 100"):
         write_state(RecordDict({"head": ArrayRecord([np.zeros(100)])}))
-
-
-def evaluating(metrics: dict[str, float], seen: list[Any] | None = None) -> ClientAppTrainer:
-    app = app_of(remembering)
-
-    @app.evaluate()
-    def evaluate(msg: Message, context: Context) -> Message:
-        if seen is not None:
-            seen.append((dict(msg.content["config"]), dict(context.state)))
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
-
-    return hosted(app)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "expected"),
-    [
-        ({"eval_loss": 0.5, "eval_acc": 0.75, "num-examples": 40}, Evaluation(20.0, 30.0, 40)),
-        (
-            {"loss": 0.5, "top3": 0.9, "accuracy": 0.75, "num-examples": 8},
-            Evaluation(4.0, 6.0, 8, {"eval_top3": (0.9, 8)}),
-        ),
-        (
-            {"num-examples": 8, "hausdorff": 9.0, "val_dice": 0.5},
-            Evaluation(None, 4.0, 8, {"eval_hausdorff": (9.0, 8)}),
-        ),
-        ({"num-examples": 8, "eval_loss": 0.5}, Evaluation(4.0, None, 8)),
-        (  # of errors, more is no better
-            {"num-examples": 8, "test_mae": 0.7, "Top 5": 3, "odd": float("nan")},
-            Evaluation(None, None, 0, {"test_mae": (0.7, 8), "eval_top_5": (3.0, 8)}),
-        ),
-    ],
-)
-def test_an_evaluation_is_the_replys_metrics(metrics: dict[str, float], expected: Evaluation) -> None:
-    guest = evaluating(metrics)
-    assert guest.evaluate(guest.initial_model()) == expected
-
-
-def test_an_evaluation_finds_what_the_last_order_kept() -> None:
-    seen: list[Any] = []
-    guest = evaluating({"num-examples": 8, "acc": 1.0}, seen)
-    cursor = guest.run(replace(order(), evaluate=True), guest.initial_model(), Cursor()).cursor
-    guest.evaluate(guest.initial_model(), cursor)
-    (before, nothing), (after, kept) = seen
-    assert before == {"top": 3, "server-round": 3} and nothing == {}
-    assert after["server-round"] == 4 and kept["counts"]["orders"] == 1
-
-
-def test_an_app_need_not_evaluate() -> None:
-    guest = hosted(app_of(opaque))
-    assert guest.evaluate(guest.initial_model()) == Evaluation(0.0, 0.0, 0)
-
-
-def test_a_first_model_is_a_module_a_record_or_arrays() -> None:
-    arrays = [np.ones((2, 3), np.float32), np.zeros(2, np.int64)]
-    for made in (arrays, ArrayRecord(arrays)):
-        first = FirstModel(make=lambda made=made: made).arrays(seed=7)
-        assert first.layout.names == ("0", "1") and first.read().tolist() == [1] * 6 + [0] * 2
-    one, other = (FirstModel(make=Tied).arrays(seed=7).read() for _ in range(2))
-    assert (one == other).all(), "the same at every silo"
-    given = FirstModel(tensors=[("w", "float64", (2, 2)), ("n", "int64", ())]).arrays(seed=7)
-    assert given.layout.shapes == ((2, 2), ()) and given.arrays["w"].dtype == np.float64
-
-
-def test_a_model_that_only_the_server_knows_is_nowhere_else() -> None:
-    tensors = [(name, tensor.numpy().dtype.name, tuple(tensor.shape)) for name, tensor in Tied().state_dict().items()]
-    guest = hosted(app_of(opaque), tensors=tensors)
-    guest.run(order(), np.ones(guest.layout.size, np.float32), Cursor())
-    with pytest.raises(ConfigError, match="silos cannot make it"):
-        guest.initial_model()
-
-
-def epochs(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    batches = steps(msg, loader(8))
-    for _ in range(2):
-        for _ in batches:
-            pass
-    return {}
-
-
-def nothing_loaded(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    for _ in steps(msg, []):
-        pass
-    return {}
-
-
-def diverging(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    return {"train_loss": float("inf")}
-
-
-@pytest.mark.parametrize(
-    ("loop", "kind", "problem"),
-    [
-        (epochs, ConfigError, "a second loop over steps of one order.*write 1"),
-        (diverging, Diverged, "the update is not finite, and the loss is inf"),
-    ],
-)
-def test_what_goes_wrong_in_an_order_is_said_in_a_line(loop: Loop, kind: type[Exception], problem: str) -> None:
-    guest = hosted(app_of(loop), site=replace(SITE, node_config={"num-examples": 40}))
-    with pytest.raises(kind, match=problem):
-        guest.run(order(), guest.initial_model(), Cursor())
-
-
-def small(msg: Message, context: Context) -> Message:
-    content = RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "metrics": MetricRecord({"num-examples": 4})})
-    return Message(content, reply_to=msg)
-
-
-def other_shape(msg: Message, context: Context) -> Message:
-    arrays = {name: np.zeros((2,)) for name in Tied().state_dict()}
-    return Message(
-        RecordDict({"arrays": ArrayRecord({n: _array(a) for n, a in arrays.items()}), "metrics": MetricRecord({})}),
-        reply_to=msg,
-    )
-
-
-def no_arrays(msg: Message, context: Context) -> Message:
-    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 4})}), reply_to=msg)
-
-
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
-        (small, r"its arrays \(0, \.\.\.\) lack encode\.weight"),
-        (other_shape, r"encode\.weight has the shape \(2,\), not \(3, 3\)"),
-        (no_arrays, "0 records of arrays"),
-        (lambda msg, context: None, "it answers NoneType"),
-    ],
-)
-def test_a_reply_of_another_form_is_refused(answer: Any, problem: str) -> None:
-    app = ClientApp()
-    app.train()(answer)
-    guest = hosted(app, site=replace(SITE, node_config={"num-examples": 40}))
-    with pytest.raises(ConfigError, match=problem):
-        guest.run(order(), guest.initial_model(), Cursor())
-
-
-def test_what_cannot_be_hosted_says_so_before_training() -> None:
-    with pytest.raises(ConfigError, match="a Linear, no ClientApp"):
-        hosted(nn.Linear(1, 1))
-    with pytest.raises(ConfigError, match="made of a client_fn"):
-        hosted(ClientApp(client_fn=lambda context: NumPyClient().to_client()))
-    with pytest.raises(ConfigError, match="nobody says what the first model is"):
-        hosted(app_of(opaque), tensors=[])
-    with pytest.raises(ConfigError, match="it makes str"):
-        hosted(app_of(opaque), make=lambda: "a model")
-    with pytest.raises(ConfigError, match=r"the number of this silo's samples is 0"):
-        _ = hosted(app_of(lambda *parts: {"num-examples": 0})).examples
-    with pytest.raises(ConfigError, match="the loader has no batch"):
-        _ = hosted(app_of(nothing_loaded)).examples
