@@ -8,6 +8,7 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/core/test_attendance.py",
     "tests/sim/test_presence.py",
+    "tests/trainer/test_owner_limits.py",
     "tests/trainer/test_owner_policy.py",
     "tests/trainer/test_refusals.py",
     "tests/flower/test_driver.py",

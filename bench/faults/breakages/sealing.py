@@ -16,6 +16,7 @@ TESTS = (
     "tests/attacks",
     "tests/cipher",
     "tests/trainer/test_lockout.py",
+    "tests/trainer/test_owner_limits.py",
     "tests/trainer/test_owner_policy.py",
     "--ignore=tests/cipher/test_cost.py",
     "--ignore=tests/attacks/test_real_processes.py",
