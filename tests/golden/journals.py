@@ -67,11 +67,17 @@ def run(name: str, out: Path) -> Result:
     return simulate(out, silos, StrategyConfig.load(kind, changes))
 
 
+BOOKS = ("summary.json", "rounds.jsonl", "config.yaml", "silos.yaml")
+"""Further files of the run by hand, in ``books/``."""
+
+
 def main(chosen: list[str]) -> None:
     """Write the journals anew: those chosen, or all, and then none that has no run is left."""
     for name in chosen or names():
         with tempfile.TemporaryDirectory() as folder:
             journal(name).write_text(run(name, Path(folder)).text, encoding="utf-8")
+            for file in BOOKS if name == BY_HAND else ():
+                (FOLDER / "books" / file).write_bytes((Path(folder) / file).read_bytes())
     if not chosen:
         for path in FOLDER.glob("*.jsonl"):
             if path.stem not in names():

@@ -7,7 +7,7 @@ import pytest
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.journal import read_journal
 from fedsync.observe.replay import replay
-from tests.golden.journals import BY_HAND, FOLDER, journal, names, run
+from tests.golden.journals import BOOKS, BY_HAND, FOLDER, journal, names, run
 
 
 @pytest.mark.parametrize("name", names())
@@ -28,6 +28,13 @@ def test_a_golden_journal_still_replays_and_is_about_something(name: str) -> Non
     actions = [action for entry in read_journal(journal(name))[1] for action in entry.actions]
     assert any(isinstance(action, Dispatch) for action in actions)
     assert any(isinstance(action, Commit) for action in actions)
+
+
+@pytest.mark.parametrize("file", BOOKS)
+def test_what_others_read_of_a_run_is_as_it_was(file: str, tmp_path: Path) -> None:
+    """Names and numbers of a run's files are promised; to change them on purpose, see journals.py."""
+    run(BY_HAND, tmp_path)
+    assert (tmp_path / file).read_text() == (FOLDER / "books" / file).read_text()
 
 
 def test_lb_bsp_divides_as_by_hand() -> None:
