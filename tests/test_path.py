@@ -11,8 +11,8 @@ MOST = {
     (Runtime.LOCAL, "plain"): (136, 700),
     (Runtime.LOCAL, "bfv"): (168, 975),
 }
-"""Files and functions at most. Lower them when the road gets shorter. Some functions go by what ran before in a process,
-and files of real processes by chance, too: there is room for that."""
+"""Files and functions at most. Lower them when the road gets shorter. Some functions go by what ran before, and files
+of real processes by chance, too: there is room for that."""
 
 OPTIONAL = ("survey", "bundle_objects", "relay", "masking/ma", "masking/a", "narx", "overlap", "commands/", "ops/")
 """Parts of the names of files that a plain BSP run has no use for."""
