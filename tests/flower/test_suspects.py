@@ -1,6 +1,6 @@
 """A silo that spoils sums is left out without an operator; one that is not is not for long."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,10 @@ class Run:
         self.names = {f"s{index}" for index in range(count)}
         self.suspects, self.version, self.out, self.spoiled = suspects, 0, set[str](), 0
 
-    def round(self, spoils: bool) -> None:
+    def round(self, spoils: bool, late: Collection[str] = (), refused: str = "") -> None:
+        """``late``: silos that are out, with an update that was under way; ``refused``: why nobody can be left out."""
         self.version += 1
-        silos = sorted(self.names - self.out)
+        silos = sorted({*self.names - self.out, *late})
         actions: list[Action] = [Commit(self.version, {f"{silo}/1": 0.1 for silo in silos})]
         if spoils:
             self.spoiled += 1
@@ -114,8 +115,9 @@ class Run:
         for event in self.suspects.events(0.0):
             assert isinstance(event.question, DropSilo) or event.question.silo in self.out  # type: ignore[union-attr]
             name: str = event.question.silo  # type: ignore[union-attr]
-            (self.out.add if isinstance(event.question, DropSilo) else self.out.discard)(name)
-            self._settle([OperatorAnswered(event.request)])
+            if not refused:
+                (self.out.add if isinstance(event.question, DropSilo) else self.out.discard)(name)
+            self._settle([OperatorAnswered(event.request, refused)])
 
     def _settle(self, actions: list[Action]) -> None:
         self.suspects.settle(JournalEntry(0.0, (), tuple(actions), ""))
@@ -142,7 +144,7 @@ def test_one_that_spoils_only_while_all_are_in_keeps_nobody_out() -> None:
         run.round(not run.out)
         for silo in run.out:
             away[silo] += 1
-    assert run.spoiled <= 400 // (PATIENCE + 1)
+    assert run.spoiled <= 13, "a half is out for twice as long each time, up to 64 versions"
     assert max(away.values()) < 260, "halves take turns"
 
 
@@ -154,6 +156,23 @@ def test_one_that_comes_into_a_sum_of_before_is_no_proof_against_the_others() ->
     late = PooledFigures(1, None, spoiled=("s0", "s1", "s2", "s3"))
     run._settle([Attested(late)])
     assert not run.suspects.events(0.0)
+
+
+def test_an_update_that_was_under_way_of_one_that_is_out_accuses_nobody() -> None:
+    run = Run(3, Suspects(Nobody()))
+    while run.out != {"s2"}:
+        run.round("s2" not in run.out)
+    run.round(True, late=["s2"])
+    assert run.out == {"s2"}
+
+
+def test_one_that_cannot_be_left_out_is_not_taken_for_out() -> None:
+    """Else no later sum that it spoils would be looked at."""
+    run = Run(4, Suspects(Nobody()))
+    run.round(True, refused="2 silos would be left")
+    assert not run.out
+    run.round(True)
+    assert run.out == {"s2", "s3"}
 
 
 def test_silos_that_were_left_out_come_back_after_a_restart() -> None:

@@ -120,6 +120,10 @@ def test_a_round_whose_masks_do_not_come_off_is_in_the_notes(tmp_path: Path) -> 
     assert note.startswith("commits that brought nothing, and count as rounds: 1;") and "masks did not come off" in note
     masked_round(federation, 2, "abcd")
     assert federation.aggregator.notes() == [note]
+    state = federation.aggregator.state()
+    federation.aggregator._chain.paused = 0
+    federation.aggregator.restore(state)
+    assert federation.aggregator.notes() == [note], "also after the server died"
 
 
 def test_who_comes_late_is_in_the_next_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

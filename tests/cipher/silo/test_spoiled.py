@@ -262,14 +262,15 @@ def _on_its_own_grid(silo: EncryptedReplica) -> None:
     silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=((9, 9, 9),)))
 
 
-def test_nobody_is_named_for_what_a_server_can_bring_about(tmp_path: Path) -> None:
+def test_nobody_is_named_for_what_a_server_can_bring_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server that has silos seal on a grid or a past of other versions would have them blamed for it."""
     federation = Federation(replace(plan("pad", quorum=3), seal_metrics=True), tmp_path, THREE)
     for name in "abc":
         federation.begin(name, 0)
     _on_its_own_grid(federation.silos["c"])
-    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "abc"])
+    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ac"])
     federation.begin("a", 1)
+    assert "sealed on a grid that nobody" in caplog.text
     assert not [figures for figures in federation.silos["a"].pooled or () if figures.spoiled]
 
 
