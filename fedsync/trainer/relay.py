@@ -30,7 +30,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core import codec, foreign
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.checks import check_report, check_sealed
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.errors import ConfigError, LimitReached, ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.regions import RegionAdder, share_of
@@ -64,6 +64,8 @@ _LEAST_S, _MOST_S = 0.02, 2.0
 _LOOK_S = 0.05
 _OTHER_RUNS = 4
 _ORDERS = 2 * MAX_SILOS
+_MOST_WAITING = _OTHER_RUNS * _ORDERS
+_MOST_HELD, _MOST_HELD_S = 32, 600.0
 
 MOST_TEXT = 2**20
 """Characters of silos' answers in one reply, as JSON has them; the server takes no more than twice that."""
@@ -171,15 +173,17 @@ class RelayService:
 
         Raises:
             ProtocolError: it is none.
+            LimitReached: too much is asked already.
         """
         request = read_region_request(text)
         if request is None:  # who is this? A relay, with these silos
             with self._changed:
                 return write(RegionReply(here=self._here)), None
         with self._changed:
+            self._check_room(request)
             run = self._run_of(spec, request)
             self._send(run, request, payload)
-            mine, until_s = _Held(request.most), self._clock() + request.hold_s
+            mine, until_s = _Held(request.most), self._clock() + min(request.hold_s, _MOST_HELD_S)
             run.held.append(mine)
             try:
                 while not self._is_due(run, mine, until_s):
@@ -215,6 +219,14 @@ class RelayService:
             return any(run.waiting for run in self._runs.values())
 
     # What is asked.
+
+    def _check_room(self, request: RegionRequest) -> None:
+        """See that a server does not have this relay hold more and more, in runs of whatever names."""
+        held = sum(len(run.held) for run in self._runs.values())
+        waiting = sum(len(run.waiting) for run in self._runs.values()) + len(request.asks)
+        if held >= _MOST_HELD or waiting > _MOST_WAITING:
+            problem = f"{held} requests and {waiting} questions wait here, at most {_MOST_HELD} and {_MOST_WAITING}"
+            raise LimitReached("relay", problem, "Wait for answers, or give the region more relays")
 
     def _run_of(self, spec: str, request: RegionRequest) -> _Run:
         key = hashlib.sha256(spec.encode()).hexdigest()

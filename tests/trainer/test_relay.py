@@ -1,6 +1,7 @@
 """A relay between a server and silos that tests play: when it answers, what it adds, and what it forgets."""
 
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.core.errors import ConfigError, LimitReached, ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
@@ -283,3 +284,34 @@ def test_texts_that_are_too_long_or_none_are_refused() -> None:
         read_region_reply("{", "relay")
     with pytest.raises(ProtocolError, match="silos"):
         read_region_reply(write(RegionReply(here=(RelayedNode(1),) * 1001)), "relay")
+
+
+def test_a_server_holds_no_more_of_a_relay_than_a_bounded_part(relay: RelayService, silos: Silos) -> None:
+    """A server that lies named run after run, with requests that were to be held for ever: a thread and a text each."""
+    refused: list[str] = []
+
+    def held(number: int) -> None:
+        try:
+            relay.ask(f"{SPEC} {number}", write(replace(request(hold_s=1e12), layout=None)), None)
+        except LimitReached as error:
+            refused.append(str(error))
+
+    def waiting() -> int:
+        return sum(len(run.held) for run in list(relay._runs.values()))
+
+    threads = []
+    for number in range(40):
+        if waiting() < 32:  # the first request of a run is told at once who is here, the second is held
+            relay.ask(f"{SPEC} {number}", write(replace(request(), layout=None)), None)
+        threads.append(threading.Thread(target=held, args=[number], daemon=True))
+        threads[-1].start()
+        end_s = time.monotonic() + 10.0
+        while waiting() + len(refused) <= number and time.monotonic() < end_s:
+            time.sleep(0.01)
+    assert (waiting(), len(refused)) == (32, 8)
+    silos.now_s = 1e4
+    for thread in threads:
+        thread.join(10.0)
+    assert not any(thread.is_alive() for thread in threads), "whatever the server says, ten minutes are enough"
+    with pytest.raises(LimitReached, match="questions wait here"):
+        ask(relay, request(*(train("a") for _ in range(8001))))
