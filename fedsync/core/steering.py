@@ -188,7 +188,7 @@ def said(asked: OperatorQuestion) -> str:
 
 
 def asker(asked: OperatorQuestion) -> str:
-    """Who wants it, in words."""
+    """The one who wants it, in words."""
     return "this server" if isinstance(asked, DropSilo | ReadmitSilo) and asked.why else "the operator"
 
 

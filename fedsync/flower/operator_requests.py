@@ -54,7 +54,7 @@ _ASK, _ANSWER = ".ask", ".answer"
 
 
 class Requests(Protocol):
-    """What is asked of a run from outside."""
+    """Questions to a run from outside."""
 
     def events(self, now_s: float) -> list[OperatorAsked]:
         """Questions that are new, oldest first; ``now_s`` is in seconds since the run began."""

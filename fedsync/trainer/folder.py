@@ -113,8 +113,9 @@ def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], 
 
 def fits(root: Path, quota_bytes: int) -> bool:
     """Whether what is in ``root`` has at most so many bytes, once what may go is gone."""
-    tidy(root, quota_bytes)
-    return sum(each.nbytes for each in _folders(root)) <= quota_bytes
+    found = _folders(root)
+    doomed = _remove_superfluous(found, quota_bytes)
+    return sum(each.nbytes for each in found if each.path not in doomed) <= quota_bytes
 
 
 def tidy(root: Path, quota_bytes: int) -> list[Path]:
@@ -122,7 +123,10 @@ def tidy(root: Path, quota_bytes: int) -> list[Path]:
 
     One that is wanted again after all is made anew, and its silo goes on as one whose disk was lost.
     """
-    found = _folders(root)
+    return _remove_superfluous(_folders(root), quota_bytes)
+
+
+def _remove_superfluous(found: list[Leftover], quota_bytes: int) -> list[Path]:
     recent = {each.path for each in found if time.time() - each.used_s < _RECENT_S}
     doomed = superfluous(found, quota_bytes, lambda folder: folder in recent or tenant(folder) is not None)
     for folder in doomed:

@@ -72,7 +72,7 @@ class OwnerPolicy(Section):
     """File in which orders are counted; None counts none."""
 
     state_bytes: int | None = None
-    """What trainers' folders may hold together before a run that has none is refused; None for any amount."""
+    """Bytes that trainers' folders may hold together; beyond, a run that has none is refused. None for any amount."""
 
     approvals: str | None = None
     """Folder of what the owner has decided on runs; None where the owner does not want to be asked."""

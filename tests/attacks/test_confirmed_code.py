@@ -155,7 +155,7 @@ def test_a_file_that_comes_later_is_not_imported(make: Make, code: Path) -> None
 
 @pytest.mark.parametrize("ending", [".pyc", "/__init__.pyc"])
 def test_nothing_but_source_is_imported_from_a_package(make: Make, code: Path, ending: str) -> None:
-    """Where the source of a module that was signed is gone, Python would take what else has its name."""
+    """Bytecode in the place of a signed module's source that is gone, which Python would take."""
     Review(code_below(code), {}).sign(ALICE).write(code)
     inner = code / "confirmed_package" / "inner.py"
     inner.write_text(HARM)

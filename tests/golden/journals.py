@@ -41,7 +41,7 @@ _MACHINES: dict[str, dict[str, object]] = {
     "presence": {"presence": {"for_s": 1.5, "every_s": 2.5}},
     "crashes": {"faults": [{"at_s": 1.0, "down_s": 1.5}]},
 }
-"""What is added to silo b."""
+"""Additions to silo b."""
 
 
 def names() -> list[str]:

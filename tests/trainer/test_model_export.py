@@ -249,7 +249,7 @@ def test_two_runs_that_a_server_calls_by_one_name_are_two(file: Path, tmp_path: 
 
 
 def _marked(file: Path) -> Path:
-    """What the run's code writes from now on, wherever it runs."""
+    """A file that the run's code makes from now on, wherever it runs."""
     done = file.with_name("done")
     code = file.with_name("small.py")
     code.write_text(f"from pathlib import Path\nPath({str(done)!r}).touch()\n{code.read_text()}")

@@ -143,15 +143,16 @@ class FigurePool:
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
         found = None if sums is None else _evaluation(*sums)
         versions = int(evaluated), found, int(began), int(offered)
-        return cls(names[0], int(updates), _number(loss), names[1], *versions)
+        return cls(names[0], int(updates), number_or_none(loss), names[1], *versions)
 
 
 def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:
     statistics = {str(key): tuple(float(one) for one in values) for key, values in sums.items()}
-    return Evaluation(_number(loss), _number(correct), int(samples), sums=statistics)
+    return Evaluation(number_or_none(loss), number_or_none(correct), int(samples), sums=statistics)
 
 
-def _number(value: Any) -> float | None:
+def number_or_none(value: Any) -> float | None:
+    """A figure from JSON; raises `TypeError` or `ValueError` if it is none."""
     return None if value is None else float(value)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.cipher.silo.figure_pool import number_or_none
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Score
@@ -106,8 +107,4 @@ def remove_others(folder: Path, kept: Iterable[KeptModel]) -> None:
 
 def _score(version: Any, accuracy: Any, loss: Any, metrics: Any) -> Score:
     numbers = {str(name): float(value) for name, value in metrics.items()}
-    return Score(int(version), _number(accuracy), _number(loss), numbers)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return Score(int(version), number_or_none(accuracy), number_or_none(loss), numbers)
