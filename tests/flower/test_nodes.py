@@ -1,6 +1,6 @@
 """Which node is which silo, by registration and by word."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -17,30 +17,8 @@ from fedsync.flower.nodes import Admission, AnotherApp, Nodes
 from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
 from fedsync.trainer.regions import RegionReply, RelayedNode, write
-from tests.flower.grid import DirectGrid, run_identity
-
-
-class NamedGrid(DirectGrid):
-    """Nodes that are registered under names; an empty one is none."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__(0)
-        self.names = dict(names)
-        self.activated: dict[int, str] = {}
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [
-            NodeInfo(node_id=node, name=name, last_activated_at=self.activated.get(node, "09:00"))
-            for node, name in self.names.items()
-        ]
-
-
-def hello(name: str, examples: int = 10) -> Hello:
-    return Hello(name, SiloFacts(examples=examples))
-
-
-def join(nodes: Nodes, node: int, name: str) -> None:
-    nodes.enrol(node, nodes.check(node, hello(name)), 10)
+from tests.flower.grid import run_identity
+from tests.flower.named_nodes import NamedGrid, hello, join
 
 
 def test_nodes_come_and_go() -> None:
@@ -221,136 +199,6 @@ def test_a_name_is_one_nodes_and_free_again_when_that_is_gone(registered: str) -
     assert nodes.look() == ([], [2])
     join(nodes, 2, "berlin")
     assert nodes.by_name == {"berlin": 2}
-
-
-OWNER, CONFIG, INTERNAL = (Refused(code) for code in (Refusal.OWNER, Refusal.CONFIG, Refusal.INTERNAL))
-
-
-def refuse(nodes: Nodes, node: int, refused: Refused, times: int = 1) -> None:
-    """A node answers its first question so, and again each time that it is asked."""
-    for _ in range(times):
-        nodes.refuses(node, refused)
-        nodes.ask_again(node)
-
-
-def refusing(expected: int | None, *names: str) -> tuple[NamedGrid, Nodes]:
-    """Nodes that were greeted, from 1 on."""
-    grid = NamedGrid(dict(enumerate(names, 1)))
-    nodes = Nodes(grid, Admission(expected=expected))
-    nodes.look()
-    return grid, nodes
-
-
-def test_a_run_that_all_refuse_is_over_with_the_last_refusal() -> None:
-    _, nodes = refusing(3, "a", "b", "c")
-    refuse(nodes, 2, OWNER)
-    refuse(nodes, 1, Refused(Refusal.OWNER, "data is closed"))
-    told = r"every silo refuses the run, OWNER: .* in silo.yaml. a: data is closed; b, c: its own log"
-    with pytest.raises(RunError, match=told):
-        refuse(nodes, 3, OWNER)
-
-
-@pytest.mark.parametrize(
-    ("expected", "refusals"),
-    [
-        (4, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # another is to come
-        (None, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # a run that goes on: its silos took part before
-        (2, [(1, OWNER), (2, OWNER)]),  # one has not answered
-        (3, [(1, OWNER), (2, OWNER), (3, CONFIG)]),  # who knows what each would say next
-        (3, [(1, OWNER), (2, OWNER), (3, INTERNAL)]),
-        (3, [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]),  # a trainer may have died for want of memory, once
-        (3, [(1, Refused(Refusal.LOADING))] * 9 + [(2, OWNER), (3, OWNER)]),
-    ],
-)
-def test_a_run_that_some_may_still_join_goes_on(expected: int | None, refusals: list[tuple[int, Refused]]) -> None:
-    _, nodes = refusing(expected, "a", "b", "c")
-    for node, refused in refusals:
-        refuse(nodes, node, refused)
-
-
-def test_a_refusal_that_may_pass_is_final_when_it_comes_twice_in_a_row() -> None:
-    _, nodes = refusing(2, "a", "b")
-    refuse(nodes, 1, INTERNAL, times=2)
-    refuse(nodes, 2, INTERNAL)
-    with pytest.raises(RunError, match="INTERNAL"):
-        refuse(nodes, 2, INTERNAL)
-
-
-def test_a_run_that_a_silo_has_joined_is_not_given_up_for_refusals() -> None:
-    grid, nodes = refusing(1, "a", "b")
-    join(nodes, 1, "a")
-    del grid.names[1]
-    nodes.look()
-    nodes.forget(1)
-    refuse(nodes, 2, OWNER)
-
-
-COLUMNS = Refused(Refusal.CONFIG, "silo 'b' failed the check 'columns'")
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_which_and_why(joined: bool) -> None:
-    """One silo with a bad table made the other wait for ever."""
-    grid = NamedGrid({1: "a", 2: "b"})
-    nodes = Nodes(grid, Admission(expected=2, needed=2))
-    nodes.look()
-    if joined:
-        join(nodes, 1, "a")
-    with pytest.raises(
-        RunError, match=r"needs 2 silos, and at most 1 of .*b answers CONFIG: .*failed the check 'columns'"
-    ):
-        refuse(nodes, 2, COLUMNS)
-
-
-@pytest.mark.parametrize(
-    ("names", "needed", "expected", "refused"),
-    [
-        ("ab", 1, 2, COLUMNS),  # the other is enough
-        ("ab", 2, 3, COLUMNS),  # another is to come
-        ("ab", 2, None, COLUMNS),  # it goes on with silos that took part
-        ("abc", 2, 2, COLUMNS),
-        ("ab", 2, 2, Refused(Refusal.LOCKED)),  # its owner may end that at any time
-        ("ab", 2, 2, Refused(Refusal.APPROVAL)),
-        ("ab", 2, 2, INTERNAL),
-    ],
-)
-def test_a_run_that_may_still_begin_goes_on(names: str, needed: int, expected: int | None, refused: Refused) -> None:
-    nodes = Nodes(NamedGrid(dict(enumerate(names, 1))), Admission(expected=expected, needed=needed))
-    nodes.look()
-    refuse(nodes, 2, refused, times=2)
-
-
-def test_a_run_that_has_begun_is_not_given_up_for_one_that_comes_with_another_table() -> None:
-    grid = NamedGrid({1: "a", 2: "b", 3: "c"})
-    nodes = Nodes(grid, Admission(expected=2, needed=2))
-    nodes.look()
-    join(nodes, 1, "a")
-    join(nodes, 3, "c")
-    nodes.forget(3)
-    refuse(nodes, 2, COLUMNS)
-
-
-def test_who_is_turned_away_is_not_waited_for_and_who_left_does_not_count() -> None:
-    grid = NamedGrid({1: "a", 2: "b", 3: "stranger"})
-    nodes = Nodes(grid, Admission(["a", "b"], expected=2))
-    nodes.look()
-    refuse(nodes, 1, OWNER)
-    del grid.names[1]
-    nodes.look()
-    nodes.forget(1)
-    refuse(nodes, 2, OWNER)
-    grid.names[4] = "a"
-    nodes.look()
-    with pytest.raises(RunError, match="OWNER"):
-        refuse(nodes, 4, OWNER)
-
-
-def test_the_error_of_a_large_federation_stays_short() -> None:
-    _, nodes = refusing(200, *(f"silo-{number}" for number in range(200)))
-    with pytest.raises(RunError) as raised:
-        for node in range(1, 201):
-            refuse(nodes, node, Refused(Refusal.CONFIG, f"no folder {node}" if node < 100 else ""))
-    assert str(raised.value).count("silo-") == 5 and "; 95 more" in str(raised.value)
 
 
 # Relays.

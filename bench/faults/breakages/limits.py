@@ -12,6 +12,7 @@ TESTS = (
     "tests/trainer/test_order_queue.py",
     "tests/observe/test_long_runs.py",
     "tests/flower/test_nodes.py",
+    "tests/flower/test_nodes_refusing.py",
     "tests/sim/test_rollback_at_the_end.py",
     "tests/flower/test_first_model.py",
     "tests/flower/test_start.py",
